@@ -1,0 +1,1 @@
+"""What holds and searches vectors and words."""

@@ -1,0 +1,340 @@
+"""Where bytes live: a local folder or an S3 bucket, behind seven operations that commit atomically."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from retriever.errors import InputError
+
+TEMPORARY = ".tmp"  # files being written to a local store; never listed, cleared by `gc`
+
+
+class Storage(Protocol):
+    """Keys are relative paths with '/'. A key that exists holds all of its bytes: writes are atomic."""
+
+    url: str
+
+    def read(self, key: str) -> bytes:
+        """The bytes of `key`. Raises FileNotFoundError."""
+
+    def size(self, key: str) -> int | None:
+        """Bytes of `key`, None where there is none."""
+
+    def sha256(self, key: str) -> str:
+        """sha256 (hex) of what is stored under `key`, streamed. Raises FileNotFoundError."""
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Copy `key` to the local file `path`. Raises FileNotFoundError."""
+
+    def put(self, key: str, source: Path | bytes) -> None:
+        """Move a local file, or write bytes, to `key`, whole or not at all; one that is there is replaced."""
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Write a small object unless `key` exists: False when somebody was first."""
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """(key, bytes) of all that lies under the folder `prefix`, in the order of the keys."""
+
+    def delete(self, key: str) -> None:
+        """Remove `key`; nothing happens where there is none."""
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        """Bytes and version tag of a mutable object, None where there is none."""
+
+    def swap(self, key: str, data: bytes, tag: str | None) -> bool:
+        """Replace a mutable object if its tag is still `tag` (None: if there is none): False when it is not."""
+
+    def scratch(self, suffix: str = "") -> Path:
+        """A path for a new temporary file from which `put` is cheap."""
+
+
+def open_storage(url: str) -> Storage:
+    """`s3://bucket/prefix` or a local folder (made when the first object is written)."""
+    if url.startswith("s3://"):
+        return S3Storage(url)
+    if "://" in url:
+        raise InputError(f"store {url}: only a local folder or s3://bucket/prefix can hold a store")
+    return LocalStorage(url)
+
+
+class LocalStorage:
+    """A folder. Commit: temporary file, fsync, then rename or (put_new) link, which fails where the name exists."""
+
+    def __init__(self, root: str):
+        self.root = Path(root).expanduser().absolute()
+        self.url = str(self.root)
+
+    def path(self, key: str) -> Path:
+        return self.root / key
+
+    def read(self, key: str) -> bytes:
+        return self.path(key).read_bytes()
+
+    def size(self, key: str) -> int | None:
+        try:
+            return self.path(key).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def sha256(self, key: str) -> str:
+        with open(self.path(key), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def fetch(self, key: str, path: Path) -> None:
+        shutil.copyfile(self.path(key), path)
+
+    def put(self, key: str, source: Path | bytes) -> None:
+        target = self.path(key)
+        path = self._write_temporary(source, target) if isinstance(source, bytes) else source
+        with full_disk(target):
+            _sync(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
+            _sync(target.parent)
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        target = self.path(key)
+        temporary = self._write_temporary(data, target)
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        _sync(target.parent)
+        return True
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        found = []
+        for folder, subfolders, files in os.walk(self.path(prefix)):
+            subfolders[:] = [subfolder for subfolder in subfolders if subfolder != TEMPORARY]
+            for file in files:
+                path = Path(folder) / file
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((path.relative_to(self.root).as_posix(), path.stat().st_size))
+        yield from sorted(found)
+
+    def delete(self, key: str) -> None:
+        path = self.path(key)
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that is not empty stays
+            for folder in path.parents:
+                if folder == self.root:
+                    break
+                folder.rmdir()
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        try:
+            data = self.read(key)
+        except FileNotFoundError:
+            return None
+        return data, hashlib.sha256(data).hexdigest()
+
+    def swap(self, key: str, data: bytes, tag: str | None) -> bool:
+        target = self.path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target.parent / f".{target.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            current = self.read_tagged(key)
+            if (current[1] if current else None) != tag:
+                return False
+            self.put(key, data)
+        return True
+
+    def scratch(self, suffix: str = "") -> Path:
+        folder = self.root / TEMPORARY
+        with full_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{uuid.uuid4().hex}{suffix}"
+
+    def _write_temporary(self, data: bytes, target: Path) -> Path:
+        temporary = self.scratch()
+        try:
+            with full_disk(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                temporary.write_bytes(data)
+                _sync(temporary)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary
+
+
+class S3Storage:
+    """A bucket and prefix. Data goes through pyarrow's filesystem (streams, multipart), what decides through
+    boto3's conditional PUTs. Endpoint, region and credentials come from the usual AWS variables and files."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self.bucket, _, self.prefix = self.url.removeprefix("s3://").partition("/")
+        if not self.bucket:
+            raise InputError(f"store {url}: expected s3://bucket/prefix")
+        self._clients: tuple[Any, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_clients": None}
+
+    @property
+    def s3(self) -> Any:
+        return self._connect()[0]
+
+    @property
+    def files(self) -> Any:
+        return self._connect()[1]
+
+    def _connect(self) -> tuple[Any, Any]:
+        if self._clients is None:
+            import boto3
+
+            self._clients = boto3.client("s3"), s3_filesystem()
+        return self._clients
+
+    def key(self, key: str) -> str:
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def path(self, key: str) -> str:
+        return f"{self.bucket}/{self.key(key)}"
+
+    def read(self, key: str) -> bytes:
+        with self._told(key), self.files.open_input_stream(self.path(key)) as stream:
+            return stream.read()
+
+    def size(self, key: str) -> int | None:
+        with self._told(key):
+            info = self.files.get_file_info(self.path(key))
+        return info.size if info.is_file else None
+
+    def sha256(self, key: str) -> str:
+        digest = hashlib.sha256()
+        with self._told(key), self.files.open_input_stream(self.path(key)) as stream:
+            while block := stream.read(8 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def fetch(self, key: str, path: Path) -> None:
+        with (
+            self._told(key),
+            full_disk(path),
+            self.files.open_input_stream(self.path(key)) as source,
+            open(path, "wb") as target,
+        ):
+            shutil.copyfileobj(source, target, 8 << 20)
+
+    def put(self, key: str, source: Path | bytes) -> None:
+        with self._told(key):
+            if isinstance(source, bytes):
+                self.s3.put_object(Bucket=self.bucket, Key=self.key(key), Body=source)
+            else:
+                self.s3.upload_file(str(source), self.bucket, self.key(key))
+                source.unlink()
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        return self._conditional_put(key, data, IfNoneMatch="*")
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        from pyarrow import fs
+
+        with self._told(prefix):
+            selector = fs.FileSelector(self.path(prefix).rstrip("/"), allow_not_found=True, recursive=True)
+            found = self.files.get_file_info(selector)
+        skip = len(self.path(""))
+        yield from sorted((info.path[skip:], info.size) for info in found if info.is_file)
+
+    def delete(self, key: str) -> None:
+        with self._told(key):
+            self.s3.delete_object(Bucket=self.bucket, Key=self.key(key))
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        with self._told(key):
+            try:
+                answer = self.s3.get_object(Bucket=self.bucket, Key=self.key(key))
+            except self.s3.exceptions.NoSuchKey:
+                return None
+            return answer["Body"].read(), answer["ETag"]
+
+    def swap(self, key: str, data: bytes, tag: str | None) -> bool:
+        return self._conditional_put(key, data, **({"IfMatch": tag} if tag else {"IfNoneMatch": "*"}))
+
+    def scratch(self, suffix: str = "") -> Path:
+        return Path(tempfile.gettempdir()) / f"riptide-{uuid.uuid4().hex}{suffix}"
+
+    def _conditional_put(self, key: str, data: bytes, **condition: str) -> bool:
+        from botocore.exceptions import ClientError
+
+        for _ in range(10):
+            try:
+                with self._told(key):
+                    self.s3.put_object(Bucket=self.bucket, Key=self.key(key), Body=data, **condition)
+                return True
+            except ClientError as error:
+                code = error.response["Error"]["Code"]
+                if code in ("PreconditionFailed", "412", "NoSuchKey"):
+                    return False
+                if code not in ("ConditionalRequestConflict", "409"):  # two at once: S3 asks to try again
+                    raise
+        raise OSError(errno.EBUSY, "too many writers at once", self.path(key))
+
+    @contextlib.contextmanager
+    def _told(self, key: str) -> Iterator[None]:
+        """Say which bucket could not be reached, and how, in one line."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (BotoCoreError, ClientError, OSError) as error:
+            code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
+            if code in ("PreconditionFailed", "412", "ConditionalRequestConflict", "409"):
+                raise
+            reason = " ".join(str(error).split())
+            if "NoSuchBucket" in reason or code == "NoSuchBucket":
+                raise InputError(f"{self.url}: there is no bucket {self.bucket}: create it first") from error
+            if isinstance(error, OSError) and "AWS Error" not in reason:
+                raise
+            raise InputError(
+                f"s3://{self.path(key)}: {reason[:300]} (check AWS_ENDPOINT_URL, AWS_REGION and the credentials)"
+            ) from error
+
+
+def s3_filesystem() -> Any:
+    """pyarrow's S3 filesystem for the endpoint that boto3 uses (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)."""
+    from pyarrow import fs
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return fs.S3FileSystem(endpoint_override=endpoint, region=region)
+
+
+@contextlib.contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """Turn 'no space left' and 'read-only' into one line that names the place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise InputError(
+                f"{path}: {os.strerror(error.errno)}: free some space and run the same command again; "
+                "what is committed is kept"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
+            raise InputError(f"{path}: cannot be written: {os.strerror(error.errno)}") from error
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

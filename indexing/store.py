@@ -1,0 +1,232 @@
+"""The store: every artifact of a retrieval system under one folder or S3 prefix."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from indexing.artifact import (
+    BEGUN,
+    MANIFEST,
+    PROVENANCE,
+    Artifact,
+    Draft,
+    Part,
+    begun_document,
+    read_record,
+    unseal,
+)
+from indexing.cache import CorruptError, NodeCache, node_cache
+from indexing.storage import TEMPORARY, LocalStorage, open_storage
+from retriever.errors import InputError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Store:
+    """A local folder or `s3://bucket/prefix`. Small and without open files, so it travels to workers as it is."""
+
+    def __init__(self, url: str, *, cache: NodeCache | None = None):
+        self.storage = open_storage(url)
+        self.url = self.storage.url
+        self.cache = cache or node_cache()
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def create(
+        self,
+        kind: str,
+        name: str = "",
+        *,
+        inputs: Mapping[str, Artifact] | None = None,
+        config: Mapping[str, Any] | None = None,
+        by_content: bool = False,
+    ) -> Draft:
+        """Begin an artifact, or go on with the same one; `draft.complete` says that nothing is left to do.
+
+        Raises InputError where one of other inputs or configuration was begun under that name. `by_content`: the
+        fingerprint is that of the parts (imports: the same content is the same artifact, wherever it came from).
+        """
+        key = artifact_key(kind, name)
+        return Draft(self.storage, self.cache, key, begun_document(kind, inputs or {}, config or {}, by_content)).begin()
+
+    def open(self, kind: str, name: str = "") -> Artifact:
+        """A complete artifact. Raises InputError in one line if it is not there or not complete."""
+        key = artifact_key(kind, name)
+        try:
+            return Artifact(self.storage, self.cache, key)
+        except FileNotFoundError:
+            raise InputError(self._why_missing(key)) from None
+
+    def names(self, kind: str) -> list[str]:
+        """Names of the complete artifacts of a kind, generations of one counted once."""
+        found = {key.removeprefix(f"{kind}/") for key in self.keys(kind)}
+        return sorted({re.sub(r"/g\d{4}$", "", name) for name in found})
+
+    def only(self, kind: str, name: str | None = None) -> str:
+        """`name`, or the one name of that kind. Raises InputError where there is none, or several to choose from."""
+        names = self.names(kind)
+        if name is None and len(names) == 1:
+            return names[0]
+        if name is None and names:
+            raise InputError(f"{self.url} has several {kind}: {', '.join(names)}; say which with --{kind} NAME")
+        if name is None or name not in names:
+            raise InputError(self._why_missing(artifact_key(kind, name or "")))
+        return name
+
+    def generations(self, kind: str, name: str = "") -> list[Artifact]:
+        """The complete generations g0000, g0001, … of an artifact that grows with its corpus, oldest first."""
+        key = artifact_key(kind, name)
+        found = [k for k in self.keys(key) if re.fullmatch(r"g\d{4}", k.removeprefix(f"{key}/"))]
+        return [Artifact(self.storage, self.cache, k) for k in sorted(found)]
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Keys of the complete artifacts under a prefix."""
+        end = f"/{MANIFEST}"
+        return sorted(key.removesuffix(end) for key, _ in self.storage.list(prefix) if key.endswith(end))
+
+    def incomplete(self) -> list[str]:
+        """Keys of the artifacts that were begun and not ended."""
+        end = f"/{BEGUN}"
+        begun = {key.removesuffix(end) for key, _ in self.storage.list("") if key.endswith(end)}
+        return sorted(begun - set(self.keys()))
+
+    def require(self) -> Store:
+        """Raises InputError unless something is there: a mistyped path is no empty store."""
+        if next(iter(self.storage.list("")), None) is None:
+            raise InputError(f"{self.url}: there is no store here; make one with jobs/import_corpus.py --store {self.url}")
+        return self
+
+    def dependents(self, key: str) -> list[str]:
+        """Keys of the artifacts, complete or not, that were made from this one."""
+        found = []
+        for other in [*self.keys(), *self.incomplete()]:
+            begun = unseal(self.storage.read(f"{other}/{BEGUN}"), f"{self.url}/{other}/{BEGUN}")
+            if any(entry["artifact"] == key for entry in begun["inputs"].values()):
+                found.append(other)
+        return found
+
+    def remove(self, key: str) -> int:
+        """Remove an artifact and give back the bytes freed. Raises InputError where another one needs it."""
+        files = [(k, size) for k, size in self.storage.list(key) if k.rpartition("/")[0] == key]
+        if not files:
+            raise InputError(f"{self.url}/{key}: no such artifact; jobs/store.py list shows what there is")
+        if needed_by := self.dependents(key):
+            raise InputError(f"{self.url}/{key} is needed by {', '.join(needed_by)}: remove those first")
+        manifest_first = sorted(files, key=lambda entry: not entry[0].endswith(f"/{MANIFEST}"))
+        begun_last = sorted(manifest_first, key=lambda entry: entry[0].endswith(f"/{BEGUN}"))
+        for name, _ in begun_last:  # killed midway it is incomplete, and removed by the same command again
+            self.storage.delete(name)
+        return sum(size for _, size in files)
+
+    def garbage(self, older_than: float = 3600.0) -> list[tuple[str, int]]:
+        """(key, bytes) of files that nothing names: losers of a race, and temporary files older than so many seconds."""
+        found = []
+        for key, contents in self._folders().items():
+            if MANIFEST in contents:
+                named = {part.file for part in Artifact(self.storage, self.cache, key).parts}
+                data = {f for f in contents if not f.endswith(".json")}
+                found += [(f"{key}/{file}", contents[file]) for file in sorted(data - named)]
+        if isinstance(self.storage, LocalStorage):
+            for path in sorted((self.storage.root / TEMPORARY).glob("*")):
+                if path.stat().st_mtime < time.time() - older_than:
+                    found.append((f"{TEMPORARY}/{path.name}", path.stat().st_size))
+        return found
+
+    def verify(self, limit: int | None = None) -> Iterator[Finding]:
+        """Hash everything again: one Finding per file, in the order of the keys (at most `limit` parts an artifact)."""
+        folders = self._folders()
+        fingerprints: dict[str, str] = {}
+        lineage: list[tuple[str, dict[str, dict[str, str]]]] = []
+        for key, contents in folders.items():
+            documents: dict[str, dict[str, Any]] = {}
+            records = {}
+            for file in sorted(f for f in contents if f.endswith(".json")):
+                name = f"{key}/{file}"
+                try:
+                    if file in (BEGUN, MANIFEST, PROVENANCE):
+                        documents[file] = unseal(self.storage.read(name), f"{self.url}/{name}")
+                    else:
+                        part = read_record(self.storage, name)
+                        records[part.name] = part
+                    yield Finding(name)
+                except CorruptError as error:
+                    yield Finding(name, str(error))
+            manifest = documents.get(MANIFEST)
+            parts = records
+            if manifest is not None:
+                fingerprints[key] = manifest["fingerprint"]
+                lineage.append((key, manifest["inputs"]))
+                complete = Artifact(self.storage, self.cache, key)
+                parts = {part.name: part for part in complete.parts}
+                for file in (BEGUN, PROVENANCE, *(f"{name}.json" for name in parts)):
+                    if file not in contents:
+                        yield Finding(f"{key}/{file}", f"{self.url}/{key}/{file}: the file is missing")
+                begun = documents.get(BEGUN)
+                if begun is not None and any(manifest[k] != begun[k] for k in ("kind", "inputs", "config")):
+                    yield Finding(f"{key}/{BEGUN}", f"{self.url}/{key}/{BEGUN}: does not fit {MANIFEST}")
+                for name, record in records.items():
+                    if record != parts.get(name):
+                        yield Finding(f"{key}/{name}.json", f"{self.url}/{key}/{name}.json: does not fit {MANIFEST}")
+            for part in list(parts.values())[:limit]:
+                yield self._verify_part(key, part)
+        for key, inputs in lineage:
+            for entry in inputs.values():
+                if fingerprints.get(entry["artifact"]) != entry["fingerprint"]:
+                    found = fingerprints.get(entry["artifact"], "none")[:12]
+                    name = f"{entry['artifact']}/{MANIFEST}"
+                    text = f"{self.url}/{name}: {key} was made from {entry['fingerprint'][:12]}, there is {found}"
+                    yield Finding(name, text)
+
+    def _verify_part(self, key: str, part: Part) -> Finding:
+        name = f"{key}/{part.file}"
+        size = self.storage.size(name)
+        if size is None:
+            return Finding(name, f"{self.url}/{name}: the file is missing")
+        if size != part.bytes:
+            return Finding(name, f"{self.url}/{name}: {size} bytes, {part.bytes} were committed")
+        if self.storage.sha256(name) != part.sha256:
+            return Finding(name, f"{self.url}/{name}: its sha256 is not the committed one", size)
+        return Finding(name, None, size)
+
+    def _folders(self) -> dict[str, dict[str, int]]:
+        folders: dict[str, dict[str, int]] = defaultdict(dict)
+        for key, size in self.storage.list(""):
+            folder, _, file = key.rpartition("/")
+            folders[folder][file] = size
+        return {key: files for key, files in sorted(folders.items()) if {MANIFEST, BEGUN} & set(files)}
+
+    def _why_missing(self, key: str) -> str:
+        self.require()
+        if key in self.incomplete():
+            return f"{self.url}/{key} was begun and is not complete: run the command that makes it again"
+        kind = key.partition("/")[0]
+        names = ", ".join(self.names(kind)) or "none"
+        return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names})"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What `verify` says of one file: `problem` is None where it is as committed."""
+
+    file: str
+    problem: str | None = None
+    bytes: int = 0
+
+
+def artifact_key(kind: str, name: str = "") -> str:
+    """`kind/name`. Raises InputError for a name that is no plain file name (generations: NAME/g0000)."""
+    pieces = [p for p in name.split("/") if p] if name else []
+    if any(not _NAME.fullmatch(piece) for piece in pieces) or len(pieces) > 2:
+        raise InputError(f"name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    return "/".join([kind, *pieces])
+
+
+def generation(number: int) -> str:
+    """`g0007`: the folder of a generation."""
+    return f"g{number:04d}"

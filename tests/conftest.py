@@ -1,0 +1,83 @@
+"""Fixtures for all tests: nothing from the network, a cache of its own, a real S3 server on loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "true"
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIPTIDE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """moto's server in a process of its own; the AWS variables name it while the session lasts."""
+    command = [sys.executable, "-u", "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
+    log = tmp_path_factory.mktemp("moto") / "log"
+    with open(log, "w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    endpoint = None
+    while endpoint is None and process.poll() is None:
+        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
+            endpoint = found.group()
+        time.sleep(0.05)
+    assert endpoint, "moto's server did not start"
+    variables = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    yield endpoint
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def bucket(s3_server: str) -> str:
+    """A new, empty bucket: `s3://NAME`."""
+    import boto3
+
+    name = f"riptide-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}"
+
+
+@pytest.fixture(params=["local", "s3"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Every test that takes it runs on a local folder and on S3."""
+    if request.param == "local":
+        return str(tmp_path / "store")
+    return f"{request.getfixturevalue('bucket')}/some/prefix"
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Real data sets beside the checkout; a user has none, and the tests on them say so."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"needs the data sets in {SHARED_DATA}")
+    return SHARED_DATA

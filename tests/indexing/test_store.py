@@ -1,0 +1,289 @@
+"""The store's contracts, on a local folder and on S3: commit, resume, races, lineage, corruption."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from indexing.artifact import Draft, Part
+from indexing.cache import CorruptError, NodeCache
+from indexing.storage import LocalStorage, S3Storage, open_storage
+from indexing.store import Store
+from retriever.errors import InputError
+
+
+def write_part(draft: Draft, number: int, content: bytes) -> Part:
+    return draft.commit(f"part-{number:05d}", ".bin", lambda path: path.write_bytes(content), rows=len(content))
+
+
+def make(store: Store, name: str, contents: list[bytes], **config: object) -> None:
+    with store.create("embeddings", name, config=config) as draft:
+        for number, content in enumerate(contents):
+            write_part(draft, number, content)
+
+
+def test_a_complete_artifact_reads_back(store_url: str) -> None:
+    store = Store(store_url)
+    with store.create("corpus", config={"part_size": 3}) as draft:
+        write_part(draft, 1, b"world")
+        write_part(draft, 0, b"hello ")
+        draft.note(seen=2)
+    artifact = Store(store_url).open("corpus")
+    assert b"".join(artifact.local(part).read_bytes() for part in artifact.group("part")) == b"hello world"
+    assert artifact.rows == 11
+    assert artifact.config == {"part_size": 3}
+    assert artifact.notes == {"seen": 2}
+    assert store.keys() == ["corpus"]
+    assert all(finding.problem is None for finding in store.verify())
+
+
+def test_what_is_not_complete_is_not_visible(store_url: str) -> None:
+    store = Store(store_url)
+    with pytest.raises(RuntimeError), store.create("corpus") as draft:
+        write_part(draft, 0, b"hello")
+        raise RuntimeError
+    assert store.keys() == []
+    assert store.incomplete() == ["corpus"]
+    with pytest.raises(InputError, match="not complete: run the command that makes it again"):
+        store.open("corpus")
+
+
+def test_resume_keeps_parts_and_refuses_other_options(store_url: str) -> None:
+    store = Store(store_url)
+    draft = store.create("embeddings", "e", config={"pooling": "mean", "deep": {"lengths": [1, 2]}})
+    first = write_part(draft, 0, b"first")
+    again = store.create("embeddings", "e", config={"pooling": "mean", "deep": {"lengths": [1, 2]}})
+    assert again.committed() == {"part-00000": first}
+    with pytest.raises(InputError, match=r'config\.pooling "mean", now "cls".*remove'):
+        store.create("embeddings", "e", config={"pooling": "cls", "deep": {"lengths": [1, 2]}})
+
+
+def test_the_fingerprint_covers_inputs_and_configuration(store_url: str) -> None:
+    store = Store(store_url)
+    for name, content, by_content in [("a", b"1", True), ("b", b"1", True), ("c", b"2", True)]:
+        with store.create("queries", name, config={"source": name}, by_content=by_content) as draft:
+            write_part(draft, 0, content)
+    a, b, c = (store.open("queries", name) for name in "abc")
+    assert a.fingerprint == b.fingerprint != c.fingerprint  # the same content from elsewhere is the same
+    prints = set()
+    for name, corpus, dim in [("d", a, 1), ("e", c, 1), ("f", a, 2)]:
+        with store.create("embeddings", name, inputs={"corpus": corpus}, config={"dim": dim}):
+            pass
+        prints.add(store.open("embeddings", name).fingerprint)
+    assert len(prints) == 3
+
+
+def test_manifests_are_the_same_bytes_in_any_order_of_work(tmp_path: Path) -> None:
+    manifests = []
+    for name, order in [("x", [0, 1, 2]), ("y", [2, 0, 1])]:
+        store = Store(str(tmp_path / name))
+        with store.create("corpus", config={"n": 3}) as draft:
+            for number in order:
+                write_part(draft, number, bytes([number]))
+        manifests.append((tmp_path / name / "corpus" / "manifest.json").read_bytes())
+    assert manifests[0] == manifests[1]
+
+
+def _race(url: str, content: bytes, barrier: object) -> None:
+    draft = Store(url).create("embeddings", "raced")
+    barrier.wait()  # type: ignore[attr-defined]
+    for number in range(10):
+        write_part(draft, number, content * (number + 1))
+
+
+def test_two_committers_racing_on_the_same_parts(store_url: str) -> None:
+    """Of two processes that write different bytes for ten parts, exactly one wins each, and nothing else is left."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    racers = [context.Process(target=_race, args=(store_url, c, barrier)) for c in (b"a", b"b")]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+        assert racer.exitcode == 0
+    store = Store(store_url)
+    store.create("embeddings", "raced").finish()
+    artifact = store.open("embeddings", "raced")
+    assert [part.name for part in artifact.parts] == [f"part-{n:05d}" for n in range(10)]
+    for number, part in enumerate(artifact.parts):
+        assert artifact.local(part).read_bytes() in (b"a" * (number + 1), b"b" * (number + 1))
+    assert all(finding.problem is None for finding in store.verify())
+    data = [key for key, _ in store.storage.list("embeddings/raced") if key.endswith(".bin")]
+    assert len(data) == 10
+
+
+def test_compare_and_swap(store_url: str) -> None:
+    storage = open_storage(store_url)
+    key = "serving/current.json"
+    assert storage.read_tagged(key) is None
+    assert storage.swap(key, b"1", None)
+    assert not storage.swap(key, b"2", None)
+    _, tag = storage.read_tagged(key) or (b"", "")
+    assert storage.swap(key, b"3", tag)
+    assert not storage.swap(key, b"4", tag)
+    assert storage.read(key) == b"3"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_every_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
+    root = tmp_path / "store"
+    store = Store(str(root))
+    with store.create("corpus", config={"rows": 2}, by_content=True) as draft:
+        write_part(draft, 0, b"some passages")
+        write_part(draft, 1, b"more passages")
+    with store.create("embeddings", "e", inputs={"corpus": store.open("corpus")}) as draft:
+        write_part(draft, 0, b"vectors")
+    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    assert len(files) == 3 + 2 * 2 + 3 + 2
+    for path in files:
+        kept = path.read_bytes()
+        for position in range(len(kept)) if damage == "flip" and len(kept) < 400 else [len(kept) // 2]:
+            if damage == "flip":
+                path.write_bytes(kept[:position] + bytes([kept[position] ^ 1]) + kept[position + 1 :])
+            elif damage == "cut":
+                path.write_bytes(kept[:position])
+            else:
+                path.unlink()
+            named = {finding.file for finding in store.verify() if finding.problem}
+            lost_manifest = damage == "remove" and path.name == "manifest.json" and "embeddings" in str(path)
+            if not lost_manifest:  # without dependents, that is an incomplete artifact and told as such
+                assert path.relative_to(root).as_posix() in named, (path, position)
+            path.write_bytes(kept)
+    assert not [finding for finding in store.verify() if finding.problem]
+
+
+@pytest.mark.parametrize("damage", [b"vectorz", b"vec", b""])
+def test_a_reader_never_returns_damaged_bytes(store_url: str, damage: bytes) -> None:
+    store = Store(store_url)
+    make(store, "e", [b"vectors"])
+    artifact = store.open("embeddings", "e")
+    part = artifact.parts[0]
+    store.storage.put(f"embeddings/e/{part.file}", damage)
+    fresh = Store(store_url, cache=NodeCache(Path(store.cache.folder) / f"fresh{time.time_ns()}", 10**9))
+    with pytest.raises(CorruptError, match="embeddings/e/part-00000-"):
+        fresh.open("embeddings", "e").local(part)
+
+
+def test_a_file_that_changes_after_it_was_checked_is_checked_again(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    make(store, "e", [b"vectors"])
+    artifact = store.open("embeddings", "e")
+    path = artifact.local("part-00000")
+    assert artifact.local("part-00000") == path
+    path.write_bytes(b"vectorz")
+    with pytest.raises(CorruptError, match="sha256"):
+        artifact.local("part-00000")
+
+
+def test_the_cache_is_bounded_and_shared(bucket: str, tmp_path: Path) -> None:
+    cache = NodeCache(tmp_path / "cache", max_bytes=250)
+    store = Store(bucket, cache=cache)
+    make(store, "e", [bytes([n]) * 100 for n in range(5)])
+    artifact = store.open("embeddings", "e")
+    for part in artifact.parts:
+        path = artifact.local(part)
+        assert path.read_bytes() == bytes([int(part.name[-1])]) * 100
+        os.utime(path, (0, path.stat().st_mtime))  # as if last used long ago
+    cached = [path for path in (tmp_path / "cache" / "parts").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in cached) <= 250
+
+
+def test_a_store_travels_to_a_worker(store_url: str) -> None:
+    store = pickle.loads(pickle.dumps(Store(store_url)))
+    draft = pickle.loads(pickle.dumps(store.create("corpus")))
+    write_part(draft, 0, b"x")
+    assert [part.name for part in store.create("corpus").committed().values()] == ["part-00000"]
+
+
+def test_remove_refuses_what_another_needs(store_url: str) -> None:
+    store = Store(store_url)
+    make(store, "a", [b"x"])
+    with store.create("index", "i", inputs={"embeddings": store.open("embeddings", "a")}):
+        pass
+    with pytest.raises(InputError, match="needed by index/i: remove those first"):
+        store.remove("embeddings/a")
+    store.remove("index/i")
+    assert store.remove("embeddings/a") > 0
+    assert list(store.storage.list("")) == []
+
+
+def test_garbage_is_only_what_nothing_names(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    make(store, "e", [b"x", b"y"])
+    loser = tmp_path / "store/embeddings/e/part-00000-0123456789abcdef.bin"
+    loser.write_bytes(b"z")
+    old = tmp_path / "store/.tmp/old"
+    old.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    (tmp_path / "store/.tmp/new").write_bytes(b"being written")
+    assert [key for key, _ in store.garbage()] == ["embeddings/e/part-00000-0123456789abcdef.bin", ".tmp/old"]
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b/c", "", ".hidden", "with space", "a//b"])
+def test_names_are_plain(tmp_path: Path, name: str) -> None:
+    store = Store(str(tmp_path))
+    if name in ("", "a//b"):
+        store.create("embeddings", name)
+    else:
+        with pytest.raises(InputError, match="letters, digits"):
+            store.create("embeddings", name)
+
+
+def test_a_store_that_is_not_there(tmp_path: Path, bucket: str) -> None:
+    for url in (str(tmp_path / "nowhere"), f"{bucket}/nowhere"):
+        with pytest.raises(InputError, match="there is no store here"):
+            Store(url).open("corpus")
+    with pytest.raises(InputError, match="no bucket"):
+        Store("s3://riptide-no-such-bucket").create("corpus")
+    with pytest.raises(InputError, match="only a local folder or s3"):
+        Store("gs://bucket")
+
+
+def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", small], capture_output=True)
+    if mounted.returncode:
+        pytest.fail(f"the test mounts a small tmpfs, which needs root: {mounted.stderr.decode()}")
+    try:
+        store = Store(str(small / "store"))
+        draft = store.create("embeddings", "e")
+        kept = write_part(draft, 0, b"x" * 50_000)
+        with pytest.raises(InputError, match="No space left on device: free some space and run the same command"):
+            write_part(draft, 1, b"x" * 300_000)
+        assert draft.committed() == {"part-00000": kept}
+        assert list((small / "store" / ".tmp").iterdir()) == []
+        assert draft.local(kept).read_bytes() == b"x" * 50_000
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_storages_agree(bucket: str, tmp_path: Path) -> None:
+    """Whatever is asked, a folder and S3 answer the same."""
+    for storage in (LocalStorage(str(tmp_path / "s")), S3Storage(bucket)):
+        for key in ("a/2", "a/10", "b"):
+            assert storage.put_new(key, key.encode())
+        assert not storage.put_new("b", b"other")
+        assert list(storage.list("")) == [("a/10", 4), ("a/2", 3), ("b", 1)]
+        assert list(storage.list("a")) == [("a/10", 4), ("a/2", 3)]
+        assert list(storage.list("none")) == []
+        assert (storage.size("b"), storage.size("c")) == (1, None)
+        with pytest.raises(FileNotFoundError):
+            storage.read("c")
+        storage.delete("b")
+        storage.delete("b")
+        assert storage.size("b") is None
+
+
+def test_provenance_stands_beside(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    make(store, "e", [b"x"])
+    provenance = json.loads((tmp_path / "embeddings/e/provenance.json").read_text())
+    assert {"command", "host", "started", "finished", "versions"} <= set(provenance)
