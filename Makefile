@@ -1,0 +1,43 @@
+# What a developer runs: `make help` lists the targets.
+
+PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help install lint test test-fast chaos bench demo
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## .venv with the project (editable), faiss-cpu and the developers' tools, at the versions of constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $@
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -c constraints.txt -e ".[cpu,dev]"
+	@touch $@
+
+lint: install  ## ruff, mypy, and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: install lint  ## everything: lint and all tests, slow, chaos and cluster ones too
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+test-fast: install  ## the tests that need no more than seconds
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not chaos and not cluster"
+
+chaos: install  ## the long form of the chaos tests
+	RIPTIDE_CHAOS=long HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/chaos
+
+bench:  ## the benchmarks there are, and what each one measures
+	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \
+	  "$$(sed -n '1s/^"""//p' "$$file" | sed 's/"""$$//')"; done; true
+
+demo: install  ## the whole way on a small set: import, encode, index, search
+	$(BIN)/python examples/demo.py

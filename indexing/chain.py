@@ -1,0 +1,47 @@
+"""Chains of generations: what grows with its corpus is read as one run of global rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexing.artifact import Artifact, Part
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """A part and the global rows it holds: [first_row, end)."""
+
+    artifact: Artifact
+    part: Part
+    first_row: int
+
+    @property
+    def end(self) -> int:
+        return self.first_row + self.part.rows
+
+    @property
+    def label(self) -> str:
+        """`g0001/part-00007`: its place in the chain."""
+        return f"{self.artifact.key.rpartition('/')[2]}/{self.part.name}"
+
+
+def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:
+    """All parts of a chain, each with its first global row (the order of generations, then of parts)."""
+    found, row = [], 0
+    for artifact in generations:
+        for part in artifact.group("part"):
+            found.append(RowPart(artifact, part, row))
+            row += part.rows
+    return found
+
+
+def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[RowPart, np.ndarray, np.ndarray]]:
+    """For each part that holds some of `rows` [n] int64: (part, positions in `rows`, rows local to the part)."""
+    starts = np.array([part.first_row for part in parts], np.int64)
+    owner = np.searchsorted(starts, rows, side="right") - 1
+    for index in np.unique(owner):
+        positions = np.flatnonzero(owner == index)
+        yield parts[index], positions, rows[positions] - starts[index]

@@ -1,0 +1,77 @@
+"""Embeddings: a chain of generations that matches the corpus part for part and row for row, float16 .npy files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from indexing.artifact import Artifact
+from indexing.chain import RowPart, row_parts, split_rows
+from indexing.corpus import Corpus
+from indexing.store import Store
+from retriever.errors import InputError
+
+
+class Embeddings:
+    """All complete generations of embeddings/NAME, for reading."""
+
+    def __init__(self, name: str, generations: Sequence[Artifact]):
+        self.name = name
+        self.generations = list(generations)
+        self.parts: list[RowPart] = row_parts(generations)
+        self.num_rows = self.parts[-1].end if self.parts else 0
+        self.config: dict[str, Any] = generations[0].config
+        self.encoder_name: str = generations[0].notes["encoder"]
+        self.encoder_options: dict[str, Any] = generations[0].notes["options"]
+        self.dim: int = generations[0].notes["dim"]
+        self.similarity: str = generations[0].notes["similarity"]
+
+    @classmethod
+    def open(cls, store: Store, name: str | None, corpus: Corpus) -> Embeddings:
+        """`name` may be left out where the store has one only.
+
+        Raises InputError where they are of another corpus, or lack rows that the corpus has.
+        """
+        name = store.only("embeddings", name)
+        generations = store.generations("embeddings", name)
+        for made, of in zip(generations, corpus.generations, strict=False):
+            if made.inputs["corpus"]["fingerprint"] != of.fingerprint:
+                raise InputError(
+                    f"{made.url} was made from the corpus {made.inputs['corpus']['fingerprint'][:12]}, "
+                    f"{of.url} is {of.fingerprint[:12]}: encode this corpus"
+                )
+        found = cls(name, generations)
+        if found.num_rows < corpus.num_rows and found.config["limit"] is None:
+            raise InputError(
+                f"{store.url}/embeddings/{name} covers {found.num_rows:,} of the corpus' {corpus.num_rows:,} passages: "
+                f"run jobs/encode_corpus.py --name {name} again to encode the new ones"
+            )
+        return found
+
+    def vectors(self, part: RowPart) -> np.ndarray:
+        """A part's vectors, memory-mapped: float16 [rows, dim]. Raises InputError where the shape disagrees."""
+        vectors = np.load(part.artifact.local(part.part), mmap_mode="r")
+        if vectors.shape != (part.part.rows, self.dim) or vectors.dtype != np.float16:
+            raise InputError(
+                f"{part.artifact.url}/{part.part.file}: {vectors.dtype} {list(vectors.shape)}, expected float16 "
+                f"{[part.part.rows, self.dim]}"
+            )
+        return vectors
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """The vectors of some rows: float16 [n, dim]."""
+        found = np.empty((len(rows), self.dim), np.float16)
+        for part, positions, local in split_rows(self.parts, rows):
+            found[positions] = self.vectors(part)[local]
+        return found
+
+    def between(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
+        """(first row, float16 [n, dim]) of each piece of the rows [first_row, end), memory-mapped."""
+        pieces = []
+        for part in self.parts:
+            start, stop = max(first_row, part.first_row), min(end, part.end)
+            if start < stop:
+                pieces.append((start, self.vectors(part)[start - part.first_row : stop - part.first_row]))
+        return pieces

@@ -1,0 +1,191 @@
+"""Corpus to embeddings: Ray Data drives a pool of encoders over part references, one embeddings part each."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from indexing.artifact import Draft
+from indexing.chain import RowPart
+from indexing.corpus import Corpus, open_table
+from indexing.store import Store, generation
+from indexing.tasks import node_cores, num_slots
+from retriever.encoder import Encoder, EncoderOptions, describe
+from retriever.errors import InputError
+from retriever.numerics import expected_numerics
+
+RESTARTS = 100  # of an encoder whose process or node is lost; what it had begun is done again
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How many encoders run, and what each holds. A GPU encoder takes one GPU."""
+
+    min_workers: int
+    max_workers: int
+    cpus: int  # cores, and threads, of each
+    gpus: int
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.gpus else "cpu"
+
+
+@dataclass(frozen=True)
+class PartDone:
+    """A part that is committed: passages, tokens, and when its encoder was ready (seconds since the epoch)."""
+
+    rows: int
+    tokens: int
+    ready: float
+    startup: float
+
+
+class Encoding:
+    """The embeddings of a corpus, begun: what is left to do, and the doing."""
+
+    def __init__(
+        self, store: Store, encoder: str, options: EncoderOptions, name: str, *, numerics: str, limit: int | None = None
+    ):
+        """Pin configuration and inputs of each generation. Raises InputError where others were pinned."""
+        self.store, self.encoder, self.options, self.numerics = store, encoder, options, numerics
+        self.corpus = Corpus.open(store)
+        self.name = name if limit is None else f"{name}-limit{limit}"
+        config = {"encoder": describe(encoder, options), "numerics": numerics, "limit": limit}
+        self.drafts: list[Draft] = []
+        self.items: list[dict[str, int]] = []  # parts to encode: index in corpus.parts, rows
+        self.rows_kept = 0
+        committed: dict[tuple[str, str], Any] = {}
+        for number, artifact in enumerate(self.corpus.generations):
+            key = f"{self.name}/{generation(number)}"
+            draft = store.create("embeddings", key, inputs={"corpus": artifact}, config=config)
+            self.drafts.append(draft)
+            committed |= {(artifact.key, part): entry for part, entry in draft.committed().items()}
+        left = self.corpus.num_rows if limit is None else limit
+        for index, part in enumerate(self.corpus.parts):
+            rows = min(part.part.rows, left)
+            left -= rows
+            if rows and (part.artifact.key, part.part.name) in committed:
+                self.rows_kept += rows
+            elif rows:
+                self.items.append({"part": index, "rows": rows})
+
+    @property
+    def rows_left(self) -> int:
+        return sum(item["rows"] for item in self.items)
+
+    def run(self, pool: Pool) -> Iterator[PartDone]:
+        """Encode what is left on the cluster; yields each part as it is committed."""
+        if not self.items:
+            return
+        import ray
+
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.max_errored_blocks = 0  # a part that fails ends the job: nothing is dropped
+        context.actor_task_retry_on_errors = False
+        pooled = ray.data.ActorPoolStrategy(
+            min_size=pool.min_workers,
+            max_size=pool.max_workers,
+            max_concurrent_calls_per_actor=2,  # one part is read, tokenised or written, the other is on the device
+            enable_true_multi_threading=True,
+        )
+        parts = ray.data.from_items(self.items, override_num_blocks=len(self.items))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the last two have no other name yet
+            dataset = parts.map(
+                EncodeWorker,
+                fn_constructor_args=(self.store, self.drafts, self.encoder, self.options, self.numerics, pool),
+                compute=pooled,
+                num_cpus=pool.cpus,
+                num_gpus=pool.gpus,
+                max_restarts=RESTARTS,
+                max_task_retries=RESTARTS,
+            )
+        for row in dataset.iter_rows():
+            yield PartDone(**row)
+
+    def finish(self, dim: int, similarity: str) -> None:
+        """Complete every generation."""
+        for draft in self.drafts:
+            if not draft.complete:
+                draft.note(encoder=self.encoder, options=asdict(self.options), dim=dim, similarity=similarity)
+                draft.finish()
+
+
+class EncodeWorker:
+    """An encoder in a process of its own: from a part reference to a committed part of embeddings."""
+
+    def __init__(
+        self, store: Store, drafts: list[Draft], name: str, options: EncoderOptions, numerics: str, pool: Pool
+    ):
+        started = time.time()
+        self.corpus = Corpus.open(store)
+        self.drafts = {f"corpus/{draft.key.rpartition('/')[2]}": draft for draft in drafts}
+        self.encoder = Encoder(name, options, device=pool.device, threads=pool.cpus)
+        if self.encoder.numerics != numerics:
+            raise InputError(
+                f"{drafts[0].url} is of the numerics class `{numerics}`, this worker's is `{self.encoder.numerics}`: "
+                "one artifact has one class; use workers of one kind, or set --dtype and --compile"
+            )
+        self.device = threading.Lock()
+        self.ready = time.time()
+        self.startup = self.ready - started
+
+    def __call__(self, item: Mapping[str, int]) -> dict[str, Any]:
+        part, rows = self.corpus.parts[item["part"]], item["rows"]
+        tokens, vectors = encode_part(self.encoder, part, rows, self.device)
+        draft = self.drafts[part.artifact.key]
+        draft.commit(
+            part.part.name, ".npy", lambda path: np.save(path, vectors), rows=rows, corpus_sha256=part.part.sha256
+        )
+        return asdict(PartDone(rows, tokens, self.ready, self.startup))
+
+
+def encode_part(encoder: Encoder, part: RowPart, rows: int, device: threading.Lock) -> tuple[int, np.ndarray]:
+    """(tokens, float16 [rows, dim]) of the first `rows` passages of a part; `device` is held while the model runs."""
+    table = open_table(part).slice(0, rows)
+    texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
+    tokens = encoder.tokenize(texts, side="passage")
+    with device:
+        vectors = encoder.forward(tokens)
+    half = vectors.astype(np.float16)
+    if not np.isfinite(half).all():
+        row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
+        raise InputError(
+            f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit float16 "
+            f"(largest {np.abs(vectors[row]).max():.3g}); normalise it (--normalize)"
+        )
+    return int(tokens.lengths.sum()), half
+
+
+def choose_pool(min_workers: int, max_workers: int | None, cpus: int | None, gpus: int | None) -> Pool:
+    """Fill in what was left open, from the cluster as it is. Raises InputError for what it cannot give."""
+    import ray
+
+    total = ray.cluster_resources()
+    gpus = gpus if gpus is not None else int(total.get("GPU", 0) >= 1)
+    if gpus > total.get("GPU", 0) and max_workers is None:
+        raise InputError(f"--gpus {gpus}: the cluster has {total.get('GPU', 0):.0f} GPUs now; name --max-workers to wait for more")
+    cpus = cpus or (min(4, node_cores()) if gpus else node_cores())
+    slots = int(total.get("GPU", 0) // gpus) if gpus else num_slots(cpus)
+    return Pool(min_workers, max(min_workers, max_workers or slots), cpus, gpus)
+
+
+def numerics_of(pool: Pool, options: EncoderOptions) -> str:
+    """The numerics class of this pool's workers, asked of one of them."""
+    import ray
+
+    task = ray.remote(num_cpus=pool.cpus, num_gpus=pool.gpus, max_retries=RESTARTS)(expected_numerics)
+    return ray.get(task.remote(options, pool.device))
+
+
+def similarity_of(described: Mapping[str, Any]) -> str:
+    """What the inner product of an encoder's vectors is: cosine where its head ends by normalising them."""
+    return "cosine" if described["head"] and described["head"][-1] == "normalize" else "dot"

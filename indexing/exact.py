@@ -1,0 +1,269 @@
+"""Exact top-k inner-product search over plain arrays: blocks of embeddings stream past a large block of queries.
+
+A fast pass multiplies in low precision and drops a passage only when a proven bound on its rounding error says that it
+cannot belong to the top k; what is left is scored again in float64 and rounded to float32. So the result is the exact one,
+the same bytes for any split into parts, block size, number of threads, processor or device.
+
+The bound, for a query q and a passage p with rounded copies q', p' (Cauchy-Schwarz, then float32 accumulation):
+    |q.p - q'.p'| <= |q - q'| |p| + |q'| |p - p'| + dim 2^-23 |q'| |p'|
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from indexing import kernel as kernels
+from retriever.errors import InputError
+
+LARGEST = 1e15  # of a vector's norm: products of two, and sums of them, stay finite in float32
+TINY = 1e-30  # covers products that underflow, which no relative bound does
+PAIR_ELEMENTS = 1 << 24  # (query, passage) pairs times dim that are scored at once: 256 MiB of float64
+
+
+class Hits(NamedTuple):
+    """The best passages of each query: scores descending, equal scores by smaller row, padded with -inf and -1."""
+
+    scores: np.ndarray  # float32 [q, k]
+    rows: np.ndarray  # int64 [q, k]
+
+
+class ExactSearch:
+    """The exact top k over all parts that are added, in any order.
+
+    queries: float32 [q, dim]. threads: of the CPU, by default all that this process may use. device: "cpu" or a CUDA device.
+    use_kernel=False keeps to torch where the compiled kernel would run. After an error the object must not be used again.
+    """
+
+    def __init__(
+        self, queries: np.ndarray, k: int, *, threads: int | None = None, device: str = "cpu", use_kernel: bool = True
+    ):
+        queries = check_queries(queries)
+        if k < 1:
+            raise InputError(f"k is {k}, expected 1 or more")
+        self.dim = queries.shape[1]
+        threads = threads or available_threads()
+        library = kernels.load() if use_kernel and device == "cpu" and len(queries) else None
+        self._engine: kernels.KernelSearch | _TorchSearch
+        if library is not None:
+            self._engine = kernels.KernelSearch(library, queries, k, threads)
+        else:
+            self._engine = _TorchSearch(queries, k, threads, device)
+
+    def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray | None = None) -> None:
+        """Search vectors [n, dim], float16 (a memory map will do) or float32, which are rows first_row, first_row + 1, ...
+
+        deleted: sorted int64 global rows to leave out; those outside of this part are ignored. No row may be added twice.
+        Raises InputError for another dim or dtype, and for NaN, Inf and norms above 1e15.
+        """
+        vectors = check_vectors(vectors, self.dim, first_row)
+        local = np.empty(0, np.int64)
+        if deleted is not None and len(deleted):
+            deleted = np.asarray(deleted, dtype=np.int64)
+            low, high = np.searchsorted(deleted, [first_row, first_row + len(vectors)])
+            local = deleted[low:high] - first_row
+        if len(vectors):
+            self._engine.add(vectors, first_row, local)
+
+    def result(self) -> Hits:
+        """The top k of all that was added so far; more may be added afterwards."""
+        return Hits(*self._engine.result())
+
+
+def exact_search(
+    queries: np.ndarray,
+    parts: Iterable[tuple[int, np.ndarray]],
+    k: int,
+    *,
+    deleted: np.ndarray | None = None,
+    threads: int | None = None,
+    device: str = "cpu",
+    use_kernel: bool = True,
+) -> Hits:
+    """The exact top k of float32 queries [q, dim] over parts (first row, vectors [n, dim]); see ExactSearch."""
+    search = ExactSearch(queries, k, threads=threads, device=device, use_kernel=use_kernel)
+    for first_row, vectors in parts:
+        search.add(vectors, first_row, deleted)
+    return search.result()
+
+
+def rescore(
+    queries: np.ndarray,
+    rows: np.ndarray,
+    vectors: np.ndarray,
+    first_row: int,
+    k: int,
+    *,
+    threads: int | None = None,
+    use_kernel: bool = True,
+) -> Hits:
+    """The best k of each query's candidates, scored like ExactSearch does.
+
+    queries float32 [q, dim]; rows int64 [q, c], global, -1 for none, repeated ones count once; vectors float16 or float32
+    [n, dim] (a memory map will do) hold rows first_row .. first_row + n. Raises InputError for a row outside of them.
+    """
+    queries = check_queries(queries)
+    vectors = check_vectors(vectors, queries.shape[1], first_row)
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    if rows.ndim != 2 or len(rows) != len(queries):
+        raise InputError(f"candidate rows have shape {rows.shape}, expected [{len(queries)}, c]")
+    local = np.where(rows < 0, -1, rows - first_row)
+    if rows.size and ((local < -1) | (local >= len(vectors)) | ((local == -1) & (rows >= 0))).any():
+        last = first_row + len(vectors) - 1
+        raise InputError(f"candidate rows reach from {rows[rows >= 0].min()} to {rows.max()}, expected {first_row} to {last}")
+    local.sort(axis=1)
+    local[:, 1:][local[:, 1:] == local[:, :-1]] = -1
+    library = kernels.load() if use_kernel else None
+    if library is not None:
+        scores = kernels.score_pairs(library, queries, local, vectors, threads or available_threads())
+    else:
+        scores = np.full(local.shape, -np.inf, np.float32)
+        found = np.nonzero(local >= 0)
+        scores[found] = _score_pairs(queries.astype(np.float64), found[0], vectors, local[found])
+    if not np.isfinite(scores[local >= 0]).all():
+        raise InputError("a candidate's vector has NaN or Inf: encode it again")
+    order = np.lexsort((local, -scores), axis=1)[:, :k]
+    best = Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(local, order, 1))
+    return _padded(Hits(best.scores, np.where(best.rows < 0, -1, best.rows + first_row)), k)
+
+
+def merge(hits: Sequence[Hits], k: int) -> Hits:
+    """The best k of hits over disjoint sets of rows, for the same queries: score descending, then row ascending."""
+    if not hits:
+        raise ValueError("nothing to merge")
+    scores = np.concatenate([h.scores for h in hits], axis=1)
+    rows = np.concatenate([h.rows for h in hits], axis=1)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    sorted_scores, sorted_rows = np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+    # The stable sort leaves ties in the order of the lists, mostly that of rows already: only the others pay for a second key.
+    ties = (sorted_scores[:, 1:] == sorted_scores[:, :-1]) & (sorted_rows[:, 1:] < sorted_rows[:, :-1])
+    mixed = np.flatnonzero(ties.any(axis=1))
+    if len(mixed):
+        order = np.lexsort((rows[mixed], -scores[mixed]), axis=1)
+        sorted_scores[mixed] = np.take_along_axis(scores[mixed], order, 1)
+        sorted_rows[mixed] = np.take_along_axis(rows[mixed], order, 1)
+    return _padded(Hits(sorted_scores[:, :k], sorted_rows[:, :k]), k)
+
+
+def available_threads() -> int:
+    """The processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_queries(queries: np.ndarray) -> np.ndarray:
+    """queries as contiguous float32 [q, dim], or an InputError: another shape, NaN, Inf, a norm above 1e15."""
+    queries = np.ascontiguousarray(queries, dtype=np.float32)
+    if queries.ndim != 2 or queries.shape[1] < 1:
+        raise InputError(f"queries have shape {queries.shape}, expected [q, dim]")
+    norms = np.linalg.norm(queries.astype(np.float64), axis=1)
+    bad = np.flatnonzero(~(norms <= LARGEST))
+    if len(bad):
+        raise InputError(f"query {bad[0]} has norm {norms[bad[0]]}, expected a finite one of at most {LARGEST:g}")
+    return queries
+
+
+def check_vectors(vectors: np.ndarray, dim: int, first_row: int) -> np.ndarray:
+    """vectors [n, dim], their rows contiguous, or an InputError that names the part by its first row."""
+    if vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise InputError(f"vectors from row {first_row} have shape {vectors.shape}, expected [n, {dim}] like the queries")
+    if vectors.dtype not in (np.float16, np.float32):
+        raise InputError(f"vectors from row {first_row} are {vectors.dtype}, expected float16 or float32")
+    return vectors if vectors.flags.c_contiguous else np.ascontiguousarray(vectors)
+
+
+def bad_vector(row: int) -> InputError:
+    """The error for a vector that no score can be computed from."""
+    return InputError(f"the vector of row {row} has NaN, Inf or a norm above {LARGEST:g}: encode it again")
+
+
+def _padded(hits: Hits, k: int) -> Hits:
+    missing = k - hits.scores.shape[1]
+    if missing <= 0:
+        return Hits(np.ascontiguousarray(hits.scores), np.ascontiguousarray(hits.rows))
+    widths = ((0, 0), (0, missing))
+    return Hits(np.pad(hits.scores, widths, constant_values=-np.inf), np.pad(hits.rows, widths, constant_values=-1))
+
+
+def _score_pairs(queries: np.ndarray, query_ids: np.ndarray, vectors: np.ndarray, local: np.ndarray) -> np.ndarray:
+    """float32 [n]: inner products of float64 queries[query_ids] and vectors[local], summed in float64."""
+    scores = np.empty(len(local), np.float32)
+    step = max(1, PAIR_ELEMENTS // queries.shape[1])
+    for i in range(0, len(local), step):
+        pair = slice(i, i + step)
+        scores[pair] = np.einsum("nd,nd->n", queries[query_ids[pair]], vectors[local[pair]].astype(np.float64))
+    return scores
+
+
+class _TorchSearch:
+    """The same search without the compiled kernel: float32 products on the CPU, float16 (exact for the passages) on CUDA."""
+
+    def __init__(self, queries: np.ndarray, k: int, threads: int, device: str):
+        self.k, self.threads, self.device = k, threads, torch.device(device)
+        self.queries = queries.astype(np.float64)
+        # A power of two leaves the products' digits alone and keeps float16 queries from overflowing.
+        largest = np.abs(queries).max(axis=1, initial=0)
+        self.scale = np.ldexp(1.0, -np.frexp(np.where(largest > 0, largest, 1))[1].astype(np.int64))
+        scaled = self.queries * self.scale[:, None]
+        self.half = self.device.type == "cuda"
+        rounded = scaled.astype(np.float16 if self.half else np.float32)
+        norms = np.linalg.norm(scaled, axis=1)
+        # Per unit of a passage's norm; the last term also covers the rounding of float32 thresholds and of the norms.
+        self.slack = np.linalg.norm(scaled - rounded, axis=1) + norms * (queries.shape[1] + 16) * 2.0**-23
+        self.rounded = torch.from_numpy(rounded).to(self.device)
+        self.scores = np.full((len(queries), k), -np.inf, np.float32)
+        self.rows = np.full((len(queries), k), -1, np.int64)
+
+    def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
+        block_rows, block_queries = (65_536, 4_096) if self.half else (8_192, 1_024)
+        threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        torch.set_num_threads(self.threads)
+        torch.set_float32_matmul_precision("highest")  # a user's "medium" would break the bound
+        try:
+            for start in range(0, len(vectors), block_rows):
+                block = np.array(vectors[start : start + block_rows])
+                live = np.setdiff1d(np.arange(len(block)), deleted - start, assume_unique=True)
+                norms = np.linalg.norm(block.astype(np.float32), axis=1).astype(np.float64)
+                bad = live[~(norms[live] <= LARGEST)]
+                if len(bad):
+                    raise bad_vector(first_row + start + int(bad[0]))
+                for q in range(0, len(self.queries), block_queries):
+                    self._search(slice(q, q + block_queries), block, norms, live, first_row + start)
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+
+    def _search(self, q: slice, block: np.ndarray, norms: np.ndarray, live: np.ndarray, first_row: int) -> None:
+        if not len(live):
+            return
+        fast = self._multiply(self.rounded[q], torch.from_numpy(block[live]).to(self.device))
+        error = self.slack[q] * norms[live].max() * 1.001 + TINY
+        threshold = self.scores[q, -1] * self.scale[q]
+        if np.isneginf(threshold).any() and len(live) >= self.k:
+            best = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
+            threshold = np.maximum(threshold, best.cpu().numpy().astype(np.float64) - error)
+        cut = torch.from_numpy(threshold - error).to(self.device)
+        query_ids, positions = (i.cpu().numpy() for i in torch.nonzero(fast >= cut[:, None], as_tuple=True))
+        scores = _score_pairs(self.queries[q], query_ids, block, live[positions])
+        self._keep(q, query_ids, scores, first_row + live[positions])
+
+    def _multiply(self, queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
+        if self.half and passages.dtype == torch.float16:
+            return torch.mm(queries, passages.T, out_dtype=torch.float32)
+        return queries.float() @ passages.float().T
+
+    def _keep(self, q: slice, query_ids: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> None:
+        old = np.nonzero(self.rows[q] >= 0)
+        query_ids = np.concatenate([old[0], query_ids])
+        scores = np.concatenate([self.scores[q][old], scores])
+        rows = np.concatenate([self.rows[q][old], rows])
+        order = np.lexsort((rows, -scores, query_ids))
+        query_ids = query_ids[order]
+        rank = np.arange(len(order)) - np.searchsorted(query_ids, query_ids)
+        best = rank < self.k
+        self.scores[q][query_ids[best], rank[best]] = scores[order][best]
+        self.rows[q][query_ids[best], rank[best]] = rows[order][best]
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.scores.copy(), self.rows.copy()

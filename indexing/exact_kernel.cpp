@@ -1,0 +1,699 @@
+// Exact top-k inner products on x86: bfloat16 products (AMX, or AVX-512), compared with running thresholds while they are
+// still in the nearest cache, and the survivors scored again in float64. Called through the plain C interface at the end.
+//
+// What makes the result exact: every product s of rounded vectors comes with a bound E on its distance from the true score,
+//     E = a |p| + b |p - p'| + tiny,    a = |q - q'| + (dim + 32) 2^-23 |q|,    b = |q'|,
+// where q', p' are the rounded copies (Cauchy-Schwarz; the second part of a covers float32 accumulation and the rounding of
+// scores and thresholds). If k passages have true scores of at least T, a passage with s + E < T is not among the top k.
+// T only rises, so passages may come in any order and be divided among threads in any way: the result stays the same.
+//
+// Shapes: queries and passages are handled in tiles of 16 and groups of 32, dimensions in steps of 32, all zero-padded.
+// A block is 32 passages x 32 queries: four accumulator tiles, which the registers hold over all dimensions.
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int TILE = 16;            // rows of an AMX tile, floats of a vector register
+constexpr int GROUP = 2 * TILE;     // passages or queries of a block
+constexpr int STEP = 32;            // bfloat16 values in a tile's row
+constexpr int TILE_VALUES = TILE * STEP;
+constexpr int64_t PANEL_BYTES = 1 << 20;  // half of a 2 MiB L2: a panel of passages stays there for many queries
+constexpr int PANELS = 8;                 // converted between two barriers
+constexpr int WARM_ROWS_PER_K = 24;       // size of the sample for the first thresholds; more costs what it saves
+constexpr float LARGEST_SQUARE = 1e30f;   // of a norm; mirrored by exact.py's LARGEST
+constexpr float TINY = 1e-30f;            // covers products that underflow
+
+using bf16 = uint16_t;
+
+template <class T>
+struct Free {
+    void operator()(T* p) const { std::free(p); }
+};
+template <class T>
+using Buffer = std::unique_ptr<T[], Free<T>>;
+
+// Pages are touched by whoever uses them first, so a large buffer that is used in part costs that part.
+template <class T>
+Buffer<T> allocate(int64_t count) {
+    const size_t bytes = (std::max<int64_t>(count, 1) * sizeof(T) + 63) / 64 * 64;
+    void* p = std::aligned_alloc(64, bytes);
+    if (p == nullptr) throw std::bad_alloc();
+    return Buffer<T>(static_cast<T*>(p));
+}
+
+// ---------------------------------------------------------------------------------------------------------- passages
+
+struct Part {
+    const char* vectors;
+    bool half;  // float16, else float32
+    int64_t dim;
+    int64_t first_row;
+    const char* row(int64_t i) const { return vectors + i * dim * (half ? 2 : 4); }
+    int64_t row_bytes() const { return dim * (half ? 2 : 4); }
+};
+
+// Values [i, i + 16) of a row as float32, zeros beyond dim.
+inline __m512 load16(const Part& part, const char* row, int64_t i) {
+    const int64_t left = part.dim - i;
+    if (part.half) {
+        const auto* p = reinterpret_cast<const uint16_t*>(row) + i;
+        if (left >= 16) return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(left <= 0 ? 0 : (1u << left) - 1, p));
+    }
+    const auto* p = reinterpret_cast<const float*>(row) + i;
+    if (left >= 16) return _mm512_loadu_ps(p);
+    return _mm512_maskz_loadu_ps(left <= 0 ? 0 : (1u << left) - 1, p);
+}
+
+// Upper bounds over the passages of a tile: of |p| and of |p - p'|.
+struct Norms {
+    float vector = 0, rounding = 0;
+    void include(const Norms& other) {
+        vector = std::max(vector, other.vector);
+        rounding = std::max(rounding, other.rounding);
+    }
+};
+
+// Passages in bfloat16, as [group][step][tile][passage][32]: what a block reads is one stretch of memory.
+struct Panel {
+    Buffer<bf16> values;
+    std::vector<int32_t> rows;  // of the part, padded with -1
+    std::vector<Norms> norms;   // per tile
+    int64_t count = 0;          // passages, without padding
+
+    void reserve(int64_t num_rows, int64_t steps) {
+        values = allocate<bf16>(num_rows * steps * STEP);
+        rows.resize(num_rows);
+        norms.resize(num_rows / TILE);
+    }
+
+    // Fills the panel with `rows`; returns the first row that has no finite norm of at most 1e15, or -1.
+    int64_t convert(const Part& part, const int32_t* first, int64_t num_rows, int64_t steps) {
+        count = num_rows;
+        const int64_t padded = (num_rows + GROUP - 1) / GROUP * GROUP;
+        std::copy(first, first + num_rows, rows.begin());
+        std::fill(rows.begin() + num_rows, rows.begin() + padded, -1);
+        for (int64_t t = 0; t < padded / TILE; t++) norms[t] = Norms();
+        for (int64_t i = 0; i < padded; i++) {
+            bf16* out = values.get() + (i / GROUP * steps * 2 + i / TILE % 2) * TILE_VALUES + i % TILE * STEP;
+            if (rows[i] < 0) {
+                for (int64_t s = 0; s < steps; s++) std::memset(out + s * 2 * TILE_VALUES, 0, STEP * sizeof(bf16));
+                continue;
+            }
+            const char* row = part.row(rows[i]);
+            __m512 square = _mm512_setzero_ps(), error = _mm512_setzero_ps();
+            for (int64_t s = 0; s < steps; s++) {
+                const __m512 low = load16(part, row, s * STEP), high = load16(part, row, s * STEP + 16);
+                const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+                _mm512_store_si512(out + s * 2 * TILE_VALUES, rounded);
+                const __m512 low2 = expand(_mm512_castsi512_si256(rounded));
+                const __m512 high2 = expand(_mm512_extracti64x4_epi64(rounded, 1));
+                square = _mm512_fmadd_ps(low, low, _mm512_fmadd_ps(high, high, square));
+                const __m512 dl = _mm512_sub_ps(low, low2), dh = _mm512_sub_ps(high, high2);
+                error = _mm512_fmadd_ps(dl, dl, _mm512_fmadd_ps(dh, dh, error));
+            }
+            const float sum = _mm512_reduce_add_ps(square);
+            if (!(sum <= LARGEST_SQUARE)) return rows[i];
+            // Tiny norms may underflow when squared; TINY in the bound is more than they can matter then.
+            norms[i / TILE].include({std::sqrt(sum) + 1e-18f, std::sqrt(_mm512_reduce_add_ps(error)) + 1e-18f});
+        }
+        return -1;
+    }
+
+    static __m512 expand(__m256i values) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+    }
+};
+
+// ------------------------------------------------------------------------------------------------------ the product
+
+// Products of 32 passages (rows) and 32 queries (columns), as four tiles.
+struct alignas(64) Block {
+    float tile[2][2][TILE][TILE];  // [passage tile][query tile][passage][query]
+};
+
+#ifdef __AMX_BF16__
+struct AmxTiles {
+    AmxTiles() {
+        alignas(64) uint8_t config[64] = {};
+        config[0] = 1;  // palette
+        for (int t = 0; t < 8; t++) {
+            config[16 + 2 * t] = 64;  // bytes per row
+            config[48 + t] = TILE;
+        }
+        _tile_loadconfig(config);
+    }
+    ~AmxTiles() { _tile_release(); }
+};
+
+inline void multiply_amx(const bf16* passages, const bf16* queries, int64_t steps, Block& out) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t s = 0; s < steps; s++) {
+        _tile_loadd(4, passages, 64);
+        _tile_loadd(6, queries, 64);
+        _tile_loadd(7, queries + TILE_VALUES, 64);
+        _tile_loadd(5, passages + TILE_VALUES, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        passages += 2 * TILE_VALUES;
+        queries += 2 * TILE_VALUES;
+    }
+    _tile_stored(0, out.tile[0][0], 64);
+    _tile_stored(1, out.tile[0][1], 64);
+    _tile_stored(2, out.tile[1][0], 64);
+    _tile_stored(3, out.tile[1][1], 64);
+}
+#endif
+
+// The same from AVX-512 BF16, for processors without matrix units: 8 passages x 32 queries of accumulators at a time.
+inline void multiply_avx512(const bf16* passages, const bf16* queries, int64_t steps, Block& out) {
+    for (int part = 0; part < 4; part++) {
+        const bf16* p = passages + part / 2 * TILE_VALUES + part % 2 * 8 * STEP;
+        const bf16* q = queries;
+        __m512 sum[8][2];
+        for (auto& row : sum) row[0] = row[1] = _mm512_setzero_ps();
+        for (int64_t s = 0; s < steps; s++, p += 2 * TILE_VALUES, q += 2 * TILE_VALUES) {
+            for (int pair = 0; pair < STEP / 2; pair++) {
+                const auto q0 = (__m512bh)_mm512_load_si512(q + pair * STEP);
+                const auto q1 = (__m512bh)_mm512_load_si512(q + TILE_VALUES + pair * STEP);
+                for (int i = 0; i < 8; i++) {
+                    int32_t two;
+                    std::memcpy(&two, p + i * STEP + 2 * pair, sizeof two);
+                    const auto both = (__m512bh)_mm512_set1_epi32(two);
+                    sum[i][0] = _mm512_dpbf16_ps(sum[i][0], both, q0);
+                    sum[i][1] = _mm512_dpbf16_ps(sum[i][1], both, q1);
+                }
+            }
+        }
+        for (int i = 0; i < 8; i++)
+            for (int t = 0; t < 2; t++) _mm512_store_ps(out.tile[part / 2][t][part % 2 * 8 + i], sum[i][t]);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ exact scores
+
+// The true inner product, rounded once: products of float32 and float16 are exact in float64, and the order is fixed.
+inline float exact_score(const Part& part, const char* row, const double* query, int64_t padded_dim) {
+    __m512d sum[4] = {_mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd()};
+    for (int64_t i = 0; i < padded_dim; i += 32) {
+        const __m512 low = load16(part, row, i), high = load16(part, row, i + 16);
+        sum[0] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(low)), _mm512_load_pd(query + i), sum[0]);
+        sum[1] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(low, 1)), _mm512_load_pd(query + i + 8), sum[1]);
+        sum[2] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(high)), _mm512_load_pd(query + i + 16), sum[2]);
+        sum[3] = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(high, 1)), _mm512_load_pd(query + i + 24), sum[3]);
+    }
+    const __m512d total = _mm512_add_pd(_mm512_add_pd(sum[0], sum[1]), _mm512_add_pd(sum[2], sum[3]));
+    return static_cast<float>(_mm512_reduce_add_pd(total)) + 0.0f;  // + 0: no negative zero, which would sort apart
+}
+
+inline void prefetch(const Part& part, int64_t row) {
+    const char* p = part.row(row);
+    for (int64_t i = 0; i < part.row_bytes(); i += 64) _mm_prefetch(p + i, _MM_HINT_T0);
+}
+
+void widen(const float* query, int64_t dim, int64_t padded_dim, double* out) {
+    std::fill(std::copy(query, query + dim, out), out + padded_dim, 0.0);
+}
+
+// Scores of candidates by row (of the part); -1 gives -inf.
+void score_rows(const Part& part, const double* query, int64_t padded_dim, const int64_t* rows, int64_t count, float* scores) {
+    constexpr int64_t AHEAD = 4;
+    for (int64_t i = 0; i < count; i++) {
+        if (i + AHEAD < count && rows[i + AHEAD] >= 0) prefetch(part, rows[i + AHEAD]);
+        scores[i] = rows[i] < 0 ? -std::numeric_limits<float>::infinity()
+                                : exact_score(part, part.row(rows[i]), query, padded_dim);
+    }
+}
+
+// Descending scores as ascending unsigned integers.
+inline uint32_t descending(float score) {
+    uint32_t bits;
+    std::memcpy(&bits, &score, sizeof bits);
+    return bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
+}
+
+template <class Body>
+void in_threads(int threads, const Body& body) {
+    std::vector<std::thread> others;
+    for (int t = 1; t < threads; t++) others.emplace_back([&body, t] { body(t); });
+    body(0);
+    for (auto& thread : others) thread.join();
+}
+
+// ---------------------------------------------------------------------------------------------------------- the search
+
+// What a thread works with; nothing in it outlives a call.
+struct Scratch {
+    Buffer<double> query;
+    std::vector<float> values, scores;
+    std::vector<int64_t> rows;
+    std::vector<uint64_t> order;
+    std::vector<std::pair<float, int64_t>> best;
+};
+
+class Search {
+public:
+    Search(const float* queries, int64_t num_queries, int64_t dim, int64_t k, int threads, bool amx)
+        : num_queries_(num_queries), dim_(dim), steps_((dim + STEP - 1) / STEP), k_(k), threads_(threads), amx_(amx),
+          groups_((num_queries + GROUP - 1) / GROUP), capacity_((2 * k + 256 + 15) / 16 * 16),
+          queries_(queries, queries + num_queries * dim) {
+        const int64_t padded = groups_ * GROUP;
+        packed_ = allocate<bf16>(groups_ * steps_ * 2 * TILE_VALUES);
+        std::memset(packed_.get(), 0, groups_ * steps_ * 2 * TILE_VALUES * sizeof(bf16));
+        per_norm_ = allocate<float>(padded);
+        per_rounding_ = allocate<float>(padded);
+        threshold_ = allocate<float>(padded);
+        scale_.resize(num_queries);
+        // Padding never passes a threshold of +inf.
+        std::fill_n(threshold_.get(), padded, std::numeric_limits<float>::infinity());
+        std::fill_n(threshold_.get(), num_queries, -std::numeric_limits<float>::infinity());
+        std::fill_n(per_norm_.get(), padded, 0.0f);
+        std::fill_n(per_rounding_.get(), padded, 0.0f);
+        for (int64_t q = 0; q < num_queries; q++) pack(q);
+        lower_ = allocate<float>(padded * capacity_);
+        rows_ = allocate<int32_t>(padded * capacity_);
+        count_.assign(padded, 0);
+        best_scores_.assign(num_queries * k, -std::numeric_limits<float>::infinity());
+        best_rows_.assign(num_queries * k, -1);
+        best_count_.assign(num_queries, 0);
+        panel_rows_ = std::clamp<int64_t>(PANEL_BYTES / (steps_ * STEP * 2) / GROUP * GROUP, 2 * GROUP, 4096);
+    }
+
+    // Returns -1, or the part's first row that has no finite norm.
+    int64_t add(const Part& part, int64_t num_rows, const int64_t* deleted, int64_t num_deleted) {
+        std::vector<int32_t> live;
+        live.reserve(num_rows);
+        for (int64_t i = 0, d = 0; i < num_rows; i++) {
+            if (d < num_deleted && deleted[d] == i) {
+                while (d < num_deleted && deleted[d] == i) d++;
+            } else {
+                live.push_back(static_cast<int32_t>(i));
+            }
+        }
+        norms_ = Norms();
+        if (warm_start(part, live)) return bad_row_;
+        return scan(part, live) ? bad_row_ : -1;
+    }
+
+    void result(float* scores, int64_t* rows) const {
+        std::copy(best_scores_.begin(), best_scores_.end(), scores);
+        std::copy(best_rows_.begin(), best_rows_.end(), rows);
+    }
+
+private:
+    // Scaling by a power of two changes no digit of a score and keeps products far from overflow and underflow.
+    void pack(int64_t q) {
+        const float* query = queries_.data() + q * dim_;
+        float largest = 0;
+        for (int64_t i = 0; i < dim_; i++) largest = std::max(largest, std::fabs(query[i]));
+        int exponent = 0;
+        if (largest > 0) std::frexp(largest, &exponent);
+        scale_[q] = -exponent;
+        double square = 0, rounded_square = 0, error = 0;
+        for (int64_t i = 0; i < dim_; i++) {
+            const double exact = std::ldexp(static_cast<double>(query[i]), -exponent);
+            float value = static_cast<float>(exact);
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof bits);
+            bits = std::fabs(value) < std::numeric_limits<float>::min() ? 0 : (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+            std::memcpy(&value, &bits, sizeof value);
+            // Pairs of dimensions interleaved by query: the layout of an AMX right-hand side.
+            bf16* tile = packed_.get() + ((q / GROUP * steps_ + i / STEP) * 2 + q / TILE % 2) * TILE_VALUES;
+            tile[i % STEP / 2 * STEP + q % TILE * 2 + i % 2] = static_cast<bf16>(bits >> 16);
+            square += exact * exact;
+            rounded_square += static_cast<double>(value) * value;
+            error += (exact - value) * (exact - value);
+        }
+        const double slack = static_cast<double>(dim_ + 32) * std::ldexp(1.0, -23);
+        per_norm_[q] = static_cast<float>(1.001 * (std::sqrt(error) + slack * std::sqrt(square)));
+        per_rounding_[q] = static_cast<float>(1.001 * std::sqrt(rounded_square));
+    }
+
+    float error_bound(int64_t q, const Norms& norms) const {
+        return per_norm_[q] * norms.vector + per_rounding_[q] * norms.rounding + TINY;
+    }
+
+    __m512 error_bounds(int64_t q, const Norms& norms) const {
+        const __m512 rounding = _mm512_fmadd_ps(_mm512_load_ps(per_rounding_.get() + q), _mm512_set1_ps(norms.rounding),
+                                                _mm512_set1_ps(TINY));
+        return _mm512_fmadd_ps(_mm512_load_ps(per_norm_.get() + q), _mm512_set1_ps(norms.vector), rounding);
+    }
+
+    void multiply(const Panel& panel, int64_t passage_group, int64_t query_group, Block& out) const {
+        const int64_t stride = steps_ * 2 * TILE_VALUES;
+        const bf16* passages = panel.values.get() + passage_group * stride;
+        const bf16* queries = packed_.get() + query_group * stride;
+#ifdef __AMX_BF16__
+        if (amx_) return multiply_amx(passages, queries, steps_, out);
+#endif
+        multiply_avx512(passages, queries, steps_, out);
+    }
+
+    // Runs body(thread) in all threads, with the matrix units set up.
+    template <class Body>
+    void run(const Body& body) const {
+        in_threads(threads_, [&](int t) {
+#ifdef __AMX_BF16__
+            std::unique_ptr<AmxTiles> tiles(amx_ ? new AmxTiles : nullptr);
+#endif
+            body(t);
+        });
+    }
+
+    // How many query groups one thread takes at a time: enough to reuse a panel, few enough to share the work evenly.
+    int64_t groups_per_item() const { return std::clamp<int64_t>(groups_ / (2 * threads_), 1, 16); }
+
+    // First thresholds from a spread sample: the k-th largest of the maxima of tiles of 16 passages is one, since k tiles
+    // hold k passages that score no less. Without it the first thousands of passages would all survive.
+    bool warm_start(const Part& part, const std::vector<int32_t>& live) {
+        const int64_t sample = WARM_ROWS_PER_K * k_ / GROUP * GROUP, num_live = static_cast<int64_t>(live.size());
+        if (num_live < 4 * sample || sample / TILE < k_) return false;
+        if (*std::min_element(threshold_.get(), threshold_.get() + num_queries_) > -std::numeric_limits<float>::infinity())
+            return false;
+        // Runs of 16 neighbours are read together but fall into different tiles: neighbours are often alike.
+        const int64_t runs = sample / 16;
+        std::vector<int32_t> rows(sample);
+        for (int64_t r = 0; r < runs; r++)
+            for (int64_t i = 0; i < 16; i++) rows[i * runs + r] = live[r * (num_live - 16) / std::max<int64_t>(runs - 1, 1) + i];
+        const int64_t num_panels = (sample + panel_rows_ - 1) / panel_rows_;
+        std::vector<Panel> panels(num_panels);
+        std::atomic<int64_t> next_panel{0}, next_item{0}, bad{-1};
+        std::barrier barrier(threads_);
+        const int64_t per_item = groups_per_item();
+        run([&](int) {
+            for (int64_t p; (p = next_panel++) < num_panels;) {
+                panels[p].reserve(panel_rows_, steps_);
+                const int64_t start = p * panel_rows_;
+                const int64_t row = panels[p].convert(part, rows.data() + start, std::min(panel_rows_, sample - start), steps_);
+                if (row >= 0) bad = row;
+            }
+            barrier.arrive_and_wait();
+            if (bad >= 0) return;
+            auto maxima = allocate<float>(sample / TILE * GROUP);
+            Block block;
+            for (int64_t item; (item = next_item++) * per_item < groups_;) {
+                for (int64_t g = item * per_item; g < std::min(groups_, (item + 1) * per_item); g++) {
+                    float* out = maxima.get();
+                    for (const Panel& panel : panels)
+                        for (int64_t p = 0; p < panel.count / GROUP; p++, out += 2 * GROUP) {
+                            multiply(panel, p, g, block);
+                            for (int t = 0; t < 2; t++)
+                                for (int u = 0; u < 2; u++) {
+                                    __m512 most = _mm512_load_ps(block.tile[t][u][0]);
+                                    for (int i = 1; i < TILE; i++)
+                                        most = _mm512_max_ps(most, _mm512_load_ps(block.tile[t][u][i]));
+                                    const __m512 error = error_bounds(g * GROUP + u * TILE, panel.norms[2 * p + t]);
+                                    _mm512_store_ps(out + t * GROUP + u * TILE, _mm512_sub_ps(most, error));
+                                }
+                        }
+                    for (int u = 0; u < 2; u++) raise_thresholds(g * GROUP + u * TILE, maxima.get() + u * TILE, sample / TILE);
+                }
+            }
+        });
+        bad_row_ = bad;
+        return bad >= 0;
+    }
+
+    // values: [count][GROUP], a column per query; each of 16 queries' thresholds becomes a value that k of its column reach.
+    void raise_thresholds(int64_t q, const float* values, int64_t count) {
+        __m512 low = _mm512_load_ps(values), high = low;
+        for (int64_t i = 1; i < count; i++) {
+            low = _mm512_min_ps(low, _mm512_load_ps(values + i * GROUP));
+            high = _mm512_max_ps(high, _mm512_load_ps(values + i * GROUP));
+        }
+        for (int round = 0; round < 12; round++) {
+            const __m512 middle = _mm512_add_ps(low, _mm512_mul_ps(_mm512_sub_ps(high, low), _mm512_set1_ps(0.5f)));
+            __m512i reached = _mm512_setzero_si512();
+            for (int64_t i = 0; i < count; i++) {
+                const __mmask16 mask = _mm512_cmp_ps_mask(_mm512_load_ps(values + i * GROUP), middle, _CMP_GE_OQ);
+                reached = _mm512_mask_add_epi32(reached, mask, reached, _mm512_set1_epi32(1));
+            }
+            const __mmask16 enough = _mm512_cmpge_epi32_mask(reached, _mm512_set1_epi32(static_cast<int>(k_)));
+            low = _mm512_mask_mov_ps(low, enough, middle);
+            high = _mm512_mask_mov_ps(middle, enough, high);
+        }
+        // max keeps padding at +inf and what earlier parts have reached.
+        _mm512_store_ps(threshold_.get() + q, _mm512_max_ps(_mm512_load_ps(threshold_.get() + q), low));
+    }
+
+    bool scan(const Part& part, const std::vector<int32_t>& live) {
+        const int64_t num_live = static_cast<int64_t>(live.size()), stretch = PANELS * panel_rows_;
+        const int64_t num_stretches = (num_live + stretch - 1) / stretch;
+        std::vector<std::atomic<int64_t>> next_panel(num_stretches), next_item(num_stretches);
+        std::atomic<int64_t> next_settled{0}, bad{-1};
+        if (panels_.empty()) {
+            panels_.resize(PANELS);
+            for (auto& panel : panels_) panel.reserve(panel_rows_, steps_);
+        }
+        const int64_t per_item = groups_per_item();
+        std::barrier barrier(threads_, [&]() noexcept {
+            for (const Panel& panel : panels_)
+                for (int64_t t = 0; t < (panel.count + TILE - 1) / TILE; t++) norms_.include(panel.norms[t]);
+        });
+        run([&](int) {
+            Scratch scratch;
+            scratch.query = allocate<double>(steps_ * STEP);
+            for (int64_t s = 0; s < num_stretches; s++) {
+                const int64_t begin = s * stretch;
+                for (int64_t p; (p = next_panel[s]++) < PANELS;) {
+                    const int64_t start = begin + p * panel_rows_;
+                    const int64_t rows = std::clamp<int64_t>(num_live - start, 0, panel_rows_);
+                    const int64_t row = panels_[p].convert(part, live.data() + start, rows, steps_);
+                    if (row >= 0) bad = row;
+                }
+                barrier.arrive_and_wait();
+                if (bad >= 0) return;
+                for (int64_t item; (item = next_item[s]++) * per_item < groups_;)
+                    for (const Panel& panel : panels_)
+                        for (int64_t g = item * per_item; g < std::min(groups_, (item + 1) * per_item); g++)
+                            collect(part, panel, g, scratch);
+                barrier.arrive_and_wait();
+            }
+            for (int64_t q; (q = next_settled++) < num_queries_;)
+                if (count_[q]) {
+                    shrink(q, scratch);
+                    settle(part, q, scratch);
+                }
+        });
+        bad_row_ = bad;
+        return bad >= 0;
+    }
+
+    // Multiplies a panel by 32 queries and appends what reaches a threshold to the queries' candidates.
+    void collect(const Part& part, const Panel& panel, int64_t g, Scratch& scratch) {
+        const int64_t first = g * GROUP;
+        Block block;
+        for (int64_t p = 0; p * GROUP < panel.count; p++) {
+            multiply(panel, p, g, block);
+            bool full = false;
+            for (int t = 0; t < 2; t++) {
+                const int64_t row0 = p * GROUP + t * TILE;
+                const int valid = static_cast<int>(std::min<int64_t>(TILE, panel.count - row0));
+                for (int u = 0; u < 2 && valid > 0; u++) {
+                    alignas(64) float error[TILE];
+                    const int64_t q0 = first + u * TILE;
+                    const __m512 bounds = error_bounds(q0, panel.norms[2 * p + t]);
+                    const __m512 cut = _mm512_sub_ps(_mm512_load_ps(threshold_.get() + q0), bounds);
+                    _mm512_store_ps(error, bounds);
+                    const auto& tile = block.tile[t][u];
+                    // Four passages at a time: one branch, mostly not taken, for 64 products.
+                    for (int i = 0; i < valid; i += 4) {
+                        uint64_t hits = 0;
+                        for (int j = 0; j < 4; j++)
+                            hits |= static_cast<uint64_t>(_mm512_cmp_ps_mask(_mm512_load_ps(tile[i + j]), cut, _CMP_GE_OQ)) << 16 * j;
+                        if (valid - i < 4) hits &= (uint64_t{1} << 16 * (valid - i)) - 1;
+                        for (; hits; hits &= hits - 1) {
+                            const int bit = __builtin_ctzll(hits), lane = bit % TILE, row = i + bit / TILE;
+                            const int64_t q = q0 + lane, at = q * capacity_ + count_[q]++;
+                            lower_[at] = tile[row][lane] - error[lane];
+                            rows_[at] = panel.rows[row0 + row];
+                            full |= count_[q] > capacity_ - GROUP;
+                        }
+                    }
+                }
+            }
+            if (full)
+                for (int64_t q = first; q < first + GROUP; q++)
+                    if (count_[q] > capacity_ - GROUP) {
+                        shrink(q, scratch);
+                        // Bounds too wide to drop any (many equal scores, one enormous norm): exact scores always can.
+                        if (count_[q] > capacity_ - capacity_ / 8 - GROUP) settle(part, q, scratch);
+                    }
+        }
+    }
+
+    // Raises a query's threshold to a score that k passages reach for certain, and drops the candidates below it.
+    void shrink(int64_t q, Scratch& scratch) {
+        float* lower = lower_.get() + q * capacity_;
+        int32_t* rows = rows_.get() + q * capacity_;
+        const int64_t count = count_[q], settled = best_count_[q];
+        if (count + settled >= k_) {
+            auto& values = scratch.values;
+            values.assign(lower, lower + count);
+            for (int64_t i = 0; i < settled; i++) values.push_back(std::ldexp(best_scores_[q * k_ + i], scale_[q]));
+            threshold_[q] = std::max(threshold_[q], about_kth(values));
+        }
+        const __m512 cut = _mm512_set1_ps(threshold_[q] - 2 * error_bound(q, norms_));
+        int64_t kept = 0;
+        for (int64_t i = 0; i < count; i += TILE) {
+            const __m512 value = _mm512_load_ps(lower + i);
+            const __m512i row = _mm512_load_si512(rows + i);
+            const __mmask16 valid = count - i >= TILE ? 0xffff : (1u << (count - i)) - 1;
+            const __mmask16 keep = _mm512_mask_cmp_ps_mask(valid, value, cut, _CMP_GE_OQ);
+            // Compressed in registers, as compressing stores are slow on some processors; overwrites only what was read.
+            _mm512_storeu_ps(lower + kept, _mm512_maskz_compress_ps(keep, value));
+            _mm512_storeu_si512(rows + kept, _mm512_maskz_compress_epi32(keep, row));
+            kept += __builtin_popcount(keep);
+        }
+        count_[q] = static_cast<int32_t>(kept);
+    }
+
+    // A value that at least k of the values reach, and hardly more than k: halving is faster than sorting.
+    float about_kth(std::vector<float>& values) const {
+        const int64_t count = static_cast<int64_t>(values.size());
+        while (values.size() % TILE) values.push_back(-std::numeric_limits<float>::infinity());
+        float low = *std::min_element(values.begin(), values.begin() + count);
+        float high = *std::max_element(values.begin(), values.begin() + count);
+        for (int round = 0; round < 16; round++) {
+            const float middle = low + (high - low) * 0.5f;
+            int64_t reached = 0;
+            for (size_t i = 0; i < values.size(); i += TILE)
+                reached += __builtin_popcount(
+                    _mm512_cmp_ps_mask(_mm512_loadu_ps(&values[i]), _mm512_set1_ps(middle), _CMP_GE_OQ));
+            (reached >= k_ ? low : high) = middle;
+            if (reached >= k_ && reached <= k_ + k_ / 16) return low;
+        }
+        std::nth_element(values.begin(), values.begin() + k_ - 1, values.end(), std::greater<float>());
+        return values[k_ - 1];
+    }
+
+    // Scores a query's candidates exactly and merges them into its best k; no candidates are left.
+    void settle(const Part& part, int64_t q, Scratch& scratch) {
+        const int64_t count = count_[q], settled = best_count_[q];
+        float* best_scores = best_scores_.data() + q * k_;
+        int64_t* best_rows = best_rows_.data() + q * k_;
+        widen(queries_.data() + q * dim_, dim_, steps_ * STEP, scratch.query.get());
+        auto& rows = scratch.rows;
+        auto& scores = scratch.scores;
+        rows.assign(rows_.get() + q * capacity_, rows_.get() + q * capacity_ + count);
+        scores.resize(count);
+        score_rows(part, scratch.query.get(), steps_ * STEP, rows.data(), count, scores.data());
+        for (auto& row : rows) row += part.first_row;
+        rows.insert(rows.end(), best_rows, best_rows + settled);
+        scores.insert(scores.end(), best_scores, best_scores + settled);
+
+        auto& order = scratch.order;
+        order.clear();
+        for (size_t i = 0; i < rows.size(); i++) order.push_back(uint64_t{descending(scores[i])} << 32 | i);
+        std::sort(order.begin(), order.end());
+        for (size_t i = 0, j; i < order.size(); i = j) {
+            for (j = i + 1; j < order.size() && order[j] >> 32 == order[i] >> 32;) j++;
+            if (j - i > 1)
+                std::sort(order.begin() + i, order.begin() + j,
+                          [&](uint64_t a, uint64_t b) { return rows[static_cast<uint32_t>(a)] < rows[static_cast<uint32_t>(b)]; });
+        }
+        const int64_t kept = std::min<int64_t>(k_, static_cast<int64_t>(order.size()));
+        for (int64_t i = 0; i < kept; i++) {
+            best_scores[i] = scores[static_cast<uint32_t>(order[i])];
+            best_rows[i] = rows[static_cast<uint32_t>(order[i])];
+        }
+        best_count_[q] = static_cast<int32_t>(kept);
+        count_[q] = 0;
+        if (kept == k_) threshold_[q] = std::max(threshold_[q], std::ldexp(best_scores[k_ - 1], scale_[q]));
+    }
+
+    const int64_t num_queries_, dim_, steps_, k_;
+    const int threads_;
+    const bool amx_;
+    const int64_t groups_, capacity_;
+    const std::vector<float> queries_;  // [q][dim]
+    Buffer<bf16> packed_;               // [group][step][tile][pair of dimensions][query][2]
+    Buffer<float> per_norm_, per_rounding_, threshold_;  // [padded q]; thresholds of scaled scores
+    std::vector<int> scale_;                             // exponents of two: scaled score = score * 2^scale
+    Buffer<float> lower_;                                // [padded q][capacity]: scaled scores less their error bounds
+    Buffer<int32_t> rows_;                               // [padded q][capacity]: rows of the part
+    std::vector<int32_t> count_;
+    std::vector<float> best_scores_;  // [q][k]: exact, sorted
+    std::vector<int64_t> best_rows_;
+    std::vector<int32_t> best_count_;
+    std::vector<Panel> panels_;
+    int64_t panel_rows_ = 0, bad_row_ = -1;
+    Norms norms_;  // over all passages of the part that were converted so far
+};
+
+}  // namespace
+
+// -------------------------------------------------------------------------------------------------------- C interface
+// Returned codes: -1 done, >= 0 the row whose vector has no finite norm, -2 out of memory.
+
+extern "C" {
+
+// Whether this process may use AMX; the kernel grants it per process, on request.
+int riptide_amx() {
+#ifdef __AMX_BF16__
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return 0;
+#endif
+}
+
+void* riptide_search_new(const float* queries, int64_t num_queries, int64_t dim, int64_t k, int threads, int amx) {
+    try {
+        return new Search(queries, num_queries, dim, k, threads, amx != 0);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+void riptide_search_free(void* search) { delete static_cast<Search*>(search); }
+
+int64_t riptide_search_add(void* search, const void* vectors, int half, int64_t num_rows, int64_t dim, int64_t first_row,
+                           const int64_t* deleted, int64_t num_deleted) {
+    try {
+        const Part part{static_cast<const char*>(vectors), half != 0, dim, first_row};
+        return static_cast<Search*>(search)->add(part, num_rows, deleted, num_deleted);
+    } catch (const std::bad_alloc&) {
+        return -2;
+    }
+}
+
+void riptide_search_result(const void* search, float* scores, int64_t* rows) {
+    static_cast<const Search*>(search)->result(scores, rows);
+}
+
+// rows [num_queries][count] of vectors, -1 for none; scores of the same shape.
+void riptide_score_pairs(const float* queries, int64_t num_queries, int64_t dim, const int64_t* rows, int64_t count,
+                         const void* vectors, int half, int threads, float* scores) {
+    const Part part{static_cast<const char*>(vectors), half != 0, dim, 0};
+    const int64_t padded_dim = (dim + STEP - 1) / STEP * STEP;
+    std::atomic<int64_t> next{0};
+    in_threads(threads, [&](int) {
+        auto query = allocate<double>(padded_dim);
+        for (int64_t q; (q = next++) < num_queries;) {
+            widen(queries + q * dim, dim, padded_dim, query.get());
+            score_rows(part, query.get(), padded_dim, rows + q * count, count, scores + q * count);
+        }
+    });
+}
+}

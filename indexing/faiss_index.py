@@ -1,0 +1,330 @@
+"""FAISS indexes over plain arrays: choose, train, fill, search, and turn the dials until the recall asked for is measured.
+
+The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search returns
+candidates only: `indexing.exact.rescore` scores them from the float16 embeddings, so compression costs no precision.
+Training and filling give the same bytes for the same input, whatever the number of threads.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import faiss
+import numpy as np
+
+from indexing.exact import Hits, available_threads, merge, rescore
+from retriever.errors import InputError
+
+SMALL = 20_000  # vectors: below, a flat index answers in about a millisecond and there is little to train on
+POINTS_PER_CENTROID = 64  # FAISS asks for 39 to 256
+ADD_ROWS = 65_536  # rows per call of add: bounds the float32 copy
+
+
+class Shard(NamedTuple):
+    """An index and the embeddings that it was filled from."""
+
+    index: Any  # faiss.Index, ids = global rows
+    vectors: np.ndarray  # float16 [n, dim], a memory map will do
+    first_row: int
+
+
+class Dial(NamedTuple):
+    """What to search with, and what it was measured to find after re-scoring."""
+
+    nprobe: int
+    depth: int  # candidates per shard
+    recall: dict[int, float]  # k -> recall@k against exact search
+    reached: bool  # False: the target is out of reach of this index, and these are its best settings
+
+
+def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None) -> str:
+    """A FAISS factory string for num_vectors of dim dimensions and a recall@100 (after re-scoring) to be reached.
+
+    memory_bytes bounds the index as a whole, without the embeddings (they stay on disk); raises InputError if nothing fits.
+    """
+    if num_vectors < 1 or dim < 1 or not 0 < recall <= 1:
+        raise InputError(f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}")
+    if memory_bytes is None:
+        memory_bytes = 1 << 62
+    if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
+        return "Flat"
+    num_lists = _num_lists(num_vectors)
+    lists = f"IVF{num_lists}" if num_lists < 32_768 else f"IVF{num_lists}_HNSW32"
+    fixed = num_lists * dim * 4
+    codes = _codes(dim, recall)
+    for prefix, code, code_bytes in codes:
+        if fixed + num_vectors * (code_bytes + 8) <= memory_bytes:
+            return f"{prefix}{lists},{code}"
+    least = fixed + num_vectors * (codes[-1][2] + 8)
+    raise InputError(
+        f"no index of {num_vectors} vectors of {dim} dimensions fits {memory_bytes} bytes: the smallest takes {least}"
+    )
+
+
+def _num_lists(num_vectors: int) -> int:
+    """A power of two near 4 sqrt(n), with enough vectors to train each centroid."""
+    wanted = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
+    most = 2 ** int(math.log2(max(2, num_vectors / 39)))
+    return min(wanted, most, 1 << 18)
+
+
+def _codes(dim: int, recall: float) -> list[tuple[str, str, int]]:
+    """(prefix, code, bytes per vector) from the one that finds most to the smallest."""
+    one_bit = ("", "RaBitQ", dim // 8 + 8)
+    codes = [one_bit] if recall <= 0.99 else [("", "SQ8", dim), one_bit]
+    for sub in (4, 8, 16):  # dimensions per 4-bit code
+        if dim % sub == 0 and dim // sub // 2 < one_bit[2]:
+            codes.append((f"OPQ{dim // sub}," if sub > 4 else "", f"PQ{dim // sub}x4fs", dim // sub // 2))
+    return codes
+
+
+def check_factory(factory: str, dim: int) -> None:
+    """Raise InputError, in one line, unless factory makes an index of dim dimensions that shards, repeats and masks."""
+    _create(factory, dim)
+
+
+def training_size(factory: str, num_vectors: int) -> int:
+    """The sample to train on: 64 vectors per list, 65,536 at least (for the codes), all if there are fewer; 0 for Flat."""
+    if factory == "Flat":
+        return 0
+    return min(num_vectors, max(POINTS_PER_CENTROID * num_lists(factory), 65_536))
+
+
+def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int | None = None) -> Any:
+    """An empty, trained faiss.Index (inner product) from a sample, float32 [n, dim]; the same bytes for the same seed.
+
+    Raises InputError if the sample is too small for the factory.
+    """
+    sample = np.ascontiguousarray(sample, dtype=np.float32)
+    _check_finite(sample, "the training sample")
+    index = _create(factory, sample.shape[1])
+    inner = _inner(index)
+    needed = max(num_lists(factory), *(1 << b for b in _code_bits(inner)), 1)
+    if len(sample) < needed:
+        remedy = f"IVF{max(1, len(sample) // 39)}" if num_lists(factory) else "Flat"
+        raise InputError(
+            f"{factory} needs {needed} vectors or more to train on, found {len(sample)}: take Flat, {remedy} or more vectors"
+        )
+    for clustering in _clusterings(inner):
+        clustering.seed = seed
+        clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which tune() measures
+    if hasattr(inner, "do_polysemous_training"):
+        inner.do_polysemous_training = False  # minutes of training for a search mode that is never used here
+    with _threads(threads):
+        if isinstance(inner, faiss.IndexIVF) and getattr(faiss, "get_num_gpus", lambda: 0)() > 0:
+            gpu = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(inner.d))
+            inner.clustering_index = gpu  # k-means assigns on the GPUs
+        index.train(sample)
+        if isinstance(inner, faiss.IndexIVF):
+            inner.clustering_index = None
+    return index
+
+
+def write_index(index: Any, path: str | Path) -> None:
+    """Write a FAISS file. It carries no checksum: whoever stores it keeps its hash."""
+    faiss.write_index(index, str(path))
+
+
+def read_index(path: str | Path, *, mmap: bool = False) -> Any:
+    """Read a FAISS file, or map it into memory (shared between processes, read on demand). Raises InputError."""
+    try:
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+    except RuntimeError as error:
+        raise InputError(f"{path}: not a FAISS index that can be read ({_reason(error)})") from error
+
+
+def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
+    """A new index with trained's quantizer and the vectors of parts, float [n, dim], as rows first_row, first_row + 1, ...
+
+    The same bytes from run to run and for any threads. trained itself stays empty. Raises InputError for NaN and Inf.
+    """
+    index = faiss.clone_index(trained)
+    if not isinstance(_inner(index), faiss.IndexIVF):
+        index = faiss.IndexIDMap2(index)
+    row = first_row
+    with _threads(threads):
+        for part in parts:
+            for start in range(0, len(part), ADD_ROWS):
+                block = np.ascontiguousarray(part[start : start + ADD_ROWS], dtype=np.float32)
+                if block.ndim != 2 or block.shape[1] != index.d:
+                    raise InputError(f"vectors from row {row} have shape {block.shape}, expected [n, {index.d}]")
+                _check_finite(block, f"the part with row {row}")
+                index.add_with_ids(block, np.arange(row, row + len(block), dtype=np.int64))
+                row += len(block)
+    return index
+
+
+def search_shard(
+    index: Any,
+    queries: np.ndarray,
+    depth: int,
+    *,
+    nprobe: int,
+    deleted: np.ndarray | None = None,
+    threads: int | None = None,
+) -> np.ndarray:
+    """Candidate rows, int64 [q, depth], best first by the index's approximate score, -1 where there are none.
+
+    queries float32 [q, dim]; nprobe: lists to probe (a flat index has none and looks at all); deleted: int64 rows to skip.
+    """
+    queries = np.ascontiguousarray(queries, dtype=np.float32)
+    if queries.ndim != 2 or queries.shape[1] != index.d:
+        raise InputError(f"queries have shape {queries.shape}, expected [q, {index.d}] like the index")
+    if depth < 1 or nprobe < 1:
+        raise InputError(f"depth is {depth} and nprobe is {nprobe}, expected 1 or more")
+    options = {}
+    if deleted is not None and len(deleted):
+        gone = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
+        options["sel"] = faiss.IDSelectorNot(gone)
+    inner = _inner(index)
+    if isinstance(inner, faiss.IndexIVF):
+        parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, inner.nlist), **options)
+    else:
+        parameters = faiss.SearchParameters(**options)
+    if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
+        parameters = faiss.SearchParametersPreTransform(index_params=parameters, **options)
+    with _threads(threads):
+        return index.search(queries, depth, params=parameters)[1]
+
+
+def tune(
+    shards: Sequence[Shard],
+    queries: np.ndarray,
+    exact: Hits,
+    *,
+    recall: float,
+    own_rows: np.ndarray | None = None,
+    deleted: np.ndarray | None = None,
+    threads: int | None = None,
+) -> Dial:
+    """The smallest nprobe (a power of two), then the smallest depth, whose recall@100 after re-scoring reaches recall.
+
+    queries float32 [q, dim]: real ones, or the corpus' own vectors with own_rows int64 [q], their rows, which are then left
+    out on both sides. exact: the exact hits over the same shards (with own_rows: 1 deeper than wanted), k 200 or so.
+    """
+    ks = [k for k in (10, 100, 200) if k <= max(10, exact.rows.shape[1] - (own_rows is not None))]
+    at = 100 if 100 in ks else ks[-1]
+    truth = _without(exact.rows, own_rows)
+    depths = [d for d in (100, 200, 400, 800, 1600) if d <= max(len(s.vectors) for s in shards)] or [100]
+    most = max([getattr(_inner(s.index), "nlist", 1) for s in shards])
+    nprobes = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
+
+    def measure(candidates: list[np.ndarray], depth: int) -> dict[int, float]:
+        width = ks[-1] + (own_rows is not None)
+        found = [
+            rescore(queries, c[:, :depth], s.vectors, s.first_row, width, threads=threads)
+            for s, c in zip(shards, candidates, strict=True)
+        ]
+        return recall_at(_without(merge(found, width).rows, own_rows), truth, ks)
+
+    best: Dial | None = None
+    for nprobe in nprobes:
+        candidates = [
+            search_shard(s.index, queries, depths[-1], nprobe=nprobe, deleted=deleted, threads=threads) for s in shards
+        ]
+        measured = measure(candidates, depths[-1])
+        if best is None or measured[at] > best.recall[at]:
+            best = Dial(nprobe, depths[-1], measured, measured[at] >= recall)
+        if best.reached:
+            for depth in depths[:-1]:
+                measured = measure(candidates, depth)
+                if measured[at] >= recall:
+                    return Dial(nprobe, depth, measured, True)
+            return best
+    assert best is not None
+    return best
+
+
+def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:
+    """Rows, sorted int64, of the corpus' own vectors to measure recall with where there are no real queries."""
+    return np.sort(np.random.default_rng(seed).choice(num_vectors, min(count, num_vectors), replace=False))
+
+
+def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
+    """k -> the share of each query's exact top k that is among its first k found, averaged; int64 [q, >= k], -1 for none."""
+    recalls = {}
+    for k in ks:
+        shares = []
+        for found, exact in zip(found_rows[:, :k], exact_rows[:, :k], strict=True):
+            wanted = exact[exact >= 0]
+            if len(wanted):
+                shares.append(np.isin(wanted, found).mean())
+        recalls[k] = float(np.mean(shares)) if shares else 1.0
+    return recalls
+
+
+def _without(rows: np.ndarray, own_rows: np.ndarray | None) -> np.ndarray:
+    """rows [q, k] less each query's own row: the rest moves up, the last column goes."""
+    if own_rows is None:
+        return rows
+    own = rows == np.asarray(own_rows)[:, None]
+    return np.take_along_axis(rows, np.argsort(own, axis=1, kind="stable"), axis=1)[:, :-1]
+
+
+def _create(factory: str, dim: int) -> Any:
+    lists = re.search(r"IVF(\d+)", factory)
+    if lists and not 1 <= int(lists[1]) <= 1 << 22:
+        raise InputError(f"index {factory!r}: expected 1 to {1 << 22} lists")
+    try:
+        index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise InputError(f"index {factory!r} cannot be made for {dim} dimensions: {_reason(error)}") from error
+    inner = _inner(index)
+    kinds = (faiss.IndexIVF, faiss.IndexFlat, faiss.IndexScalarQuantizer)
+    plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
+    if not plain or not isinstance(inner, kinds):
+        # Graphs differ from run to run, refinement and id maps are done here, the others cannot skip deleted rows.
+        raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR if wanted")
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise InputError(f"index {factory!r} is not made for inner products")
+    return index
+
+
+def _inner(index: Any) -> Any:
+    """The index that holds the codes, below a transform or an id map."""
+    index = faiss.downcast_index(index)
+    while isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
+        index = faiss.downcast_index(index.index)
+    return index
+
+
+def num_lists(factory: str) -> int:
+    lists = re.search(r"IVF(\d+)", factory)
+    return int(lists[1]) if lists else 0
+
+
+def _clusterings(inner: Any) -> Iterator[Any]:
+    if isinstance(inner, faiss.IndexIVF):
+        yield inner.cp
+    if hasattr(inner, "pq"):
+        yield inner.pq.cp
+
+
+def _code_bits(inner: Any) -> Iterator[int]:
+    yield 0
+    if hasattr(inner, "pq"):
+        yield inner.pq.nbits
+
+
+@contextmanager
+def _threads(threads: int | None) -> Iterator[None]:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(threads or available_threads())
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def _check_finite(vectors: np.ndarray, what: str) -> None:
+    if not np.isfinite(vectors).all():
+        raise InputError(f"{what} has NaN or Inf: encode it again")
+
+
+def _reason(error: RuntimeError) -> str:
+    """FAISS' message without its source position, on one line."""
+    text = " ".join(str(error).split())
+    return re.sub(r"^Error in .*?: (Error: )?", "", text)[:160]

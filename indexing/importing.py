@@ -1,0 +1,209 @@
+"""Raw files to a corpus generation: chunks are parsed in parallel, ids made unique, deletions recorded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from indexing.artifact import Artifact, Draft, Part
+from indexing.corpus import Corpus, write_table
+from indexing.ids import candidates, merge_bucket, num_buckets, repeated, sorted_hashes
+from indexing.parse import parse_corpus
+from indexing.raw import Lines, open_input
+from indexing.sources import Chunk, Source, chunks
+from indexing.store import Store, generation
+from indexing.tasks import run_tasks
+from retriever.errors import InputError
+
+Report = Callable[[int], None]  # told the number of passages of each part as it is done
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What shapes a corpus generation."""
+
+    part_size: int = 10_000  # rows a part: 30 to 60 s of one encoding worker
+    filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
+    limit: int | None = None
+
+
+def import_generation(
+    store: Store,
+    source: Source | None,
+    options: ImportOptions,
+    *,
+    append: bool,
+    delete: str | None = None,
+    report: Report = lambda rows: None,
+) -> Corpus:
+    """Make the first generation of a store's corpus, or (append, delete) the next one; resume it; find it done.
+
+    `delete` names a file of ids, one a line, that the new generation deletes; an id may be deleted and added anew
+    in one generation. Raises InputError for bad input; what is committed by then is kept, and nothing is visible.
+    """
+    previous = store.generations("corpus")
+    config = {
+        "format": source.format if source else None,
+        "part_size": options.part_size,
+        "filters": dict(options.filters),
+        "limit": options.limit,
+        "source": [file_identity(file) for file in source.corpus] if source else [],
+        "delete": file_identity(delete) if delete else None,
+    }
+    if previous and previous[-1].config == config:
+        return Corpus(previous)
+    if previous and not append and not delete:
+        raise InputError(f"{store.url} has a corpus of another source; --append adds to it, another --store starts anew")
+    if not previous and (append or delete):
+        raise InputError(f"{store.url} has no corpus yet: import one first, without --append and --delete")
+    inputs = {"previous": previous[-1]} if previous else {}
+    before = Corpus(previous)
+    with store.create("corpus", generation(len(previous)), inputs=inputs, config=config, by_content=True) as draft:
+        if delete:
+            _commit_deleted(draft, before, delete)
+        if source:
+            committed = draft.committed()
+            _import_parts(draft, source, options, committed, report)
+            _commit_ids(draft, before)
+    return Corpus.open(store)
+
+
+def _import_parts(
+    draft: Draft, source: Source, options: ImportOptions, committed: Mapping[str, Part], report: Report
+) -> None:
+    def missing() -> Iterator[Chunk]:
+        for chunk in chunks(source, options.part_size, limit=options.limit):
+            name = f"part-{chunk.index:05d}"
+            if name in committed and f"hashes-{chunk.index:05d}" in committed:
+                report(committed[name].rows)
+            else:
+                yield chunk
+
+    for _, rows in run_tasks(import_part, missing(), draft, source.format, dict(options.filters)):
+        report(rows)
+
+
+def import_part(chunk: Chunk, draft: Draft, format: Any, filters: Mapping[str, str]) -> int:
+    """Parse a chunk and commit its part, then the sorted hashes of its ids. Returns the number of passages."""
+    table = parse_corpus(format, chunk, filters)
+    pieces = [[piece.file, piece.first_line, piece.rows] for piece in chunk.pieces]
+    name = f"{chunk.index:05d}"
+    draft.commit(f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), source=pieces)
+    hashes = sorted_hashes(table.column("id").to_pylist())
+    draft.commit(f"hashes-{name}", ".npy", lambda path: np.save(path, hashes), rows=len(table))
+    return len(table)
+
+
+def _commit_ids(draft: Draft, before: Corpus) -> None:
+    committed = draft.committed()
+    parts = [part for name, part in committed.items() if name.startswith("part-")]
+    total = sum(part.rows for part in parts)
+    if total == 0:
+        raise InputError(f"{draft.url}: the source has no passages; nothing is imported")
+    buckets = num_buckets(total)
+    todo = [b for b in range(buckets) if f"ids-{b:05d}" not in committed]
+    for _ in run_tasks(merge_ids, todo, draft, before.generations, buckets):
+        pass
+
+
+def merge_ids(bucket: int, draft: Draft, previous: Sequence[Artifact], buckets: int) -> None:
+    """Commit one bucket of the generation's id file. Raises InputError for an id that comes twice."""
+    committed = draft.committed()
+    before = Corpus(previous)
+    parts = [part for name, part in committed.items() if name.startswith("part-")]
+    starts = before.num_rows + np.cumsum([0, *(part.rows for part in parts)])
+    files = [
+        (draft.local(committed[part.name.replace("part", "hashes")]), int(start))
+        for part, start in zip(parts, starts, strict=False)
+    ]
+    ids = merge_bucket(files, bucket, buckets)
+    for one, other in repeated(ids):
+        if _id_at(draft, parts, starts, one) == _id_at(draft, parts, starts, other):
+            raise _duplicate(draft, parts, starts, one, other)
+    _refuse_known(draft, parts, starts, ids, before, committed)
+    draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: np.save(path, ids), rows=ids.shape[1])
+
+
+def _refuse_known(
+    draft: Draft, parts: list[Part], starts: np.ndarray, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
+) -> None:
+    deleted = before.deleted if before.generations else np.empty(0, np.int64)
+    if "deleted" in committed:
+        deleted = np.union1d(deleted, np.load(draft.local(committed["deleted"])))
+    for artifact in before.generations:
+        files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
+        positions, rows = candidates(files, ids[0])
+        alive = ~np.isin(rows, deleted)
+        for position, row in zip(positions[alive], rows[alive], strict=True):
+            new = int(ids[1][position])
+            name = _id_at(draft, parts, starts, new)
+            if before.passages([row])[0].id == name:
+                raise InputError(
+                    f"{_place(parts, starts, new)}: id {name!r} is in the corpus already, as row {row}; "
+                    "delete it in the same command (--delete) to replace it, or leave the line out"
+                )
+
+
+def _id_at(draft: Draft, parts: list[Part], starts: np.ndarray, row: int) -> str:
+    index = int(np.searchsorted(starts, row, side="right")) - 1
+    table = pa.ipc.open_file(pa.memory_map(str(draft.local(parts[index])))).read_all()
+    return table.column("id")[int(row - starts[index])].as_py()
+
+
+def _duplicate(draft: Draft, parts: list[Part], starts: np.ndarray, one: int, other: int) -> InputError:
+    first, second = sorted((int(one), int(other)))
+    return InputError(
+        f"{_place(parts, starts, second)}: id {_id_at(draft, parts, starts, second)!r} comes a second time, first in "
+        f"{_place(parts, starts, first)}; rename or remove one, remove the begun {draft.key} (jobs/store.py remove) "
+        "and import again"
+    )
+
+
+def _place(parts: list[Part], starts: np.ndarray, row: int) -> str:
+    """`file:line` of a row. Exact where a line is a passage; KILT's pages hold several, so there it is the part's."""
+    index = int(np.searchsorted(starts, row, side="right")) - 1
+    part, offset = parts[index], int(row - starts[index])
+    pieces = part.facts["source"]
+    if sum(rows for _, _, rows in pieces) != part.rows:
+        return f"{pieces[0][0]}:{pieces[0][1]} or after"
+    for file, first_line, rows in pieces:
+        if offset < rows:
+            return f"{file}:{first_line + offset}"
+        offset -= rows
+    raise AssertionError("a row beyond its part")
+
+
+def _commit_deleted(draft: Draft, before: Corpus, delete: str) -> None:
+    if "deleted" in draft.committed():
+        return
+    lines = Lines(delete)
+    ids: list[str] = []
+    while piece := lines.take(1 << 20):
+        ids += (piece.data or b"").decode().split("\n")
+    ids = [id.removesuffix("\r") for id in ids]
+    rows = before.rows_of(ids)
+    if len(unknown := np.flatnonzero(rows < 0)):
+        line = int(unknown[0])
+        raise InputError(
+            f"{delete}:{line + 1}: id {ids[line]!r} is not in the corpus (or deleted already)"
+            f"{f', nor are {len(unknown) - 1} more' if len(unknown) > 1 else ''}; remove the line"
+        )
+    rows = np.unique(rows)
+    draft.commit("deleted", ".npy", lambda path: np.save(path, rows), rows=len(rows))
+
+
+def file_identity(file: str) -> dict[str, Any]:
+    """Name, bytes and a hash over three samples of a raw file: what a resume compares to be sure it is the same."""
+    with open_input(file) as source:
+        size = source.size()
+        digest = hashlib.sha256()
+        for offset in (0, size // 2, max(0, size - (1 << 20))):
+            source.seek(offset)
+            digest.update(source.read(1 << 20))
+    return {"file": Path(file).name, "bytes": size, "samples": digest.hexdigest()}

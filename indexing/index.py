@@ -1,0 +1,74 @@
+"""An index: a quantiser trained once, and shards of contiguous rows; grows with its embeddings by more shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from indexing.artifact import Artifact, Part
+from indexing.embeddings import Embeddings
+from indexing.store import Store
+from retriever.errors import InputError
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One FAISS file, which holds the rows [first_row, end)."""
+
+    artifact: Artifact
+    part: Part
+    first_row: int
+    end: int
+
+
+class Index:
+    """All complete generations of index/NAME, for reading."""
+
+    def __init__(self, name: str, generations: Sequence[Artifact]):
+        self.name = name
+        self.generations = list(generations)
+        self.shards = [
+            Shard(artifact, part, part.facts["first_row"], part.facts["end"])
+            for artifact in generations
+            for part in artifact.group("shard")
+        ]
+        self.num_rows = self.shards[-1].end if self.shards else 0
+        self.factory: str = generations[0].config["factory"]
+        self.nprobe: int = generations[-1].notes["nprobe"]
+        self.depth: int = generations[-1].notes["depth"]
+        self.recall: dict[str, float] = generations[-1].notes["recall"]
+
+    @property
+    def quantizer(self) -> tuple[Artifact, Part]:
+        """The trained, empty index that all shards were filled from."""
+        return self.generations[0], self.generations[0].part("quantizer")
+
+    @classmethod
+    def open(cls, store: Store, name: str | None, embeddings: Embeddings) -> Index:
+        """`name` may be left out where the store has one only.
+
+        Raises InputError where it was built from other embeddings, or lacks rows that they have.
+        """
+        name = store.only("index", name)
+        generations = store.generations("index", name)
+        check_lineage(generations, embeddings)
+        found = cls(name, generations)
+        if found.num_rows < embeddings.num_rows:
+            raise InputError(
+                f"{store.url}/index/{name} covers {found.num_rows:,} of the {embeddings.num_rows:,} vectors of "
+                f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
+            )
+        return found
+
+
+def check_lineage(generations: Sequence[Artifact], embeddings: Embeddings) -> None:
+    """Raises InputError unless every generation was built from these embeddings, both sides named."""
+    made: dict[str, Any] = {artifact.key: artifact.fingerprint for artifact in embeddings.generations}
+    for artifact in generations:
+        for role, entry in artifact.inputs.items():
+            if role != "previous" and made.get(entry["artifact"]) != entry["fingerprint"]:
+                raise InputError(
+                    f"{artifact.url} was built from {entry['artifact']} {entry['fingerprint'][:12]}, the embeddings asked "
+                    f"for are {embeddings.name} {made.get(entry['artifact'], 'without that generation')[:12]}"
+                )

@@ -1,0 +1,166 @@
+"""Raw files, local or on S3, plain or .gz: read in blocks and given out as whole lines, any number at a time."""
+
+import csv
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from retriever.errors import InputError
+
+BLOCK = 1 << 20  # bytes read at a time
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of one file: raw lines, or for Parquet (`data` None) a range of rows to read."""
+
+    file: str
+    first_line: int  # 1-based line of the file, for Parquet its 1-based row
+    rows: int  # lines
+    data: bytes | None  # whole lines, the last one without its newline
+
+
+class Lines:
+    """A text file's lines, given out as many at a time as one likes."""
+
+    def __init__(self, file: str):
+        self.file, self.line = file, 1  # the next line to give
+        self.blocks = read_blocks(file)
+        self.block, self.start = b"", 0  # of the block, what lies before start is given
+        self.ends: np.ndarray = np.empty(0, np.int64)  # the block's newlines, of which `used` are given
+        self.used = 0
+
+    def take(self, num_lines: int) -> Piece | None:
+        """The next `num_lines` lines, fewer at the end of the file, then None."""
+        parts, rows = [], 0
+        while rows + len(self.ends) - self.used < num_lines:
+            parts.append(self.block[self.start :] if self.start else self.block)
+            rows += len(self.ends) - self.used
+            self.block, self.start, self.used = next(self.blocks, b""), 0, 0
+            self.ends = np.flatnonzero(np.frombuffer(self.block, np.uint8) == 10)
+            if not self.block:  # read_blocks leaves no newline at the end
+                rest = b"".join(parts)
+                return self._give(rest, rows + 1) if rest else None
+        self.used += num_lines - rows
+        end = int(self.ends[self.used - 1])
+        parts.append(self.block[self.start : end])
+        self.start = end + 1
+        return self._give(b"".join(parts), num_lines)
+
+    def _give(self, data: bytes, rows: int) -> Piece:
+        self.line += rows
+        return Piece(self.file, self.line - rows, rows, data)
+
+
+class ParquetRows:
+    """A Parquet file's rows as ranges, from its footer alone."""
+
+    def __init__(self, file: str):
+        self.file, self.row = file, 0
+        with open_input(file) as opened:
+            try:
+                self.num_rows = pq.read_metadata(opened).num_rows
+            except (pa.ArrowInvalid, OSError) as error:
+                raise InputError(
+                    f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again"
+                ) from None
+
+    def take(self, num_rows: int) -> Piece | None:
+        rows = min(num_rows, self.num_rows - self.row)
+        self.row += rows
+        return Piece(self.file, self.row - rows + 1, rows, None) if rows else None
+
+
+def open_input(file: str) -> Any:
+    """Open a local or s3:// file for random access (pyarrow.NativeFile). InputError: not there, not readable."""
+    filesystem, key = filesystem_of(file)
+    try:
+        return filesystem.open_input_file(key)
+    except OSError as error:
+        raise unreadable(file, error) from None
+
+
+def read_blocks(file: str) -> Iterator[bytes]:
+    """The file's bytes in blocks, unzipped where its name ends with .gz.
+
+    A byte-order mark is left out, and so are the ends of line, thus any empty lines, at the end of the file.
+    InputError: missing, unreadable, truncated or damaged.
+    """
+    with open_input(file) as raw:
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
+        held, start = b"", True
+        while block := _read(stream, file):
+            if start:
+                while len(block) < len(BOM) and (more := _read(stream, file)):
+                    block += more
+                block, start = block.removeprefix(BOM), False
+            body = block.rstrip(b"\r\n")
+            if body:
+                yield held + body if held else body
+                held = block[len(body) :]
+            else:
+                held += block
+
+
+def _read(stream: BinaryIO, file: str) -> bytes:
+    try:
+        return stream.read(BLOCK)
+    except EOFError:
+        raise InputError(
+            f"{file}: found a gzip stream that breaks off, expected its end; fetch the file again"
+        ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{file}: found damaged gzip data ({error}), expected a .gz file; fetch it again") from None
+    except OSError as error:
+        raise unreadable(file, error) from None
+
+
+def filesystem_of(path: str) -> tuple[Any, str]:
+    """The pyarrow filesystem of a path and the path in it; S3 takes credentials, region and endpoint from AWS_*."""
+    if not path.startswith("s3://"):
+        return pafs.LocalFileSystem(), path
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    scheme, _, host = endpoint.rpartition("://")
+    filesystem = pafs.S3FileSystem(region=region, endpoint_override=host or None, scheme=scheme or "https")
+    return filesystem, path.removeprefix("s3://")
+
+
+def tsv_fields(line: str) -> list[str]:
+    """One line's tab-separated fields, quoted as by Python's csv module."""
+    allow_long_fields()
+    return next(csv.reader([line.removesuffix("\r")], delimiter="\t"), [""])
+
+
+def allow_long_fields() -> None:
+    """A passage may be longer than the 128 KiB that csv takes by default."""
+    csv.field_size_limit(2**31 - 1)
+
+
+def clip(found: object) -> str:
+    """What was found, short enough for an error's one line."""
+    shown = repr(found[:200].decode("utf-8", "replace") if isinstance(found, bytes) else found)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def unreadable(path: str, error: OSError) -> InputError:
+    return InputError(
+        f"{path}: found nothing readable ({one_line(error)}), expected a file; check the path and its permissions"
+    )
+
+
+def no_rows(*files: str) -> InputError:
+    return InputError(f"{' and '.join(files)}: found no rows, expected at least one; check that the file is complete")

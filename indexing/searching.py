@@ -1,0 +1,85 @@
+"""Search on the cluster: every shard or stretch of rows is searched by a task, with whole blocks of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from indexing.embeddings import Embeddings
+from indexing.exact import Hits, exact_search, merge, rescore
+from indexing.faiss_index import read_index, search_shard
+from indexing.index import Index, Shard
+from indexing.tasks import node_cores, num_slots, run_tasks
+
+
+def search_exact(
+    embeddings: Embeddings, queries: np.ndarray, k: int, deleted: np.ndarray, *, first_row: int = 0, end: int | None = None
+) -> Hits:
+    """The exact top k of queries float32 [q, dim] over the rows [first_row, end), less the `deleted` ones."""
+    end = embeddings.num_rows if end is None else end
+    cores = node_cores()
+    stretches = _stretches(first_row, end, num_slots(cores))
+    found = run_tasks(exact_stretch, stretches, embeddings, queries, k, deleted, cores, num_cpus=cores)
+    return merge([hits for _, hits in found], k)
+
+
+def exact_stretch(
+    stretch: tuple[int, int], embeddings: Embeddings, queries: np.ndarray, k: int, deleted: np.ndarray, threads: int
+) -> Hits:
+    """One task of `search_exact`: the rows [first, end)."""
+    return exact_search(queries, embeddings.between(*stretch), k, deleted=deleted, threads=threads)
+
+
+def search_dense(
+    index: Index,
+    embeddings: Embeddings,
+    queries: np.ndarray,
+    k: int,
+    deleted: np.ndarray,
+    *,
+    nprobe: int | None = None,
+    depth: int | None = None,
+) -> Hits:
+    """The top k of queries float32 [q, dim]: each shard's candidates by probing, scored again by their float16 vectors.
+
+    `depth`: candidates per query and shard; at least k. `nprobe` and `depth` default to what the build measured.
+    """
+    cores = node_cores()
+    depth = max(k, depth or index.depth)
+    shared = (embeddings, queries, k, deleted, nprobe or index.nprobe, depth, cores)
+    found = run_tasks(dense_shard, index.shards, *shared, num_cpus=cores)
+    return merge([hits for _, hits in found], k)
+
+
+def dense_shard(
+    shard: Shard,
+    embeddings: Embeddings,
+    queries: np.ndarray,
+    k: int,
+    deleted: np.ndarray,
+    nprobe: int,
+    depth: int,
+    threads: int,
+) -> Hits:
+    """One task of `search_dense`."""
+    faiss_index = read_index(shard.artifact.local(shard.part), mmap=True)
+    mine = deleted[(deleted >= shard.first_row) & (deleted < shard.end)]
+    rows = search_shard(faiss_index, queries, depth, nprobe=nprobe, deleted=mine, threads=threads)
+    return rescore_pieces(queries, rows, embeddings.between(shard.first_row, shard.end), k, threads)
+
+
+def rescore_pieces(
+    queries: np.ndarray, rows: np.ndarray, pieces: Iterable[tuple[int, np.ndarray]], k: int, threads: int
+) -> Hits:
+    """The best k of candidates int64 [q, c] whose vectors lie in several pieces (first row, float16 [n, dim])."""
+    found = []
+    for first_row, vectors in pieces:
+        here = np.where((rows >= first_row) & (rows < first_row + len(vectors)), rows, -1)
+        found.append(rescore(queries, here, vectors, first_row, k, threads=threads))
+    return merge(found, k)
+
+
+def _stretches(first_row: int, end: int, count: int) -> Sequence[tuple[int, int]]:
+    bounds = np.linspace(first_row, end, max(1, min(count, end - first_row)) + 1).astype(np.int64)
+    return [(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]

@@ -1,0 +1,68 @@
+"""Ray tasks over many small items: bounded in flight, results as they come, failures told as they were raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+RETRIES = 5  # a lost node or a killed worker costs its items another try; an exception is final
+
+
+def run_tasks(
+    function: Callable[..., R],
+    items: Iterable[T],
+    *shared: Any,
+    num_cpus: float = 1,
+    memory: float = 0,
+    max_in_flight: int | None = None,
+) -> Iterator[tuple[T, R]]:
+    """Run `function(item, *shared)` on the cluster for every item; yield (item, result) as they are done.
+
+    `shared` is put into the object store once. `items` may be endless: at most `max_in_flight` (default: twice
+    the cluster's cores over num_cpus) are drawn ahead. The first exception ends it, and the rest is cancelled.
+    """
+    import ray
+
+    cores = ray.cluster_resources().get("CPU", 1)
+    bound = max_in_flight or max(2, int(2 * cores / max(num_cpus, 0.1)))
+    task = ray.remote(num_cpus=num_cpus, memory=memory or None, max_retries=RETRIES)(function)
+    handles = [ray.put(value) for value in shared]
+    pending: dict[Any, T] = {}
+    source = iter(items)
+    exhausted = False
+    try:
+        while True:
+            while not exhausted and len(pending) < bound:
+                try:
+                    item = next(source)
+                except StopIteration:
+                    exhausted = True
+                    break
+                pending[task.remote(item, *handles)] = item
+            if not pending:
+                return
+            [done], _ = ray.wait(list(pending), num_returns=1)
+            item = pending.pop(done)
+            yield item, ray.get(done)
+            del done
+    finally:
+        for left in pending:
+            ray.cancel(left, force=True)
+
+
+def node_cores() -> int:
+    """Cores of the smallest node that has some: what one task can ask for and be sure to get."""
+    import ray
+
+    cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+    return int(min((c for c in cores if c >= 1), default=1))
+
+
+def num_slots(cores: int) -> int:
+    """How many tasks of so many cores the cluster runs at once."""
+    import ray
+
+    return max(1, sum(int(n["Resources"].get("CPU", 0) // cores) for n in ray.nodes() if n["Alive"]))

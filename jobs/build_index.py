@@ -1,0 +1,74 @@
+"""Fill a FAISS index from embeddings, in parallel shards, and measure its recall.
+
+    python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs.cli import Common, Stage, human, run, say  # first: it mends the path
+
+from indexing.building import Building, IndexOptions  # isort: skip
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.faiss_index import training_size
+from indexing.index import Index
+from indexing.store import Store
+from jobs.session import connect
+from retriever.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildIndex(Common):
+    """--limit N takes the embeddings that encode_corpus --limit N made (NAME-limitN)."""
+
+    embeddings: str | None = None
+    """May be left out where the store has one only."""
+    name: str | None = None
+    """The index' name; default: the embeddings'."""
+    factory: str = "auto"
+    """Any FAISS factory string; auto: from size, memory and recall."""
+    shards: int = 4
+    recall: float = 0.95
+    """Of the exact top 100, after re-scoring; nprobe and depth are set to reach it."""
+
+
+def main(options: BuildIndex) -> None:
+    store = Store(options.store).require()
+    if options.shards < 1 or not 0 < options.recall <= 1:
+        raise InputError(f"--shards {options.shards} --recall {options.recall}: expected at least 1, and 0 < recall <= 1")
+    chosen = options.embeddings
+    if options.limit is not None and chosen is not None:
+        chosen = f"{chosen}-limit{options.limit}"
+    embeddings = Embeddings.open(store, chosen, Corpus.open(store))
+    shape = IndexOptions(factory=options.factory, shards=options.shards, recall=options.recall)
+    if options.plan:
+        from indexing.faiss_index import check_factory, choose_factory
+
+        factory = shape.factory
+        if factory == "auto":
+            factory = choose_factory(embeddings.num_rows, embeddings.dim, shape.recall)
+        check_factory(factory, embeddings.dim)
+        say(f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}")
+        say(f"factory  {factory}, trained on {training_size(factory, embeddings.num_rows):,} vectors")
+        say(f"shards   {options.shards} of about {embeddings.num_rows // options.shards:,} vectors")
+        say(f"memory   {human(training_size(factory, embeddings.num_rows) * embeddings.dim * 4)} to train")
+        return
+    building = Building(store, embeddings, options.name or embeddings.name, shape)
+    if building.draft is not None and not building.draft.complete:
+        connect(store)
+        with Stage(f"build {building.factory}", unit="vectors") as stage:
+            for name, rows in building.run():
+                if name == "fill":
+                    stage.add(rows)
+    index = Index.open(store, building.name, embeddings)
+    recall = ", ".join(f"recall@{k} {value:.4f}" for k, value in index.recall.items())
+    say(f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, {index.factory}")
+    say(f"  {recall} of exact search at nprobe {index.nprobe}, {index.depth} candidates a shard")
+    if not index.generations[-1].notes["reached"]:
+        say(f"  recall {options.recall} is out of this factory's reach: take finer codes (SQ8, Flat) or more lists")
+
+
+if __name__ == "__main__":
+    run(main, BuildIndex)

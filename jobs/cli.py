@@ -1,0 +1,190 @@
+"""What all jobs share: options from YAML and command line, progress lines, one clear line for bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import sys
+import time
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+# `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+
+from indexing.storage import full_disk
+from retriever.errors import InputError
+
+Options = TypeVar("Options", bound="Common")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Options of every job."""
+
+    store: str
+    """Where the artifacts are: a local folder or s3://bucket/prefix."""
+    plan: bool = False
+    """Say what would be done (parts, rows, bytes, memory), and end."""
+    limit: int | None = None
+    """Only the first so many rows; part of the fingerprint, and of the name where there is one."""
+
+
+def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] | None = None) -> None:
+    """Parse `--config FILE.yaml --key value …`, call main(options), and exit: 0 done, 1 bad input, 2 bad usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parsed = parse(options, arguments, main.__module__)
+        if parsed.limit is not None and parsed.limit < 1:
+            raise InputError(f"--limit {parsed.limit}: expected at least 1")
+        with full_disk(Path(parsed.store)):
+            main(parsed)
+    except KeyboardInterrupt:
+        fail("interrupted; run the same command again to go on", 130)
+    except BrokenPipeError:
+        os._exit(141)
+    except BaseException as error:
+        cause = input_error(error)
+        if cause is None:
+            raise
+        fail(str(cause), 1)
+
+
+def parse(options: type[Options], arguments: list[str], module: str = "") -> Options:
+    """Options from defaults, then the YAML file of --config, then the command line. Raises InputError, SystemExit."""
+    import tyro
+
+    recipe: list[str] = []
+    if "--config" in arguments:
+        at = arguments.index("--config")
+        if at + 1 == len(arguments):
+            raise InputError("--config: expected a YAML file")
+        recipe = read_recipe(arguments[at + 1], options, arguments)
+        arguments = arguments[:at] + arguments[at + 2 :]
+    description = sys.modules[module].__doc__ if module in sys.modules else None
+    return tyro.cli(options, args=recipe + arguments, description=description)
+
+
+def read_recipe(path: str, options: type, given: Sequence[str] = ()) -> list[str]:
+    """A YAML mapping as command-line arguments, so that one parser checks both; keys also `given` are left out.
+
+    Raises InputError that names the file and the key for what is not a mapping of known options.
+    """
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; --config expects a YAML file") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise InputError(f"{path}: expected `key: value` lines, found {type(loaded).__name__}")
+    known = {field.name: field for field in dataclasses.fields(options)}
+    hints = typing.get_type_hints(options)
+    flags = {a.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for a in given}
+    arguments: list[str] = []
+    for key, value in loaded.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+            raise InputError(f"{path}: unknown key {key!r}{hint}")
+        if value is None or name in flags:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if hints[name] is bool:
+            if not isinstance(value, bool):
+                raise InputError(f"{path}: {key}: expected true or false, found {value!r}")
+            arguments.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, list):
+            arguments += [flag, *map(str, value)]
+        elif isinstance(value, dict):
+            arguments += [flag, *(str(x) for pair in value.items() for x in pair)]
+        else:
+            arguments += [flag, str(value)]
+    return arguments
+
+
+def input_error(error: BaseException) -> InputError | None:
+    """The InputError behind an exception, through Ray's wrappers and causes; None where there is none."""
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, InputError):
+            return error
+        inner = getattr(error, "cause", None) or error.__cause__ or error.__context__
+        if not isinstance(inner, BaseException):
+            return None
+        error = inner
+    return None
+
+
+def fail(message: str, status: int) -> typing.NoReturn:
+    """Print one line to stderr and exit."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+def say(message: str) -> None:
+    """A line for the person who runs the job."""
+    print(message, flush=True)
+
+
+class Stage:
+    """One line of progress: `encode 12,000 of 20,958 passages, 310/s, 29 s left`; rewritten on a terminal."""
+
+    def __init__(self, name: str, total: int | None = None, unit: str = "passages"):
+        self.name, self.total, self.unit = name, total, unit
+        self.done = self.skipped = 0
+        self.started = self._told = time.monotonic()
+        self._open = False
+
+    def skip(self, amount: int) -> None:
+        """Count what an earlier run has done; it does not enter the rate."""
+        self.skipped += amount
+
+    def add(self, amount: int) -> None:
+        self.done += amount
+        now = time.monotonic()
+        if now - self._told >= (0.5 if sys.stderr.isatty() else 10):
+            self._told = now
+            self._print(now)
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._open and sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        if kind is None:
+            seconds = time.monotonic() - self.started
+            kept = f" ({self.skipped:,} kept)" if self.skipped else ""
+            rate = f", {self.done / seconds:,.0f}/s" if self.done and seconds > 0.05 else ""
+            say(f"{self.name}: {self.done + self.skipped:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
+
+    def _print(self, now: float) -> None:
+        rate = self.done / max(now - self.started, 1e-9)
+        line = f"{self.name}: {self.done + self.skipped:,}"
+        if self.total:
+            left = (self.total - self.done - self.skipped) / max(rate, 1e-9)
+            line += f" of {self.total:,}"
+        line += f" {self.unit}, {rate:,.0f}/s"
+        if self.total:
+            line += f", {left:,.0f} s left"
+        end = "" if sys.stderr.isatty() else "\n"
+        print(f"\r\033[K{line}" if not end else line, end=end, file=sys.stderr, flush=True)
+        self._open = True
+
+
+def human(size: float) -> str:
+    """Bytes for people: `3.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    raise AssertionError

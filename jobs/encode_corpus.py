@@ -1,0 +1,100 @@
+"""Encode a corpus with a pool of encoders, one embeddings part for each corpus part.
+
+    python jobs/encode_corpus.py --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
+    ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://bucket/squad --encoder intfloat/e5-large
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from jobs.cli import Common, Stage, human, run, say  # first: it mends the path
+
+from indexing.corpus import Corpus  # isort: skip
+from indexing.encoding import Encoding, choose_pool, numerics_of, similarity_of
+from indexing.store import Store
+from jobs.session import connect
+from retriever.encoder import EncoderOptions, describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeCorpus(Common):
+    encoder: str
+    """A Hugging Face name or a folder (transformers or sentence-transformers)."""
+    name: str | None = None
+    """The embeddings' name; default: the last piece of the encoder's."""
+    pooling: Literal["cls", "mean", "last"] | None = None
+    normalize: bool | None = None
+    """L2-normalise the vectors (cosine)."""
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
+    title: Literal["space", "newline", "sep", "none"] = "space"
+    """How title and text become one passage."""
+    query_length: int | None = None
+    """Tokens, special ones included."""
+    passage_length: int | None = None
+    dimension: int | None = None
+    """Keep the first so many dimensions (Matryoshka)."""
+    append_eos: bool = False
+    padding_side: Literal["right", "left"] | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 where the processor has it."""
+    compile: Literal["auto", "never", "always"] = "auto"
+    """torch.compile; auto: where it pays and a compiler is there."""
+    min_workers: int = 1
+    max_workers: int | None = None
+    """Encoders at once; default: as many as the cluster holds now. A cluster that scales up may be given more."""
+    cpus: int | None = None
+    """Cores of each encoder; default: those of the smallest node, 4 beside a GPU."""
+    gpus: int | None = None
+    """GPUs of each encoder, 0 or 1; default: 1 where the cluster has GPUs."""
+
+    def encoder_options(self) -> EncoderOptions:
+        names = EncoderOptions.__dataclass_fields__
+        return EncoderOptions(**{name: getattr(self, name) for name in names})
+
+
+def main(options: EncodeCorpus) -> None:
+    store = Store(options.store).require()
+    encoder_options = options.encoder_options()
+    name = options.name or options.encoder.rstrip("/").rpartition("/")[2]
+    described = describe(options.encoder, encoder_options)
+    if options.plan:
+        return plan(store, options, described)
+    connect(store)
+    pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus)
+    encoding = Encoding(
+        store, options.encoder, encoder_options, name, numerics=numerics_of(pool, encoder_options), limit=options.limit
+    )
+    with Stage("encode", encoding.rows_kept + encoding.rows_left) as stage:
+        stage.skip(encoding.rows_kept)
+        startup = ready = 0.0
+        tokens = 0
+        for done in encoding.run(pool):
+            startup, ready = (done.startup, done.ready) if not ready else (startup, min(ready, done.ready))
+            tokens += done.tokens
+            stage.add(done.rows)
+    if tokens:
+        seconds = time.time() - ready
+        say(f"  an encoder starts in {startup:.1f} s; then {encoding.rows_left / seconds:,.0f} passages/s, {tokens / seconds:,.0f} tokens/s")
+    encoding.finish(described["dim"], similarity_of(described))
+    for draft in encoding.drafts:
+        say(draft.url)
+    return None
+
+
+def plan(store: Store, options: EncodeCorpus, described: dict) -> None:
+    """What an encoding reads and writes; the time only a first run can tell."""
+    corpus = Corpus.open(store)
+    rows = min(corpus.num_rows, options.limit or corpus.num_rows)
+    text = sum(part.part.bytes for part in corpus.parts)
+    say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
+    say(f"encoder  {options.encoder}: {described['dim']} dimensions, {similarity_of(described)}")
+    say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
+    say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes of English a token), before cutting")
+
+
+if __name__ == "__main__":
+    run(main, EncodeCorpus)

@@ -1,0 +1,70 @@
+"""Ray for a job: the cluster that is there, or one on this machine; quiet; every node able to see the store."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from indexing.storage import LocalStorage
+from indexing.store import Store
+from retriever.errors import InputError
+
+PACKAGES = ("retriever", "indexing", "serve", "jobs")
+
+
+def connect(store: Store) -> None:
+    """Join the cluster of RAY_ADDRESS (or one that runs here), else start one that ends with this process.
+
+    Raises InputError where the store is a folder that not every node of the cluster sees.
+    """
+    import logging
+
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    import ray
+
+    if ray.is_initialized():
+        return
+    submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "HF_", "RIPTIDE_"))}
+    runtime: dict[str, object] = {"env_vars": variables}
+    if os.environ.get("RAY_ADDRESS") and not submitted:
+        root = Path(__file__).resolve().parents[1]
+        runtime["py_modules"] = [str(root / package) for package in PACKAGES]
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime, include_dashboard=False)
+    except ConnectionError as error:
+        raise InputError(f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})") from error
+    for name in ("ray.data", "ray.data._internal"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    check_visible(store)
+
+
+def check_visible(store: Store) -> None:
+    """Raises InputError unless every node sees a probe file in a local store's folder."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if not isinstance(store.storage, LocalStorage) or len(nodes) < 2:
+        return
+    key = f".probe-{uuid.uuid4().hex}"
+    store.storage.put_new(key, b"riptide")
+    try:
+        probe = ray.remote(num_cpus=0)(sees)
+        for node in nodes:
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            if not ray.get(probe.options(scheduling_strategy=where).remote(str(store.storage.path(key)))):
+                raise InputError(
+                    f"{store.url}: node {node['NodeManagerAddress']} does not see this folder; use one that all nodes "
+                    "share, or s3://bucket/prefix"
+                )
+    finally:
+        store.storage.delete(key)
+
+
+def sees(path: str) -> bool:
+    """Whether this machine sees a file."""
+    return Path(path).is_file()

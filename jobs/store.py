@@ -1,0 +1,80 @@
+"""List what a store holds, show one artifact, remove one, or clear what nothing names.
+
+    python jobs/store.py list --store data/squad
+    python jobs/store.py show index/minilm/g0000 --store data/squad
+    python jobs/store.py remove index/minilm/g0000 --store data/squad
+    python jobs/store.py gc --store data/squad
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from jobs.cli import Common, human, run, say  # first: it mends the path
+
+from indexing.artifact import Artifact  # isort: skip
+from indexing.store import Store
+from retriever.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreJob(Common):
+    action: Annotated[Literal["list", "show", "remove", "gc"], tyro.conf.Positional]
+    key: Annotated[str | None, tyro.conf.Positional] = None
+    """The artifact, as list prints it (show, remove); --limit N lists, shows or clears at most N."""
+
+
+def main(options: StoreJob) -> None:
+    store = Store(options.store).require()
+    if options.action in ("show", "remove") and options.key is None:
+        raise InputError(f"{options.action}: expected an artifact; jobs/store.py list shows what there is")
+    key = (options.key or "").strip("/")
+    if options.action == "list":
+        list_artifacts(store, options.limit)
+    elif options.action == "show":
+        show(store, key, options.limit)
+    elif options.action == "remove" and options.plan:
+        say(f"would remove {key}, {human(sum(size for _, size in store.storage.list(key)))}, unless another needs it")
+    elif options.action == "remove":
+        say(f"removed {key}, {human(store.remove(key))}")
+    else:
+        for file, size in store.garbage()[: options.limit]:
+            if not options.plan:
+                store.storage.delete(file)
+            say(f"{'would remove' if options.plan else 'removed'} {file}, {human(size)}")
+
+
+def list_artifacts(store: Store, limit: int | None) -> None:
+    """A line for each artifact: key, size, rows, what it was made from."""
+    for key in store.keys()[:limit]:
+        artifact = Artifact(store.storage, store.cache, key)
+        size = human(sum(part.bytes for part in artifact.parts))
+        parents = ", ".join(entry["artifact"] for entry in artifact.inputs.values()) or "-"
+        say(f"{key:32} {size:>10} {artifact.rows:>14,} rows  {artifact.fingerprint[:12]}  from {parents}")
+    for key in store.incomplete()[:limit]:
+        say(f"{key:32} incomplete: the command that makes it goes on with it")
+
+
+def show(store: Store, key: str, limit: int | None) -> None:
+    """An artifact's lineage, configuration, notes and parts."""
+    kind, _, name = key.partition("/")
+    artifact = store.open(kind, name)
+    provenance = json.loads(store.storage.read(f"{key}/provenance.json"))
+    say(f"{artifact.url}\nfingerprint  {artifact.fingerprint}")
+    for role, entry in artifact.inputs.items():
+        say(f"input        {role}: {entry['artifact']} {entry['fingerprint'][:12]}")
+    for needed_by in store.dependents(key):
+        say(f"needed by    {needed_by}")
+    say(f"made         {provenance['finished']} on {provenance['host']} by {' '.join(provenance['command'])}")
+    say(f"config       {json.dumps(artifact.config, indent=1, ensure_ascii=False)}")
+    say(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}")
+    for part in artifact.parts[:limit]:
+        say(f"part         {part.file:44} {part.rows:>12,} rows {human(part.bytes):>10}  {part.sha256[:12]}")
+
+
+if __name__ == "__main__":
+    run(main, StoreJob)

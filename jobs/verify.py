@@ -1,0 +1,41 @@
+"""Hash every file of a store again, and name each that is damaged or missing; exit status 1 if there is one.
+
+    python jobs/verify.py --store data/squad
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs.cli import Common, Stage, fail, human, run, say  # first: it mends the path
+
+from indexing.store import Store  # isort: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify(Common):
+    """--limit N hashes at most N parts of each artifact."""
+
+
+def main(options: Verify) -> None:
+    store = Store(options.store).require()
+    files = list(store.storage.list(""))
+    if options.plan:
+        say(f"{store.url}: would read {len(files):,} files, {human(sum(size for _, size in files))}")
+        return
+    problems = 0
+    with Stage("verify", unit="bytes") as stage:
+        for finding in store.verify(options.limit):
+            stage.add(finding.bytes)
+            if finding.problem:
+                problems += 1
+                say(f"bad: {finding.problem}")
+    for key in store.incomplete():
+        say(f"incomplete: {store.url}/{key}: the command that makes it goes on with it")
+    if problems:
+        fail(f"{store.url}: {problems} bad or missing files; restore them, or remove their artifacts and make them anew", 1)
+    say(f"{store.url}: {len(store.keys()):,} artifacts are as they were committed")
+
+
+if __name__ == "__main__":
+    run(main, Verify)

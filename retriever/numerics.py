@@ -1,0 +1,53 @@
+"""Which arithmetic a process uses: dtype, instruction set, eager or compiled."""
+
+from __future__ import annotations
+
+import shutil
+
+import torch
+
+from retriever.options import EncoderOptions
+
+
+def choose_device(device: str | None) -> torch.device:
+    """The device asked for, else CUDA where there is one, else the processor."""
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where its products run in hardware (CUDA from Ampere on, AMX, AVX512-BF16), else float32."""
+    if asked != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[asked]
+    if device.type == "cuda":
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def describe_numerics(device: torch.device, dtype: torch.dtype, compiled: bool) -> str:
+    """The numerics class in one line: vectors are byte-identical within one, and close (cosine 0.9999) across."""
+    if device.type == "cuda":
+        unit = f"cuda {torch.cuda.get_device_name(device)}"
+    elif dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        unit = "cpu amx"
+    elif dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported():
+        unit = "cpu avx512_bf16"
+    else:
+        unit = f"{device.type} {torch.backends.cpu.get_cpu_capability().lower()}"
+    name = str(dtype).removeprefix("torch.")
+    return f"{unit} {name} {'compiled' if compiled else 'eager'} torch-{torch.__version__}"
+
+
+def compiles(options: EncoderOptions, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether an encoder of these options compiles: when told to, or where it pays and a compiler is there."""
+    if options.compile != "auto":
+        return options.compile == "always"
+    return device.type == "cuda" or (dtype == torch.bfloat16 and shutil.which("g++") is not None)
+
+
+def expected_numerics(options: EncoderOptions, device: str | None) -> str:
+    """The numerics class of an encoder on this machine, without loading one."""
+    chosen = choose_device(device)
+    dtype = choose_dtype(options.dtype, chosen)
+    return describe_numerics(chosen, dtype, compiles(options, chosen, dtype))

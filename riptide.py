@@ -1,0 +1,29 @@
+"""riptide for Python users: an Encoder, a Store and what lies in it.
+
+    from riptide import Encoder, Store, Corpus
+    vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a riptide?"], side="query")
+    passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
+"""
+
+from indexing.corpus import Corpus, Passage
+from indexing.embeddings import Embeddings
+from indexing.exact import Hits, exact_search
+from indexing.index import Index
+from indexing.queries import Queries
+from indexing.store import Store
+from retriever.encoder import Encoder, EncoderOptions
+from retriever.errors import InputError
+
+__all__ = [
+    "Corpus",
+    "Embeddings",
+    "Encoder",
+    "EncoderOptions",
+    "Hits",
+    "Index",
+    "InputError",
+    "Passage",
+    "Queries",
+    "Store",
+    "exact_search",
+]

@@ -1,0 +1,253 @@
+"""Finding out a corpus's format, and cutting it into chunks: compared with splitting the whole file at once."""
+
+import csv
+import gzip
+import random
+from pathlib import Path
+
+import boto3
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+from raw_files import DATA, write
+
+from indexing import raw
+from indexing.parse import parse_corpus
+from indexing.sources import Source, chunks, detect, detect_queries
+from retriever.errors import InputError
+
+BEIR_LINE = '{"_id": "a", "text": "x"}\n'
+
+
+def beir(*files: Path) -> Source:
+    return Source("beir", "x", tuple(map(str, files)), (), {})
+
+
+def raw_lines(source: Source, rows_per_chunk: int, limit: int | None = None) -> list[tuple[str, int, bytes]]:
+    """(file, line number, line) of all chunks, after checking what a chunk promises."""
+    found, first_row = [], 0
+    for index, chunk in enumerate(chunks(source, rows_per_chunk, limit=limit)):
+        assert (chunk.index, chunk.first_row) == (index, first_row)
+        assert chunk.rows == sum(piece.rows for piece in chunk.pieces) <= rows_per_chunk
+        for piece in chunk.pieces:
+            assert piece.data is not None
+            lines = piece.data.split(b"\n")
+            assert len(lines) == piece.rows
+            found += [(piece.file, number, line) for number, line in enumerate(lines, piece.first_line)]
+        first_row += chunk.rows
+        assert chunk.first_row == index * rows_per_chunk
+    return found
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 64, 1 << 20])
+def test_chunks_of_every_size_give_the_same_lines(tmp_path, monkeypatch, block):
+    """Whatever the sizes of chunks and read blocks, and over the ends of files, plain or zipped, CRLF, BOM, U+2028."""
+    monkeypatch.setattr(raw, "BLOCK", block)
+    generator = random.Random(block)
+    words = ["a", "\u2028", "\u0085", "é", "\x0b", "\x1c", "\r", "語", "🙂", " "]
+    texts = ["x" + "".join(generator.choices(words, k=generator.randrange(9))) + "y" for _ in range(23)]
+    first, second, third = texts[:9], texts[9:10], texts[10:]
+    files = [
+        write(tmp_path / "a.jsonl", "\ufeff" + "\r\n".join(first) + "\r\n\n\r\n"),
+        write(tmp_path / "empty.jsonl", "\n\n"),
+        write(tmp_path / "b.jsonl", second[0]),
+        write(tmp_path / "c.jsonl.gz", "\n".join(third) + "\n"),
+    ]
+    expected = [
+        (str(file), number, text)
+        for file, lines in ((files[0], first), (files[2], second), (files[3], third))
+        for number, text in enumerate(lines, 1)
+    ]
+    for size in range(1, 26):
+        for limit in (None, 1, 9, 10, 22, 40):
+            found = [
+                (file, number, line.decode().removesuffix("\r"))
+                for file, number, line in raw_lines(beir(*files), size, limit)
+            ]
+            assert found == expected[:limit]
+
+
+def test_empty_lines_within_a_file_stay_for_the_parse_to_refuse(tmp_path):
+    file = write(tmp_path / "a.jsonl", "\na\n\n\nb\n\n\n")
+    assert [line for *_, line in raw_lines(beir(file), 2)] == [b"", b"a", b"", b"", b"b"]
+    for size in range(1, 6):
+        with pytest.raises(InputError, match=r"a\.jsonl:1: found an empty line"):
+            [parse_corpus("beir", chunk) for chunk in chunks(beir(file), size)]
+
+
+def test_the_last_chunk_ends_at_the_limit_and_the_others_do_not_change(tmp_path):
+    file = write(tmp_path / "a.jsonl", BEIR_LINE * 10)
+    everything = list(chunks(beir(file), 4))
+    limited = list(chunks(beir(file), 4, limit=6))
+    assert limited[0] == everything[0]
+    assert [chunk.rows for chunk in limited] == [4, 2]
+    assert [chunk.rows for chunk in chunks(beir(file), 4, limit=8)] == [4, 4]
+    for bad in ((0, None), (4, 0)):
+        with pytest.raises(InputError, match="expected at least 1"):
+            list(chunks(beir(file), bad[0], limit=bad[1]))
+
+
+def test_chunks_stream(tmp_path, monkeypatch):
+    """The first chunk is there before more than a few blocks are read."""
+    file = write(tmp_path / "a.jsonl.gz", BEIR_LINE * 200_000)
+    read = []
+    original = raw._read
+    monkeypatch.setattr(raw, "_read", lambda stream, name: read.append(1) or original(stream, name))
+    first = next(chunks(beir(file), 1000))
+    assert first.rows == 1000
+    assert len(read) == 1
+
+
+def test_no_rows_and_unreadable_files_are_refused(tmp_path):
+    with pytest.raises(InputError, match="found no rows"):
+        list(chunks(beir(write(tmp_path / "a.jsonl", "\n")), 5))
+    with pytest.raises(InputError, match=r"none\.jsonl: found nothing readable"):
+        list(chunks(beir(tmp_path / "none.jsonl"), 5))
+    with pytest.raises(InputError, match=r"none: found nothing, expected a folder or a file"):
+        detect(str(tmp_path / "none"))
+    whole = gzip.compress(random.Random(0).randbytes(1000).hex().encode() + b"\n")
+    broken = {"short": whole[:-12], "damaged": whole[:200] + b"\xff\xfe\xfd" + whole[203:], "plain": b"no gzip"}
+    for name, data in broken.items():
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(data)
+        with pytest.raises(InputError, match=rf"{name}\.jsonl\.gz: found (a gzip stream that breaks off|damaged gzip)"):
+            list(chunks(beir(tmp_path / f"{name}.jsonl.gz"), 5))
+
+
+def test_folders_are_recognised(tmp_path):
+    write(tmp_path / "beir.v1/corpus.jsonl.gz", BEIR_LINE)
+    write(tmp_path / "beir.v1/queries.jsonl", BEIR_LINE)
+    write(tmp_path / "beir.v1/qrels/test.tsv", "query-id\tcorpus-id\tscore\n")
+    write(tmp_path / "beir.v1/qrels/dev.tsv", "query-id\tcorpus-id\tscore\n")
+    folder = str(tmp_path / "beir.v1")
+    source = detect(folder + "/")
+    assert source == Source(
+        "beir",
+        "beir.v1",
+        (f"{folder}/corpus.jsonl.gz",),
+        (f"{folder}/queries.jsonl",),
+        {"dev": f"{folder}/qrels/dev.tsv", "test": f"{folder}/qrels/test.tsv"},
+    )
+    assert detect_queries(folder) == Source("beir", "beir.v1", (), source.queries, source.qrels)
+
+    for name in ("collection.tsv", "queries.train.tsv", "queries.dev.small.tsv", "qrels.dev.small.tsv"):
+        write(tmp_path / "marco" / name, "1\tx\n")
+    source = detect(str(tmp_path / "marco"))
+    assert (source.format, source.qrels) == ("msmarco", {"dev.small": f"{tmp_path}/marco/qrels.dev.small.tsv"})
+    assert [Path(file).name for file in source.queries] == ["queries.dev.small.tsv", "queries.train.tsv"]
+
+    write(tmp_path / "dpr/psgs_w100.tsv.gz", "id\ttext\ttitle\n1\tx\ty\n")
+    assert detect(str(tmp_path / "dpr")).format == "dpr"
+    write(tmp_path / "kilt/kilt_knowledgesource.json", "{}")
+    assert detect(str(tmp_path / "kilt")).format == "kilt"
+    (tmp_path / "parquet").mkdir()
+    table = pa.table({"id": ["a"], "text": ["x"]})
+    for name in ("part-1.parquet", "part-0.parquet"):
+        pq.write_table(table, tmp_path / "parquet" / name)
+    source = detect(str(tmp_path / "parquet"))
+    assert [Path(file).name for file in source.corpus] == ["part-0.parquet", "part-1.parquet"]
+
+
+def test_unknown_and_ambiguous_folders_are_refused(tmp_path):
+    write(tmp_path / "corpus.txt", "x")
+    with pytest.raises(
+        InputError, match=r"found no corpus among corpus\.txt, expected one of corpus\.jsonl.*collection"
+    ):
+        detect(str(tmp_path))
+    with pytest.raises(InputError, match=r"found no queries among corpus\.txt, expected queries\.jsonl"):
+        detect_queries(str(tmp_path))
+    with pytest.raises(InputError, match=r"ending \.txt, expected \.jsonl"):
+        detect(str(tmp_path / "corpus.txt"))
+    with pytest.raises(InputError, match="found format 'csv', expected auto, beir"):
+        detect(str(tmp_path), "csv")
+    write(tmp_path / "corpus.jsonl", BEIR_LINE)
+    write(tmp_path / "collection.tsv", "1\tx\n")
+    with pytest.raises(InputError, match=r"several corpora .*beir.*msmarco"):
+        detect(str(tmp_path))
+    assert detect(str(tmp_path), "msmarco").format == "msmarco"
+    write(tmp_path / "corpus.jsonl.gz", BEIR_LINE)
+    with pytest.raises(InputError, match=r"corpus\.jsonl and corpus\.jsonl\.gz, expected one"):
+        detect(str(tmp_path), "beir")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "corpus", "queries"),
+    [
+        ("a.jsonl", '{"_id": "1", "text": "x"}\n', "beir", "beir"),
+        ("a.jsonl.gz", '{"_id": "1", "text": "x"}\n', "beir", "beir"),
+        ("a.json", '{"wikipedia_id": "1", "wikipedia_title": "t", "text": []}\n', "kilt", None),
+        ("a.jsonl", '{"id": "1", "input": "x", "output": []}\n', None, "kilt"),
+        ("a.tsv", "1\tx\n", "msmarco", "msmarco"),
+        ("a.tsv.gz", "id\ttext\ttitle\n1\tx\ty\n", "dpr", None),
+        ("a.qa.csv", "who?\t['me', \"it's\"]\n", None, "dpr"),
+        ("a.csv", 'who?\t"[""it\'s""]"\r\n', None, "dpr"),
+    ],
+)
+def test_single_files_are_recognised(tmp_path, name, text, corpus, queries):
+    file = str(write(tmp_path / name, text))
+    if corpus:
+        source = detect(file)
+        assert (source.format, source.corpus, source.queries) == (corpus, (file,), ())
+    if queries:
+        source = detect_queries(file)
+        assert (source.format, source.corpus, source.queries) == (queries, (), (file,))
+
+
+def test_a_long_first_line_is_recognised(tmp_path):
+    """Longer than the fields that Python's csv takes unless told."""
+    csv.field_size_limit(131_072)
+    assert detect(str(write(tmp_path / "a.tsv", "1\t" + "x" * 200_000))).format == "msmarco"
+
+
+def test_dpr_needs_its_header(tmp_path):
+    file = write(tmp_path / "psgs_w100.tsv", "1\tx\ty\n")
+    with pytest.raises(InputError, match=r"psgs_w100\.tsv:1: found '1\\tx\\ty', expected DPR's header"):
+        list(chunks(detect(str(tmp_path)), 5))
+    write(file, "id\ttext\ttitle\n")
+    with pytest.raises(InputError, match="found no rows"):
+        list(chunks(detect(str(tmp_path)), 5))
+
+
+def test_scifact_has_its_published_counts():
+    if not (DATA / "scifact").is_dir():
+        pytest.skip(f"needs SciFact in BEIR's form in {DATA / 'scifact'}")
+    source = detect(str(DATA / "scifact"))
+    assert (source.format, source.name, sorted(source.qrels)) == ("beir", "scifact", ["test", "train"])
+    sizes = [chunk.rows for chunk in chunks(source, 1000)]
+    assert sizes == [1000] * 5 + [183]
+
+
+@pytest.fixture
+def s3_endpoint(monkeypatch):
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def test_s3_is_read_like_a_folder(tmp_path, s3_endpoint):
+    client = boto3.client("s3", endpoint_url=s3_endpoint)
+    client.create_bucket(Bucket="corpora")
+    text = "".join(f'{{"_id": "{n}", "text": "x"}}\n' for n in range(7))
+    client.put_object(Bucket="corpora", Key="a/b/corpus.jsonl.gz", Body=gzip.compress(text.encode()))
+    client.put_object(Bucket="corpora", Key="a/b/qrels/test.tsv", Body=b"query-id\tcorpus-id\tscore\n")
+    pq.write_table(pa.table({"id": ["p", "q", "r"], "text": ["x", "y", "z"]}), tmp_path / "x.parquet")
+    client.put_object(Bucket="corpora", Key="c/x.parquet", Body=(tmp_path / "x.parquet").read_bytes())
+
+    source = detect("s3://corpora/a/b/")
+    assert source.corpus == ("s3://corpora/a/b/corpus.jsonl.gz",)
+    assert (source.name, source.qrels) == ("b", {"test": "s3://corpora/a/b/qrels/test.tsv"})
+    found = [parse_corpus("beir", chunk)["id"].to_pylist() for chunk in chunks(source, 3)]
+    assert found == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
+    tables = [parse_corpus("parquet", chunk) for chunk in chunks(detect("s3://corpora/c"), 2)]
+    assert [table["id"].to_pylist() for table in tables] == [["p", "q"], ["r"]]
+    with pytest.raises(InputError, match="s3://corpora/none: found nothing"):
+        detect("s3://corpora/none")
