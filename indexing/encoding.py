@@ -56,7 +56,7 @@ class Encoding:
         """Pin configuration and inputs of each generation. Raises InputError where others were pinned."""
         self.store, self.encoder, self.options, self.numerics = store, encoder, options, numerics
         self.corpus = Corpus.open(store)
-        self.name = name if limit is None else f"{name}-limit{limit}"
+        self.name = limited_name(name, limit)
         config = {"encoder": describe(encoder, options), "numerics": numerics, "limit": limit}
         self.drafts: list[Draft] = []
         self.items: list[dict[str, int]] = []  # parts to encode: index in corpus.parts, rows
@@ -189,3 +189,20 @@ def numerics_of(pool: Pool, options: EncoderOptions) -> str:
 def similarity_of(described: Mapping[str, Any]) -> str:
     """What the inner product of an encoder's vectors is: cosine where its head ends by normalising them."""
     return "cosine" if described["head"] and described["head"][-1] == "normalize" else "dot"
+
+
+def limited_name(name: str, limit: int | None) -> str:
+    """`name`, or `name-limitN` for the embeddings of the first N passages."""
+    return name if limit is None else f"{name}-limit{limit}"
+
+
+def is_encoded(store: Store, name: str, described: Mapping[str, Any], limit: int | None) -> bool:
+    """Whether every generation of the corpus has complete embeddings of this encoder, of whatever numerics class."""
+    corpus = Corpus.open(store)
+    made = store.generations("embeddings", limited_name(name, limit))
+    return len(made) == len(corpus.generations) and all(
+        one.inputs["corpus"]["fingerprint"] == other.fingerprint
+        and one.config["encoder"] == described
+        and one.config["limit"] == limit
+        for one, other in zip(made, corpus.generations, strict=True)
+    )

@@ -43,7 +43,7 @@ class ExactSearch:
         queries = check_queries(queries)
         if k < 1:
             raise InputError(f"k is {k}, expected 1 or more")
-        self.dim = queries.shape[1]
+        self.dim, self.k = queries.shape[1], k
         threads = threads or available_threads()
         library = kernels.load() if use_kernel and device == "cpu" and len(queries) else None
         self._engine: kernels.KernelSearch | _TorchSearch
@@ -69,7 +69,7 @@ class ExactSearch:
 
     def result(self) -> Hits:
         """The top k of all that was added so far; more may be added afterwards."""
-        return Hits(*self._engine.result())
+        return merge([Hits(*hits) for hits in self._engine.result()], self.k)
 
 
 def exact_search(
@@ -133,6 +133,8 @@ def merge(hits: Sequence[Hits], k: int) -> Hits:
     """The best k of hits over disjoint sets of rows, for the same queries: score descending, then row ascending."""
     if not hits:
         raise ValueError("nothing to merge")
+    if len(hits) == 1:
+        return _padded(Hits(hits[0].scores[:, :k], hits[0].rows[:, :k]), k)
     scores = np.concatenate([h.scores for h in hits], axis=1)
     rows = np.concatenate([h.rows for h in hits], axis=1)
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -171,11 +173,6 @@ def check_vectors(vectors: np.ndarray, dim: int, first_row: int) -> np.ndarray:
     if vectors.dtype not in (np.float16, np.float32):
         raise InputError(f"vectors from row {first_row} are {vectors.dtype}, expected float16 or float32")
     return vectors if vectors.flags.c_contiguous else np.ascontiguousarray(vectors)
-
-
-def bad_vector(row: int) -> InputError:
-    """The error for a vector that no score can be computed from."""
-    return InputError(f"the vector of row {row} has NaN, Inf or a norm above {LARGEST:g}: encode it again")
 
 
 def _padded(hits: Hits, k: int) -> Hits:
@@ -227,7 +224,8 @@ class _TorchSearch:
                 norms = np.linalg.norm(block.astype(np.float32), axis=1).astype(np.float64)
                 bad = live[~(norms[live] <= LARGEST)]
                 if len(bad):
-                    raise bad_vector(first_row + start + int(bad[0]))
+                    row = first_row + start + int(bad[0])
+                    raise InputError(f"the vector of row {row} has NaN, Inf or a norm above 1e15: encode it again")
                 for q in range(0, len(self.queries), block_queries):
                     self._search(slice(q, q + block_queries), block, norms, live, first_row + start)
         finally:
@@ -265,5 +263,5 @@ class _TorchSearch:
         self.scores[q][query_ids[best], rank[best]] = scores[order][best]
         self.rows[q][query_ids[best], rank[best]] = rows[order][best]
 
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.scores.copy(), self.rows.copy()
+    def result(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(self.scores.copy(), self.rows.copy())]

@@ -156,6 +156,7 @@ struct AmxTiles {
             config[16 + 2 * t] = 64;  // bytes per row
             config[48 + t] = TILE;
         }
+        asm volatile("" ::: "memory");  // GCC's intrinsic names only 8 bytes as read, and drops the writes of the others
         _tile_loadconfig(config);
     }
     ~AmxTiles() { _tile_release(); }

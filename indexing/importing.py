@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,6 @@ from indexing.store import Store, generation
 from indexing.tasks import run_tasks
 from retriever.errors import InputError
 
-Report = Callable[[int], None]  # told the number of passages of each part as it is done
-
-
 @dataclass(frozen=True)
 class ImportOptions:
     """What shapes a corpus generation."""
@@ -33,60 +30,69 @@ class ImportOptions:
     limit: int | None = None
 
 
-def import_generation(
-    store: Store,
-    source: Source | None,
-    options: ImportOptions,
-    *,
-    append: bool,
-    delete: str | None = None,
-    report: Report = lambda rows: None,
-) -> Corpus:
-    """Make the first generation of a store's corpus, or (append, delete) the next one; resume it; find it done.
+class Importing:
+    """A store's first corpus generation, or (append, delete) its next one, begun; `complete`: nothing is left to do."""
 
-    `delete` names a file of ids, one a line, that the new generation deletes; an id may be deleted and added anew
-    in one generation. Raises InputError for bad input; what is committed by then is kept, and nothing is visible.
-    """
-    previous = store.generations("corpus")
-    config = {
-        "format": source.format if source else None,
-        "part_size": options.part_size,
-        "filters": dict(options.filters),
-        "limit": options.limit,
-        "source": [file_identity(file) for file in source.corpus] if source else [],
-        "delete": file_identity(delete) if delete else None,
-    }
-    if previous and previous[-1].config == config:
-        return Corpus(previous)
-    if previous and not append and not delete:
-        raise InputError(f"{store.url} has a corpus of another source; --append adds to it, another --store starts anew")
-    if not previous and (append or delete):
-        raise InputError(f"{store.url} has no corpus yet: import one first, without --append and --delete")
-    inputs = {"previous": previous[-1]} if previous else {}
-    before = Corpus(previous)
-    with store.create("corpus", generation(len(previous)), inputs=inputs, config=config, by_content=True) as draft:
-        if delete:
-            _commit_deleted(draft, before, delete)
-        if source:
-            committed = draft.committed()
-            _import_parts(draft, source, options, committed, report)
-            _commit_ids(draft, before)
-    return Corpus.open(store)
+    def __init__(
+        self, store: Store, source: Source | None, options: ImportOptions, *, append: bool, delete: str | None = None
+    ):
+        """Pin source and options. `delete` names a file of ids, one a line; one may be deleted and added anew at once.
 
+        Raises InputError where the store holds another corpus, or an unfinished one of another source.
+        """
+        self.store, self.source, self.options, self.delete = store, source, options, delete
+        config = {
+            "format": source.format if source else None,
+            "part_size": options.part_size,
+            "filters": dict(options.filters),
+            "limit": options.limit,
+            "source": [file_identity(file) for file in source.corpus] if source else [],
+            "delete": file_identity(delete) if delete else None,
+        }
+        previous = store.generations("corpus")
+        self.complete = bool(previous) and previous[-1].config == config
+        self.before = Corpus(previous)
+        if self.complete:
+            return
+        if previous and not append and not delete:
+            raise InputError(
+                f"{store.url} has a corpus of another source or other options: --append adds to it, another --store starts anew"
+            )
+        if not previous and (append or delete):
+            raise InputError(f"{store.url} has no corpus yet: import one first, without --append and --delete")
+        inputs = {"previous": previous[-1]} if previous else {}
+        self.draft = store.create("corpus", generation(len(previous)), inputs=inputs, config=config, by_content=True)
 
-def _import_parts(
-    draft: Draft, source: Source, options: ImportOptions, committed: Mapping[str, Part], report: Report
-) -> None:
-    def missing() -> Iterator[Chunk]:
-        for chunk in chunks(source, options.part_size, limit=options.limit):
-            name = f"part-{chunk.index:05d}"
-            if name in committed and f"hashes-{chunk.index:05d}" in committed:
-                report(committed[name].rows)
-            else:
-                yield chunk
+    def run(self) -> Iterator[tuple[bool, int]]:
+        """Import what is left; yields (kept from an earlier run, passages) for each part.
 
-    for _, rows in run_tasks(import_part, missing(), draft, source.format, dict(options.filters)):
-        report(rows)
+        Raises InputError for bad input; what is committed by then is kept, and nothing of the generation is visible.
+        """
+        if self.complete:
+            return
+        with self.draft:
+            if self.delete:
+                _commit_deleted(self.draft, self.before, self.delete)
+            if self.source:
+                yield from self._parts(self.source)
+                _commit_ids(self.draft, self.before)
+
+    def _parts(self, source: Source) -> Iterator[tuple[bool, int]]:
+        committed = self.draft.committed()
+        kept: list[int] = []
+
+        def missing() -> Iterator[Chunk]:
+            for chunk in chunks(source, self.options.part_size, limit=self.options.limit):
+                part = committed.get(f"part-{chunk.index:05d}")
+                if part and f"hashes-{chunk.index:05d}" in committed:
+                    kept.append(part.rows)
+                else:
+                    yield chunk
+
+        for _, rows in run_tasks(import_part, missing(), self.draft, source.format, dict(self.options.filters)):
+            yield False, rows
+        for rows in kept:
+            yield True, rows
 
 
 def import_part(chunk: Chunk, draft: Draft, format: Any, filters: Mapping[str, str]) -> int:

@@ -1,26 +1,178 @@
-"""Compiles and loads the C++ kernel of exact search; without a compiler or a fitting processor, says so once and steps aside."""
+"""Compiles, caches and loads exact search's C++ kernel; where that cannot be done, says so once and steps aside.
 
-from __future__ import annotations
+Needs Linux, g++ 12 or later (or $CXX-compatible `c++`) and a processor with AVX-512 BF16 (Intel Cooper Lake and Sapphire
+Rapids, AMD Zen 4, and later); its matrix units (AMX) are used where there are any.
+"""
 
 import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
+from retriever.errors import InputError
 
+SOURCE = Path(__file__).with_name("exact_kernel.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
+NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
+GROUP = 32  # queries that a thread handles together
+LONGEST = 1 << 30  # rows per call: the kernel counts a part's rows in 32 bits
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
 def load() -> ctypes.CDLL | None:
-    return None
+    """The kernel, compiled on first use, or None where it cannot run (the reason is logged once per process)."""
+    try:
+        return _declared(ctypes.CDLL(str(_build())))
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        log.warning("exact search runs in torch, several times slower: %s", error)
+        return None
 
 
 class KernelSearch:
-    def __init__(self, library: ctypes.CDLL, queries: np.ndarray, k: int, threads: int):
-        raise NotImplementedError
+    """The compiled search over parts; see indexing.exact.ExactSearch, which checks what comes in."""
+
+    def __init__(self, library: ctypes.CDLL, queries: np.ndarray, k: int, threads: int, *, amx: bool = True):
+        self._library, self._shape = library, (len(queries), k)
+        # Threads share the queries. Where there are too few to share, they share the passages, each with a search of its own.
+        searches, inner = (threads, 1) if len(queries) <= GROUP * threads else (1, threads)
+        self._searches: list[ctypes.c_void_p] = []
+        for _ in range(searches):
+            search = library.riptide_search_new(
+                queries.ctypes.data, *queries.shape, k, inner, int(amx and library.riptide_amx() == 1)
+            )
+            if not search:
+                raise MemoryError(f"no memory to search {len(queries)} queries for their top {k}")
+            self._searches.append(search)
+
+    def __del__(self) -> None:
+        for search in getattr(self, "_searches", ()):
+            self._library.riptide_search_free(search)
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
-        raise NotImplementedError
+        """Search vectors, C-contiguous float16 or float32 [n, dim], without their rows `deleted` (sorted int64)."""
+        step = min(LONGEST, -(-len(vectors) // len(self._searches)))
+        starts = range(0, len(vectors), step)
+        if len(starts) == 1:
+            self._add(0, vectors, first_row, deleted)
+            return
+        with ThreadPoolExecutor(len(self._searches)) as pool:
+            for begin in range(0, len(starts), len(self._searches)):
+                calls = []
+                for i, start in enumerate(starts[begin : begin + len(self._searches)]):
+                    low, high = np.searchsorted(deleted, [start, start + step])
+                    block, gone = vectors[start : start + step], deleted[low:high] - start
+                    calls.append(pool.submit(self._add, i, block, first_row + start, gone))
+                for call in calls:
+                    call.result()
 
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
-        raise NotImplementedError
+    def _add(self, which: int, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
+        deleted = np.ascontiguousarray(deleted, dtype=np.int64)
+        half = int(vectors.dtype == np.float16)
+        bad = self._library.riptide_search_add(
+            self._searches[which], vectors.ctypes.data, half, *vectors.shape, first_row, deleted.ctypes.data, len(deleted)
+        )
+        if bad == -2:
+            raise MemoryError(f"no memory to search the part with row {first_row}")
+        if bad >= 0:
+            raise InputError(f"the vector of row {first_row + bad} has NaN, Inf or a norm above 1e15: encode it again")
+
+    def result(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(scores float32 [q, k], rows int64 [q, k]) of each search: of disjoint passages, to be merged."""
+        results = []
+        for search in self._searches:
+            scores, rows = np.empty(self._shape, np.float32), np.empty(self._shape, np.int64)
+            self._library.riptide_search_result(search, scores.ctypes.data, rows.ctypes.data)
+            results.append((scores, rows))
+        return results
 
 
-def score_pairs(library: ctypes.CDLL, queries: np.ndarray, local: np.ndarray, vectors: np.ndarray, threads: int) -> np.ndarray:
-    raise NotImplementedError
+def score_pairs(
+    library: ctypes.CDLL, queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, threads: int
+) -> np.ndarray:
+    """float32 [q, c]: exact scores of vectors[rows], int64 [q, c], -inf where a row is -1. All arrays are C-contiguous."""
+    scores = np.empty(rows.shape, np.float32)
+    half = int(vectors.dtype == np.float16)
+    library.riptide_score_pairs(
+        queries.ctypes.data, *queries.shape, rows.ctypes.data, rows.shape[1], vectors.ctypes.data, half, threads,
+        scores.ctypes.data,
+    )  # fmt: skip
+    return scores
+
+
+def _build() -> Path:
+    """The path of the shared library, compiled unless one for this source, compiler and processor is in the cache."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise OSError(f"no kernel for {platform.system()} on {platform.machine()}")
+    flags, model = _processor()
+    if missing := NEEDED - flags:
+        raise OSError(f"the processor lacks {' '.join(sorted(missing))}")
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise OSError("no C++ compiler (install g++)")
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+    key = "\0".join((SOURCE.read_text(), *FLAGS, version, model, *sorted(flags)))
+    name = f"exact_kernel-{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
+    cache = _cache_directory()
+    library = cache / name
+    if library.exists():
+        return library
+    # Several processes may compile at once: each renames a file of its own, so that nobody loads a half-written one.
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        output = Path(scratch) / name
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
+            raise OSError(f"{compiler} failed: {errors[0] if errors else done.returncode}")
+        output.replace(library)
+    return library
+
+
+def _processor() -> tuple[set[str], str]:
+    """The flags and the model name of the first processor."""
+    fields = {}
+    for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    return set(fields.get("flags", "").split()), fields.get("model name", "")
+
+
+def _cache_directory() -> Path:
+    """A directory that only this user can write to: what lies in it is run as code."""
+    for parent in (Path.home() / ".cache", Path(tempfile.gettempdir())):
+        cache = parent / f"riptide-{os.getuid()}"
+        try:
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        status = cache.lstat()
+        if status.st_uid == os.getuid() and status.st_mode & 0o22 == 0 and os.access(cache, os.W_OK):
+            return cache
+    raise OSError("no private cache directory, in the home directory or among temporary files")
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    signatures = {
+        "riptide_amx": (integer, []),
+        "riptide_search_new": (pointer, [pointer, long, long, long, integer, integer]),
+        "riptide_search_free": (None, [pointer]),
+        "riptide_search_add": (long, [pointer, pointer, integer, long, long, long, pointer, long]),
+        "riptide_search_result": (None, [pointer, pointer, pointer]),
+        "riptide_score_pairs": (None, [pointer, long, long, pointer, long, pointer, integer, integer, pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

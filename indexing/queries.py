@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ def import_queries(store: Store, source: Source, name: str, *, limit: int | None
     return Queries.open(store, name)
 
 
-def _parquet_writer(table: pa.Table) -> object:
+def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
     return lambda path: pq.write_table(table, path, compression="zstd")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Literal
 
@@ -107,7 +108,7 @@ class Retrieval:
                     continue
                 found = self.search(self.encode(self.split.texts[start : start + QUERY_BLOCK]))
                 table = hits_table(ids, *self._kept(ids, found))
-                draft.commit(name, ".parquet", lambda path, t=table: write_parquet(t, path), rows=len(table))
+                draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table))
                 hits += len(table)
                 yield False, len(ids)
             draft.note(hits=hits)

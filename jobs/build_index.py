@@ -61,7 +61,7 @@ def main(options: BuildIndex) -> None:
         with Stage(f"build {building.factory}", unit="vectors") as stage:
             for name, rows in building.run():
                 if name == "fill":
-                    stage.add(rows)
+                    stage.count(rows)
     index = Index.open(store, building.name, embeddings)
     recall = ", ".join(f"recall@{k} {value:.4f}" for k, value in index.recall.items())
     say(f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, {index.factory}")

@@ -140,15 +140,15 @@ class Stage:
 
     def __init__(self, name: str, total: int | None = None, unit: str = "passages"):
         self.name, self.total, self.unit = name, total, unit
-        self.done = self.skipped = 0
+        self.done = self.kept = 0
         self.started = self._told = time.monotonic()
         self._open = False
 
-    def skip(self, amount: int) -> None:
-        """Count what an earlier run has done; it does not enter the rate."""
-        self.skipped += amount
-
-    def add(self, amount: int) -> None:
+    def count(self, amount: int, kept: bool = False) -> None:
+        """So much more is done; `kept`: by an earlier run, so that it does not enter the rate."""
+        if kept:
+            self.kept += amount
+            return
         self.done += amount
         now = time.monotonic()
         if now - self._told >= (0.5 if sys.stderr.isatty() else 10):
@@ -163,15 +163,15 @@ class Stage:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
         if kind is None:
             seconds = time.monotonic() - self.started
-            kept = f" ({self.skipped:,} kept)" if self.skipped else ""
+            kept = f" ({self.kept:,} kept)" if self.kept else ""
             rate = f", {self.done / seconds:,.0f}/s" if self.done and seconds > 0.05 else ""
-            say(f"{self.name}: {self.done + self.skipped:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
+            say(f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
 
     def _print(self, now: float) -> None:
         rate = self.done / max(now - self.started, 1e-9)
-        line = f"{self.name}: {self.done + self.skipped:,}"
+        line = f"{self.name}: {self.done + self.kept:,}"
         if self.total:
-            left = (self.total - self.done - self.skipped) / max(rate, 1e-9)
+            left = (self.total - self.done - self.kept) / max(rate, 1e-9)
             line += f" of {self.total:,}"
         line += f" {self.unit}, {rate:,.0f}/s"
         if self.total:

@@ -13,7 +13,15 @@ from typing import Literal
 from jobs.cli import Common, Stage, human, run, say  # first: it mends the path
 
 from indexing.corpus import Corpus  # isort: skip
-from indexing.encoding import Encoding, choose_pool, numerics_of, similarity_of
+from indexing.encoding import (
+    Encoding,
+    Pool,
+    choose_pool,
+    is_encoded,
+    limited_name,
+    numerics_of,
+    similarity_of,
+)
 from indexing.store import Store
 from jobs.session import connect
 from retriever.encoder import EncoderOptions, describe
@@ -63,26 +71,31 @@ def main(options: EncodeCorpus) -> None:
     described = describe(options.encoder, encoder_options)
     if options.plan:
         return plan(store, options, described)
-    connect(store)
-    pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus)
-    encoding = Encoding(
-        store, options.encoder, encoder_options, name, numerics=numerics_of(pool, encoder_options), limit=options.limit
-    )
-    with Stage("encode", encoding.rows_kept + encoding.rows_left) as stage:
-        stage.skip(encoding.rows_kept)
-        startup = ready = 0.0
-        tokens = 0
-        for done in encoding.run(pool):
-            startup, ready = (done.startup, done.ready) if not ready else (startup, min(ready, done.ready))
-            tokens += done.tokens
-            stage.add(done.rows)
-    if tokens:
-        seconds = time.time() - ready
-        say(f"  an encoder starts in {startup:.1f} s; then {encoding.rows_left / seconds:,.0f} passages/s, {tokens / seconds:,.0f} tokens/s")
-    encoding.finish(described["dim"], similarity_of(described))
-    for draft in encoding.drafts:
-        say(draft.url)
+    if not is_encoded(store, name, described, options.limit):
+        connect(store)
+        pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus)
+        numerics = numerics_of(pool, encoder_options)
+        encoding = Encoding(store, options.encoder, encoder_options, name, numerics=numerics, limit=options.limit)
+        encode(encoding, pool)
+        encoding.finish(described["dim"], similarity_of(described))
+    for artifact in store.generations("embeddings", limited_name(name, options.limit)):
+        say(f"{artifact.url}: {artifact.rows:,} vectors of {described['dim']}, {artifact.config['numerics']}")
     return None
+
+
+def encode(encoding: Encoding, pool: Pool) -> None:
+    """Encode what is left, and say how fast: start-up and steady state apart."""
+    startup, ready, last, tokens = 0.0, float("inf"), 0.0, 0
+    with Stage("encode", encoding.rows_kept + encoding.rows_left) as stage:
+        stage.count(encoding.rows_kept, kept=True)
+        for done in encoding.run(pool):
+            startup, ready, last = done.startup, min(ready, done.ready), time.time()
+            tokens += done.tokens
+            stage.count(done.rows)
+    if tokens:
+        seconds = max(last - ready, 1e-9)
+        rates = f"{encoding.rows_left / seconds:,.0f} passages/s, {tokens / seconds:,.0f} tokens/s"
+        say(f"  an encoder starts in {startup:.1f} s, then {rates}")
 
 
 def plan(store: Store, options: EncodeCorpus, described: dict) -> None:

@@ -11,7 +11,8 @@ from typing import Literal
 
 from jobs.cli import Common, Stage, human, run, say  # first: it mends the path
 
-from indexing.importing import ImportOptions, import_generation  # isort: skip
+from indexing.corpus import Corpus  # isort: skip
+from indexing.importing import Importing, ImportOptions
 from indexing.queries import import_queries
 from indexing.raw import open_input
 from indexing.sources import Source, detect
@@ -47,12 +48,14 @@ def main(options: ImportCorpus) -> None:
     source = detect(options.source, options.format) if options.source else None
     if options.plan:
         return plan(store, source, options)
-    connect(store)
     shape = ImportOptions(part_size=options.part_size, filters=options.filters, limit=options.limit)
-    with Stage("import") as stage:
-        corpus = import_generation(
-            store, source, shape, append=options.append, delete=options.delete, report=stage.add
-        )
+    importing = Importing(store, source, shape, append=options.append, delete=options.delete)
+    if not importing.complete:
+        connect(store)
+        with Stage("import") as stage:
+            for kept, rows in importing.run():
+                stage.count(rows, kept)
+    corpus = Corpus.open(store)
     latest = corpus.generations[-1]
     say(f"{latest.url}: {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted")
     if source and source.queries:

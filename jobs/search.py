@@ -71,9 +71,9 @@ def main(options: Search) -> None:
         return
     if not retrieval.draft().complete:
         connect(store)
-    with Stage("search", len(retrieval.split.ids), "queries") as stage:
-        for kept, found in retrieval.run():
-            stage.skip(found) if kept else stage.add(found)
+        with Stage("search", len(retrieval.split.ids), "queries") as stage:
+            for kept, found in retrieval.run():
+                stage.count(found, kept)
     artifact = store.open("runs", retrieval.name)
     say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(retrieval.split.ids):,} queries in {retrieval.source}")
     if options.run:

@@ -26,7 +26,7 @@ def main(options: Verify) -> None:
     problems = 0
     with Stage("verify", unit="bytes") as stage:
         for finding in store.verify(options.limit):
-            stage.add(finding.bytes)
+            stage.count(finding.bytes)
             if finding.problem:
                 problems += 1
                 say(f"bad: {finding.problem}")

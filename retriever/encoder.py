@@ -16,7 +16,7 @@ from retriever.batching import TextTokenizer, Tokens, padded
 from retriever.errors import InputError
 from retriever.loading import OFFSET_POSITIONS, Recipe, describe, fingerprint_of, read_recipe, resolve, settings_of
 from retriever.numerics import choose_device, choose_dtype, describe_numerics
-from retriever.options import EncoderOptions, Side
+from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
@@ -50,15 +50,15 @@ class Encoder:
     def __init__(
         self,
         name_or_path: str,
-        options: EncoderOptions = EncoderOptions(),
+        options: EncoderOptions = DEFAULT_OPTIONS,
         *,
         device: str | None = None,
         threads: int | None = None,
         trust_remote_code: bool = False,
     ):
         begun = time.perf_counter()
-        if threads is not None:
-            torch.set_num_threads(threads)
+        self._threads = threads or torch.get_num_threads()
+        torch.set_num_threads(self._threads)
         self.options = options
         self.device = choose_device(device)
         self.dtype = choose_dtype(options.dtype, self.device)
@@ -104,6 +104,8 @@ class Encoder:
 
     def forward(self, tokens: Tokens) -> np.ndarray:
         """Vectors of tokenised texts, in order: float32 [n, dim]; raises as `encode` does."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
         pooled = torch.empty(len(tokens), self._recipe.hidden, dtype=torch.float32, device=self.device)
         batches = padded(
             tokens, _BUDGET[self.device.type], side=self._recipe.padding_side, pad_id=self._tokenizer.pad_id
@@ -125,12 +127,16 @@ class Encoder:
         pays = self.device.type == "cuda" or self.dtype == torch.bfloat16
         if asked == "never" or (asked == "auto" and not pays):
             return False
-        settings = {"freezing": True} if self.device.type == "cpu" else {}
-        compiled = torch.compile(self._eager, dynamic=True, fullgraph=True, options=settings)
+        from torch._inductor import config
+
+        compiled = torch.compile(self._eager, dynamic=True, fullgraph=True)
         ids = torch.full(_WARM_UP, self._tokenizer.pad_id, device=self.device)
         lengths = torch.arange(_WARM_UP[1] - _WARM_UP[0], _WARM_UP[1], device=self.device) + 1
         try:
-            with torch.no_grad():
+            # Freezing (weights packed once, in the processor's own order) is left out when given as an option of
+            # torch.compile; code that fixes the number of threads would tie the bytes to it.
+            freezing = self.device.type == "cpu"
+            with torch.no_grad(), config.patch({"freezing": freezing, "cpp.dynamic_threads": True}):
                 compiled(ids, lengths)
         except Exception as error:  # whatever the compiler stumbles over: eager is always right
             if asked == "always":

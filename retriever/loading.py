@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retriever.errors import InputError
-from retriever.options import EncoderOptions, Pooling
+from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
 
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _TRANSFORMER_CONFIGS = [
@@ -179,7 +179,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     )
 
 
-def describe(name_or_path: str | Path, options: EncoderOptions = EncoderOptions()) -> dict[str, Any]:
+def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
     """The settings that shape the vectors, JSON-able: an Encoder's `config`, without loading the model."""
     return settings_of(read_recipe(resolve(name_or_path), options), options)
 

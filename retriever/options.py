@@ -60,3 +60,6 @@ class EncoderOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value} must be at least 1")
+
+
+DEFAULT_OPTIONS = EncoderOptions()

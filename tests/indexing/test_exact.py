@@ -1,5 +1,7 @@
 """Exact search is compared with a brute-force loop in float64, on both of its paths (the compiled kernel and torch)."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -56,7 +58,7 @@ def test_same_bytes_for_any_split_and_threads(use_kernel):
     assert_same(expected, brute_force(queries, vectors, 50))
     for num_parts in (1, 3, 7):
         bounds = np.linspace(0, len(vectors), num_parts + 1).astype(int)
-        parts = [(int(a), vectors[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        parts = [(int(a), vectors[a:b]) for a, b in itertools.pairwise(bounds)]
         for threads in (1, 2, 5):
             assert_same(exact_search(queries, parts, 50, threads=threads, use_kernel=use_kernel), expected)
             assert_same(exact_search(queries, parts[::-1], 50, threads=threads, use_kernel=use_kernel), expected)

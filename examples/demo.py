@@ -1,0 +1,66 @@
+"""The whole way on 1,995 real SQuAD passages: import, encode, index, search, measure. `make demo` runs it.
+
+    python examples/demo.py [STORE]
+
+Every step is a job that you can run yourself: the commands are printed as they go.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+QUESTIONS_SHOWN = 3
+
+
+def job(name: str, *arguments: str) -> None:
+    """Run a job as a person would, and stop where it fails."""
+    print(f"\n$ python jobs/{name}.py {' '.join(arguments)}", flush=True)
+    status = subprocess.run([sys.executable, str(ROOT / "jobs" / f"{name}.py"), *arguments], cwd=ROOT).returncode
+    if status:
+        sys.exit(status)
+
+
+def show(store_url: str, run: str) -> None:
+    """Print some questions with their best passages."""
+    from indexing.runs import read_run
+    from riptide import Corpus, Queries, Store
+
+    store = Store(store_url)
+    corpus, queries = Corpus.open(store), Queries.open(store)
+    hits = next(iter(read_run(store.open("runs", run))))
+    relevant = dict(zip(*(queries.qrels("test")[c].to_pylist() for c in ("query_id", "corpus_id")), strict=True))
+    texts = dict(zip(*queries.split("test"), strict=True))
+    asked = hits["query_id"].to_pylist()
+    step = len(texts) // QUESTIONS_SHOWN
+    for query in list(texts)[:: max(1, step)][:QUESTIONS_SHOWN]:
+        print(f"\n{texts[query]}")
+        first = asked.index(query)
+        best = hits.slice(first, 3)
+        for passage, score in zip(corpus.passages(best["row"].to_numpy()), best["score"].to_pylist(), strict=True):
+            mark = "*" if passage.id == relevant[query] else " "
+            print(f" {mark} {score:.3f}  {passage.title}: {passage.text[:90]}…")
+    print("\n(* the passage that the question was written on)")
+
+
+def main() -> None:
+    started = time.monotonic()
+    store = sys.argv[1] if len(sys.argv) > 1 else "data/demo"
+    at = ("--store", store)
+    job("import_corpus", *at, "--source", "examples/squad", "--part-size", "500")
+    job("encode_corpus", *at, "--encoder", MODEL, "--name", "minilm")
+    job("build_index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
+    for mode in ("exact", "dense"):
+        job("search", *at, "--mode", mode, "--k", "100", "--name", f"demo-{mode}", "--run", f"results/demo-{mode}.trec")
+    job("evaluate", *at, "--run", "demo-exact", "demo-dense", "--json", "results/demo.json")
+    show(store, "demo-dense")
+    print(f"\nThe store is {store} (python jobs/store.py list --store {store}), the runs are results/demo-*.trec, the")
+    print(f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; run it again, and all is found done.")
+
+
+if __name__ == "__main__":
+    main()
