@@ -31,7 +31,11 @@ def write_rows(path: Path, rows: int) -> None:
     with open(path, "w", buffering=1 << 20) as file:
         for start in range(0, rows, 10_000):
             numbers = range(start, min(start + 10_000, rows))
-            file.write("".join(f'{{"_id": "d{n * 7_368_787 % 9_999_999_967}", "text": "{texts[n % 10_007]}"}}\n' for n in numbers))
+            file.write(
+                "".join(
+                    f'{{"_id": "d{n * 7_368_787 % 9_999_999_967}", "text": "{texts[n % 10_007]}"}}\n' for n in numbers
+                )
+            )
 
 
 def tree_pss(process: psutil.Process) -> int:

@@ -59,7 +59,9 @@ def main() -> None:
     job("evaluate", *at, "--run", "demo-exact", "demo-dense", "--json", "results/demo.json")
     show(store, "demo-dense")
     print(f"\nThe store is {store} (python jobs/store.py list --store {store}), the runs are results/demo-*.trec, the")
-    print(f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; run it again, and all is found done.")
+    print(
+        f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; run it again, and all is found done."
+    )
 
 
 if __name__ == "__main__":

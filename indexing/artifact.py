@@ -1,14 +1,15 @@
 """Artifacts: directories that never change once complete, written part by part by anyone at any time.
 
-    KIND/NAME/manifest.begun.json   first: pins inputs and configuration, so that a resume with others is refused
-    KIND/NAME/part-00007-HASH.npy   a part's bytes, under a name that holds their hash
-    KIND/NAME/part-00007.json       its record; whoever writes this one first has committed the part
-    KIND/NAME/provenance.json       command, host, times, versions: beside the content, outside every fingerprint
-    KIND/NAME/manifest.json         last: its existence means complete
+KIND/NAME/manifest.begun.json   first: pins inputs and configuration, so that a resume with others is refused
+KIND/NAME/part-00007-HASH.npy   a part's bytes, under a name that holds their hash
+KIND/NAME/part-00007.json       its record; whoever writes this one first has committed the part
+KIND/NAME/provenance.json       command, host, times, versions: beside the content, outside every fingerprint
+KIND/NAME/manifest.json         last: its existence means complete
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -144,14 +146,11 @@ class Draft:
 
     def committed(self) -> dict[str, Part]:
         """The parts that are there, by name: what an earlier, interrupted run left, and other workers."""
-        skip = {MANIFEST, BEGUN, PROVENANCE}
-        found = {}
-        for key, _ in self._storage.list(self.key):
-            folder, _, file = key.rpartition("/")
-            if folder == self.key and file.endswith(".json") and file not in skip:
-                part = read_record(self._storage, key)
-                found[part.name] = part
-        return dict(sorted(found.items()))
+        others = {f"{self.key}/{file}" for file in (MANIFEST, BEGUN, PROVENANCE)}
+        keys = [key for key, _ in self._storage.list(self.key) if key.endswith(".json") and key not in others]
+        with ThreadPoolExecutor(16) as threads:
+            parts = threads.map(functools.partial(read_record, self._storage), keys)
+            return {part.name: part for part in sorted(parts, key=lambda part: part.name)}
 
     def commit(self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any) -> Part:
         """Have `write(path)` make a file, make it the part `name`, and give back the part: an earlier writer's, if any.

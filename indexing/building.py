@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -80,7 +79,9 @@ class Building:
         }
         if first and first != config:
             changed = ", ".join(f"{k} {first[k]}, now {config[k]}" for k in config if first[k] != config[k])
-            raise InputError(f"{store.url}/index/{name} was built otherwise ({changed}): give the same options or another --name")
+            raise InputError(
+                f"{store.url}/index/{name} was built otherwise ({changed}): give the same options or another --name"
+            )
         self.factory = factory
         self.first_row, self.end = covered, embeddings.num_rows
         self.draft: Draft | None = None
@@ -93,6 +94,7 @@ class Building:
         share = 1.0 if not covered else (self.end - covered) / self.previous_rows
         self.num_shards = max(1, min(round(options.shards * share), self.end - covered))
         self.recall = options.recall
+        self._quantizer: tuple[Artifact | Draft, Part] | None = None
 
     @property
     def previous_rows(self) -> int:
@@ -104,27 +106,41 @@ class Building:
         bounds = np.linspace(self.first_row, self.end, self.num_shards + 1).astype(np.int64)
         return [(n, int(bounds[n]), int(bounds[n + 1])) for n in range(self.num_shards)]
 
-    def run(self) -> Iterator[tuple[str, int]]:
-        """Train, fill, measure: yields (stage, rows) as work is done; the artifact is complete at the end."""
-        if self.draft is None or self.draft.complete:
-            return
-        cores = node_cores()
-        if not self.previous:
-            if "quantizer" not in self.draft.committed():
-                for _, rows in run_tasks(train, [self.factory], self.draft, self.embeddings, cores, num_cpus=cores):
-                    yield "train", rows
-            quantizer: tuple[Any, Part] = self.draft, self.draft.committed()["quantizer"]
-        else:
-            quantizer = Index(self.name, self.previous).quantizer
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.draft is None or self.draft.complete
+
+    def train(self) -> int:
+        """Train the quantiser, or find it: an earlier generation's, or an earlier run's. Returns the sample's size."""
+        assert self.draft is not None
+        if self.previous:
+            self._quantizer = Index(self.name, self.previous).quantizer
+            return 0
+        cores, rows = node_cores(), 0
+        if "quantizer" not in self.draft.committed():
+            [(_, rows)] = run_tasks(train, [self.factory], self.draft, self.embeddings, cores, num_cpus=cores)
+        self._quantizer = self.draft, self.draft.committed()["quantizer"]
+        return rows
+
+    def fill(self) -> Iterator[tuple[bool, int]]:
+        """Fill the shards that are left; yields (kept from an earlier run, vectors) for each."""
+        assert self.draft is not None
         committed = self.draft.committed()
         todo = [entry for entry in self.ranges() if f"shard-{entry[0]:05d}" not in committed]
-        for (_, start, end), _ in run_tasks(fill, todo, self.draft, self.embeddings, quantizer, num_cpus=1):
-            yield "fill", end - start
+        for number, start, end in self.ranges():
+            if f"shard-{number:05d}" in committed:
+                yield True, end - start
+        for (_, start, end), _ in run_tasks(fill, todo, self.draft, self.embeddings, self._quantizer, num_cpus=1):
+            yield False, end - start
+
+    def finish(self) -> None:
+        """Measure recall, set the dials, complete the artifact."""
+        assert self.draft is not None
         dial = self._measure()
         recall = {str(k): round(value, 6) for k, value in dial.recall.items()}
         self.draft.note(nprobe=dial.nprobe, depth=dial.depth, recall=recall, reached=dial.reached)
         self.draft.finish()
-        yield "measure", min(SAMPLE_QUERIES, self.end)
 
     def _measure(self) -> Dial:
         """Recall against exact search, of the corpus' own vectors as queries (each without itself)."""
@@ -132,7 +148,7 @@ class Building:
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
         for part in self.draft.committed().values():
             if part.name.startswith("shard-"):
-                shards.append(Shard(self.draft, part, part.facts["first_row"], part.facts["end"]))  # type: ignore[arg-type]
+                shards.append(Shard(self.draft, part, part.facts["first_row"], part.facts["end"]))
         own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
         queries = self.embeddings.take(own_rows).astype(np.float32)
         width = min(201, self.end)
@@ -141,7 +157,9 @@ class Building:
         cores = node_cores()
 
         def search(nprobe: int) -> dict[int, np.ndarray]:
-            tasks = run_tasks(probe_shard, shards, self.embeddings, queries, width, nprobe, DEPTHS, cores, num_cpus=cores)
+            tasks = run_tasks(
+                probe_shard, shards, self.embeddings, queries, width, nprobe, DEPTHS, cores, num_cpus=cores
+            )
             by_shard = [hits for _, hits in tasks]
             merged = {depth: merge([hits[depth] for hits in by_shard], width) for depth in DEPTHS}
             return {depth: without(hits.rows, own_rows) for depth, hits in merged.items()}
@@ -149,9 +167,7 @@ class Building:
         return turn_dials(search, without(exact.rows, own_rows), num_lists(self.factory), self.recall)
 
 
-def turn_dials(
-    search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, most: int, recall: float
-) -> Dial:
+def turn_dials(search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, most: int, recall: float) -> Dial:
     """The smallest nprobe (a power of two), then the smallest depth, whose recall@100 reaches `recall`, or else the best.
 
     search(nprobe) gives the rows found, int64 [q, k], for each depth; truth: the exact ones; most: the number of lists.
@@ -199,7 +215,9 @@ def sample_rows(embeddings: Embeddings, count: int) -> np.ndarray:
     return np.sort(random.choice(rows, min(count, len(rows)), replace=False))
 
 
-def fill(shard: tuple[int, int, int], draft: Draft, embeddings: Embeddings, quantizer: tuple[Artifact, Part]) -> None:
+def fill(
+    shard: tuple[int, int, int], draft: Draft, embeddings: Embeddings, quantizer: tuple[Artifact | Draft, Part]
+) -> None:
     """One task: a shard's vectors into a copy of the trained index."""
     number, first_row, end = shard
     owner, part = quantizer
@@ -215,6 +233,8 @@ def probe_shard(
     shard: Shard, embeddings: Embeddings, queries: np.ndarray, k: int, nprobe: int, depths: Sequence[int], threads: int
 ) -> dict[int, Hits]:
     """One task of the measurement: the re-scored top k at each depth."""
-    rows = search_shard(read_index(shard.artifact.local(shard.part)), queries, max(depths), nprobe=nprobe, threads=threads)
+    rows = search_shard(
+        read_index(shard.artifact.local(shard.part)), queries, max(depths), nprobe=nprobe, threads=threads
+    )
     pieces = embeddings.between(shard.first_row, shard.end)
     return {depth: rescore_pieces(queries, rows[:, :depth], pieces, k, threads) for depth in depths}

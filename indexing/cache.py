@@ -41,10 +41,8 @@ class NodeCache:
 
     def local(self, storage: Storage, key: str, size: int, sha256: str) -> Path:
         """A local file with the bytes of `key`. Raises CorruptError (InputError) where they are not those."""
-        if isinstance(storage, LocalStorage):
-            path = storage.path(key)
-        else:
-            path = self._fetched(storage, key, size, sha256)
+        own = isinstance(storage, LocalStorage)
+        path = storage.path(key) if own else self._fetched(storage, key, size, sha256)
         self._verify(path, f"{storage.url}/{key}", size, sha256)
         return path
 

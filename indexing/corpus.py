@@ -78,7 +78,9 @@ class Corpus:
         names[:] = ""
         first = int(np.searchsorted(wanted, 0))
         for part, positions, local in split_rows(self.parts, wanted[first:]):
-            names[positions + first] = open_table(part).column("id").take(pa.array(local)).to_numpy(zero_copy_only=False)
+            names[positions + first] = (
+                open_table(part).column("id").take(pa.array(local)).to_numpy(zero_copy_only=False)
+            )
         return names[inverse].reshape(rows.shape)
 
     def rows_of(self, ids: Sequence[str]) -> np.ndarray:

@@ -172,7 +172,9 @@ def choose_pool(min_workers: int, max_workers: int | None, cpus: int | None, gpu
     total = ray.cluster_resources()
     gpus = gpus if gpus is not None else int(total.get("GPU", 0) >= 1)
     if gpus > total.get("GPU", 0) and max_workers is None:
-        raise InputError(f"--gpus {gpus}: the cluster has {total.get('GPU', 0):.0f} GPUs now; name --max-workers to wait for more")
+        raise InputError(
+            f"--gpus {gpus}: the cluster has {total.get('GPU', 0):.0f} GPUs now; name --max-workers to wait for more"
+        )
     cpus = cpus or (min(4, node_cores()) if gpus else node_cores())
     slots = int(total.get("GPU", 0) // gpus) if gpus else num_slots(cpus)
     return Pool(min_workers, max(min_workers, max_workers or slots), cpus, gpus)

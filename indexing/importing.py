@@ -21,6 +21,7 @@ from indexing.store import Store, generation
 from indexing.tasks import run_tasks
 from retriever.errors import InputError
 
+
 @dataclass(frozen=True)
 class ImportOptions:
     """What shapes a corpus generation."""
@@ -56,7 +57,8 @@ class Importing:
             return
         if previous and not append and not delete:
             raise InputError(
-                f"{store.url} has a corpus of another source or other options: --append adds to it, another --store starts anew"
+                f"{store.url} has a corpus of another source or other options: --append adds to it, "
+                "another --store starts anew"
             )
         if not previous and (append or delete):
             raise InputError(f"{store.url} has no corpus yet: import one first, without --append and --delete")

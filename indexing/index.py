@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.artifact import Artifact, Part
+from indexing.artifact import Artifact, Draft, Part
 from indexing.embeddings import Embeddings
 from indexing.store import Store
 from retriever.errors import InputError
@@ -16,7 +16,7 @@ from retriever.errors import InputError
 class Shard:
     """One FAISS file, which holds the rows [first_row, end)."""
 
-    artifact: Artifact
+    artifact: Artifact | Draft
     part: Part
     first_row: int
     end: int
@@ -68,7 +68,8 @@ def check_lineage(generations: Sequence[Artifact], embeddings: Embeddings) -> No
     for artifact in generations:
         for role, entry in artifact.inputs.items():
             if role != "previous" and made.get(entry["artifact"]) != entry["fingerprint"]:
+                there = made.get(entry["artifact"])
                 raise InputError(
-                    f"{artifact.url} was built from {entry['artifact']} {entry['fingerprint'][:12]}, the embeddings asked "
-                    f"for are {embeddings.name} {made.get(entry['artifact'], 'without that generation')[:12]}"
+                    f"{artifact.url} was built from {entry['artifact']} {entry['fingerprint'][:12]}, asked for are "
+                    f"embeddings/{embeddings.name}, {f'now {there[:12]}' if there else 'which have no such generation'}"
                 )

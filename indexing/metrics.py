@@ -25,7 +25,9 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
         try:
             measures[ir_measures.parse_measure(name)] = name
         except (ValueError, NameError, SyntaxError, KeyError) as error:
-            raise InputError(f"--metrics {name!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP)") from error
+            raise InputError(
+                f"--metrics {name!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP)"
+            ) from error
     judged: dict[str, dict[str, int]] = {}
     for query, passage, score in zip(*(qrels[c].to_pylist() for c in ("query_id", "corpus_id", "score")), strict=True):
         judged.setdefault(query, {})[passage] = score

@@ -44,11 +44,13 @@ class Queries:
     @property
     def table(self) -> pa.Table:
         """Columns id, text, metadata (JSON text or "")."""
-        parts = [pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all() for p in self.artifact.group("part")]
+        parts = [
+            pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all() for p in self.artifact.group("part")
+        ]
         return pa.concat_tables(parts)
 
     def split(self, split: str, limit: int | None = None) -> Split:
-        """The first `limit` queries that the split's qrels judge ("all": every query). Raises InputError: no such split."""
+        """The first `limit` queries that the split's qrels judge ("all": every one). Raises InputError."""
         table = self.table.select(["id", "text"])
         if split != ALL:
             table = table.filter(pc.is_in(table["id"], self.qrels(split)["query_id"].combine_chunks().unique()))
@@ -59,7 +61,9 @@ class Queries:
         """Columns query_id, corpus_id, score (int32). Raises InputError where the split has none."""
         if split not in self.splits:
             have = ", ".join(self.splits) or "no split"
-            raise InputError(f"{self.artifact.url}: no split {split!r} with qrels; it has {have} (and {ALL}, without qrels)")
+            raise InputError(
+                f"{self.artifact.url}: no split {split!r} with qrels; it has {have} (and {ALL}, without qrels)"
+            )
         return pq.read_table(self.artifact.local(f"qrels-{split}"))
 
 

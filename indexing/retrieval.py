@@ -142,5 +142,3 @@ class Retrieval:
 def encode_queries(texts: list[str], name: str, options: EncoderOptions, threads: int) -> np.ndarray:
     """One task: float32 [q, dim]."""
     return Encoder(name, options, threads=threads).encode(texts, side="query")
-
-

@@ -19,7 +19,7 @@ SCHEMA = pa.schema([("query_id", pa.string()), ("id", pa.string()), ("row", pa.i
 
 
 def hits_table(query_ids: Sequence[str], hits: Hits, ids: np.ndarray) -> pa.Table:
-    """Hits as rows in the order of queries and ranks. `ids`: the passages' ids, object [q, k]; no hit (row -1) is no row."""
+    """Hits as rows in the order of queries and ranks. ids: the passages', object [q, k]; a row of -1 is no hit."""
     kept = hits.rows >= 0
     queries = np.repeat(np.asarray(query_ids, object), kept.sum(axis=1))
     columns = [pa.array(queries), pa.array(ids[kept]), pa.array(hits.rows[kept]), pa.array(hits.scores[kept])]
@@ -55,7 +55,9 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str) -> None:
                 for query, id, rank, score in zip(query_ids, ids, ranks, scores, strict=True):
                     line = f"{query} Q0 {id} {rank + 1} {score} {tag}\n"
                     if len(line.split()) != 6:
-                        raise InputError(f"{path}: query id {query!r} or passage id {id!r} is empty or has white space: no TREC file")
+                        raise InputError(
+                            f"{path}: query id {query!r} or passage id {id!r} is empty or has white space: no TREC file"
+                        )
                     file.write(line)
         os.replace(temporary, target)
     finally:

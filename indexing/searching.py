@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,7 +15,13 @@ from indexing.tasks import node_cores, num_slots, run_tasks
 
 
 def search_exact(
-    embeddings: Embeddings, queries: np.ndarray, k: int, deleted: np.ndarray, *, first_row: int = 0, end: int | None = None
+    embeddings: Embeddings,
+    queries: np.ndarray,
+    k: int,
+    deleted: np.ndarray,
+    *,
+    first_row: int = 0,
+    end: int | None = None,
 ) -> Hits:
     """The exact top k of queries float32 [q, dim] over the rows [first_row, end), less the `deleted` ones."""
     end = embeddings.num_rows if end is None else end
@@ -82,4 +89,4 @@ def rescore_pieces(
 
 def _stretches(first_row: int, end: int, count: int) -> Sequence[tuple[int, int]]:
     bounds = np.linspace(first_row, end, max(1, min(count, end - first_row)) + 1).astype(np.int64)
-    return [(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [(int(a), int(b)) for a, b in itertools.pairwise(bounds)]

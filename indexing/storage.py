@@ -45,6 +45,9 @@ class Storage(Protocol):
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """(key, bytes) of all that lies under the folder `prefix`, in the order of the keys."""
 
+    def empty(self) -> bool:
+        """Whether nothing is there at all."""
+
     def delete(self, key: str) -> None:
         """Remove `key`; nothing happens where there is none."""
 
@@ -123,6 +126,9 @@ class LocalStorage:
                 with contextlib.suppress(FileNotFoundError):
                     found.append((path.relative_to(self.root).as_posix(), path.stat().st_size))
         yield from sorted(found)
+
+    def empty(self) -> bool:
+        return not self.root.is_dir() or not any(entry.name != TEMPORARY for entry in self.root.iterdir())
 
     def delete(self, key: str) -> None:
         path = self.path(key)
@@ -249,6 +255,10 @@ class S3Storage:
             found = self.files.get_file_info(selector)
         skip = len(self.path(""))
         yield from sorted((info.path[skip:], info.size) for info in found if info.is_file)
+
+    def empty(self) -> bool:
+        with self._told(""):
+            return not self.s3.list_objects_v2(Bucket=self.bucket, Prefix=self.key(""), MaxKeys=1)["KeyCount"]
 
     def delete(self, key: str) -> None:
         with self._told(key):

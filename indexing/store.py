@@ -53,7 +53,9 @@ class Store:
         fingerprint is that of the parts (imports: the same content is the same artifact, wherever it came from).
         """
         key = artifact_key(kind, name)
-        return Draft(self.storage, self.cache, key, begun_document(kind, inputs or {}, config or {}, by_content)).begin()
+        return Draft(
+            self.storage, self.cache, key, begun_document(kind, inputs or {}, config or {}, by_content)
+        ).begin()
 
     def open(self, kind: str, name: str = "") -> Artifact:
         """A complete artifact. Raises InputError in one line if it is not there or not complete."""
@@ -98,8 +100,8 @@ class Store:
 
     def require(self) -> Store:
         """Raises InputError unless something is there: a mistyped path is no empty store."""
-        if next(iter(self.storage.list("")), None) is None:
-            raise InputError(f"{self.url}: there is no store here; make one with jobs/import_corpus.py --store {self.url}")
+        if self.storage.empty():
+            raise InputError(f"{self.url}: there is no store here; jobs/import_corpus.py --store {self.url} makes one")
         return self
 
     def dependents(self, key: str) -> list[str]:
@@ -125,7 +127,7 @@ class Store:
         return sum(size for _, size in files)
 
     def garbage(self, older_than: float = 3600.0) -> list[tuple[str, int]]:
-        """(key, bytes) of files that nothing names: losers of a race, and temporary files older than so many seconds."""
+        """(key, bytes) of what nothing names: losers of a race, temporary files older than so many seconds."""
         found = []
         for key, contents in self._folders().items():
             if MANIFEST in contents:

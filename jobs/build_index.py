@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.cli import Common, Stage, human, run, say  # first: it mends the path
+from jobs.cli import Common, Stage, human, run, say
+from jobs.session import connect
 
-from indexing.building import Building, IndexOptions  # isort: skip
+from indexing.building import SAMPLE_QUERIES, Building, IndexOptions
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.faiss_index import training_size
 from indexing.index import Index
 from indexing.store import Store
-from jobs.session import connect
 from retriever.errors import InputError
 
 
@@ -37,7 +37,9 @@ class BuildIndex(Common):
 def main(options: BuildIndex) -> None:
     store = Store(options.store).require()
     if options.shards < 1 or not 0 < options.recall <= 1:
-        raise InputError(f"--shards {options.shards} --recall {options.recall}: expected at least 1, and 0 < recall <= 1")
+        raise InputError(
+            f"--shards {options.shards} --recall {options.recall}: expected at least 1, and 0 < recall <= 1"
+        )
     chosen = options.embeddings
     if options.limit is not None and chosen is not None:
         chosen = f"{chosen}-limit{options.limit}"
@@ -56,12 +58,16 @@ def main(options: BuildIndex) -> None:
         say(f"memory   {human(training_size(factory, embeddings.num_rows) * embeddings.dim * 4)} to train")
         return
     building = Building(store, embeddings, options.name or embeddings.name, shape)
-    if building.draft is not None and not building.draft.complete:
+    if not building.complete:
         connect(store)
-        with Stage(f"build {building.factory}", unit="vectors") as stage:
-            for name, rows in building.run():
-                if name == "fill":
-                    stage.count(rows)
+        with Stage(f"train {building.factory}", unit="vectors") as stage:
+            stage.count(building.train())
+        with Stage("fill", building.end - building.first_row, unit="vectors") as stage:
+            for kept, rows in building.fill():
+                stage.count(rows, kept)
+        with Stage("measure recall", unit="queries") as stage:
+            building.finish()
+            stage.count(min(SAMPLE_QUERIES, building.end))
     index = Index.open(store, building.name, embeddings)
     recall = ", ".join(f"recall@{k} {value:.4f}" for k, value in index.recall.items())
     say(f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, {index.factory}")

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-# `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
-
 from indexing.storage import full_disk
 from retriever.errors import InputError
+
+# `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
 Options = TypeVar("Options", bound="Common")
 

@@ -10,9 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.cli import Common, Stage, human, run, say  # first: it mends the path
+from jobs.cli import Common, Stage, human, run, say
+from jobs.session import connect
 
-from indexing.corpus import Corpus  # isort: skip
+from indexing.corpus import Corpus
 from indexing.encoding import (
     Encoding,
     Pool,
@@ -23,7 +24,6 @@ from indexing.encoding import (
     similarity_of,
 )
 from indexing.store import Store
-from jobs.session import connect
 from retriever.encoder import EncoderOptions, describe
 
 
@@ -106,7 +106,9 @@ def plan(store: Store, options: EncodeCorpus, described: dict) -> None:
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
     say(f"encoder  {options.encoder}: {described['dim']} dimensions, {similarity_of(described)}")
     say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
-    say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes of English a token), before cutting")
+    say(
+        f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting"
+    )
 
 
 if __name__ == "__main__":

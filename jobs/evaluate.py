@@ -9,9 +9,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.cli import Common, run, say  # first: it mends the path
+from jobs.cli import Common, run, say
 
-import numpy as np  # isort: skip
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 

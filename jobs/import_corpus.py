@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobs.cli import Common, Stage, human, run, say  # first: it mends the path
+from jobs.cli import Common, Stage, human, run, say
+from jobs.session import connect
 
-from indexing.corpus import Corpus  # isort: skip
+from indexing.corpus import Corpus
 from indexing.importing import Importing, ImportOptions
 from indexing.queries import import_queries
 from indexing.raw import open_input
 from indexing.sources import Source, detect
 from indexing.store import Store
-from jobs.session import connect
 from retriever.errors import InputError
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.cli import Common, run, say  # first: it mends the path
+from jobs.cli import Common, run, say
 
-from indexing.queries import import_queries  # isort: skip
+from indexing.queries import import_queries
 from indexing.sources import detect_queries
 from indexing.store import Store
 

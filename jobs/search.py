@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.cli import Common, Stage, human, run, say  # first: it mends the path
+from jobs.cli import Common, Stage, human, run, say
+from jobs.session import connect
 
-from indexing.retrieval import QUERY_BLOCK, Retrieval  # isort: skip
+from indexing.retrieval import QUERY_BLOCK, Retrieval
 from indexing.runs import read_run, write_trec
 from indexing.store import Store
-from jobs.session import connect
 from retriever.errors import InputError
 
 
@@ -67,7 +67,9 @@ def main(options: Search) -> None:
         say(f"run      {store.url}/runs/{retrieval.name}")
         say(f"queries  {len(retrieval.split.ids):,} of {retrieval.queries.artifact.key} {options.split}")
         say(f"source   {retrieval.source}: {vectors.num_rows:,} vectors of {vectors.dim}")
-        say(f"reads    {human(vectors.num_rows * vectors.dim * 2)} of vectors every {QUERY_BLOCK:,} queries (exact mode)")
+        say(
+            f"reads    {human(vectors.num_rows * vectors.dim * 2)} of vectors every {QUERY_BLOCK:,} queries (exact)"
+        )
         return
     if not retrieval.draft().complete:
         connect(store)
@@ -75,7 +77,9 @@ def main(options: Search) -> None:
             for kept, found in retrieval.run():
                 stage.count(found, kept)
     artifact = store.open("runs", retrieval.name)
-    say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(retrieval.split.ids):,} queries in {retrieval.source}")
+    say(
+        f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(retrieval.split.ids):,} queries in {retrieval.source}"
+    )
     if options.run:
         write_trec(read_run(artifact), options.run, retrieval.name)
         say(options.run)

@@ -36,7 +36,9 @@ def connect(store: Store) -> None:
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime, include_dashboard=False)
     except ConnectionError as error:
-        raise InputError(f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})") from error
+        raise InputError(
+            f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})"
+        ) from error
     for name in ("ray.data", "ray.data._internal"):
         logging.getLogger(name).setLevel(logging.ERROR)
     check_visible(store)

@@ -12,11 +12,11 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from jobs.cli import Common, human, run, say
+
 import tyro
 
-from jobs.cli import Common, human, run, say  # first: it mends the path
-
-from indexing.artifact import Artifact  # isort: skip
+from indexing.artifact import Artifact
 from indexing.store import Store
 from retriever.errors import InputError
 

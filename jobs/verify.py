@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.cli import Common, Stage, fail, human, run, say  # first: it mends the path
+from jobs.cli import Common, Stage, fail, human, run, say
 
-from indexing.store import Store  # isort: skip
+from indexing.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,10 @@ def main(options: Verify) -> None:
     for key in store.incomplete():
         say(f"incomplete: {store.url}/{key}: the command that makes it goes on with it")
     if problems:
-        fail(f"{store.url}: {problems} bad or missing files; restore them, or remove their artifacts and make them anew", 1)
+        fail(
+            f"{store.url}: {problems} bad or missing files; restore them, or remove their artifacts and make them anew",
+            1,
+        )
     say(f"{store.url}: {len(store.keys()):,} artifacts are as they were committed")
 
 

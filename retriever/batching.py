@@ -12,8 +12,8 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 
 from retriever.errors import InputError
-from retriever.loading import Recipe
 from retriever.options import EncoderOptions, Side
+from retriever.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -102,34 +102,35 @@ class TextTokenizer:
         return Tokens(ids, lengths)
 
 
-def plan(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Rows of each batch: sorted by length (ties by position), at most `budget` tokens with padding, longest first.
+def plan(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list[tuple[np.ndarray, int]]:
+    """(rows, width) of each batch: sorted by length (ties by position), longest first, at most `budget` tokens.
 
-    lengths int64 [n] -> arrays of row numbers int64, each row in exactly one. A function of the lengths alone.
+    lengths int64 [n] -> arrays of row numbers int64, each row in exactly one, and the columns that hold them: a
+    multiple of `step` of at least 2, but never more than `limit`. A function of the lengths alone.
     """
     order = np.argsort(-lengths, kind="stable")
     batches = []
     start = 0
     while start < len(order):
-        rows = max(1, budget // int(lengths[order[start]]))
-        batches.append(order[start : start + rows])
-        start += rows
+        length = int(lengths[order[start]])
+        width = max(2, length, min(-(-length // step) * step, limit or length + step))
+        rows = order[start : start + max(1, budget // width)]
+        batches.append((rows, width))
+        start += len(rows)
     return batches
 
 
 def padded(
-    tokens: Tokens, budget: int, *, side: str, pad_id: int
+    tokens: Tokens, batches: list[tuple[np.ndarray, int]], *, side: str, pad_id: int
 ) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
-    """Batches as (rows, ids int64 [batch, width], lengths int64 [batch]), filled up on `side`.
+    """Batches of a plan as (rows, ids int64 [batch, width], lengths int64 [batch]), filled up on `side`.
 
-    A batch has two rows or more and two columns or more (the last one is repeated or padded): compiled code would
-    treat a size of one as a case of its own.
+    A single row comes twice: compiled code would treat a batch of one as a case of its own.
     """
     starts = tokens.starts
-    for rows in plan(tokens.lengths, budget):
+    for rows, width in batches:
         doubled = np.repeat(rows, 2) if len(rows) == 1 else rows
         lengths = tokens.lengths[doubled]
-        width = max(2, int(lengths[0]))
         columns = np.arange(width)
         first = (width - lengths if side == "left" else np.zeros_like(lengths))[:, None]
         inside = (columns >= first) & (columns < first + lengths[:, None])

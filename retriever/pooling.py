@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.loading import Dense, Recipe
+from retriever.recipe import Dense, Recipe
 
 
 class Pooled(nn.Module):

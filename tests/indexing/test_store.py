@@ -46,9 +46,14 @@ def test_a_complete_artifact_reads_back(store_url: str) -> None:
 
 def test_what_is_not_complete_is_not_visible(store_url: str) -> None:
     store = Store(store_url)
-    with pytest.raises(RuntimeError), store.create("corpus") as draft:
-        write_part(draft, 0, b"hello")
-        raise RuntimeError
+
+    def interrupted() -> None:
+        with store.create("corpus") as draft:
+            write_part(draft, 0, b"hello")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        interrupted()
     assert store.keys() == []
     assert store.incomplete() == ["corpus"]
     with pytest.raises(InputError, match="not complete: run the command that makes it again"):

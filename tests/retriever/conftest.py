@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3Model, RobertaConfig
-from transformers import RobertaModel, T5Config, T5EncoderModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3Model,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5EncoderModel,
+)
 
 WORDS = (
     "the a of river bank money water flows fast slow question passage query : instruct answer title alpha beta gamma"
@@ -55,7 +64,7 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
         shape = {"vocab_size": size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
                  "intermediate_size": 64, "initializer_range": 0.5}  # fmt: skip
         if kind == "bert":
-            model: torch.nn.Module = BertModel(BertConfig(**shape, max_position_embeddings=64))
+            model: torch.nn.Module = BertModel(BertConfig(**shape, max_position_embeddings=61))
         elif kind == "roberta":
             config = RobertaConfig(**shape, max_position_embeddings=42, pad_token_id=0, bos_token_id=2, eos_token_id=3)
             model = RobertaModel(config)

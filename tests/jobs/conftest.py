@@ -1,0 +1,138 @@
+"""Jobs run in this process over one local Ray; a small finished store, copied for each test that takes it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from samples import Judgement, make_passages, make_queries, save_tiny_bert, write_beir
+
+from jobs.cli import Common, run
+
+EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
+
+
+class Outcome(NamedTuple):
+    """What a person sees of a job."""
+
+    status: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class World:
+    """A corpus of 240 passages in 4 parts, 40 judged queries, its embeddings `enc`, its index `idx` and two runs."""
+
+    store: Path
+    source: Path
+    model: str
+    passages: list[dict]
+    queries: list[dict]
+    judged: list[Judgement]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    import logging
+
+    import ray
+
+    os.environ["RIPTIDE_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache")  # the workers' too
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    started = not ray.is_initialized()
+    if started:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+    yield
+    if started:
+        ray.shutdown()
+
+
+def call(name: str, *arguments: object) -> int:
+    """Run a job in this process, as `python jobs/NAME.py ARGUMENTS` would; its exit status."""
+    module = importlib.import_module(f"jobs.{name}")
+    [options] = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Common) and value.__module__ == module.__name__
+    ]
+    try:
+        run(module.main, options, [str(argument) for argument in arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture
+def job(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """job(name, *arguments): run it, whatever its end."""
+
+    def start(name: str, *arguments: object) -> Outcome:
+        capfd.readouterr()
+        status = call(name, *arguments)
+        return Outcome(status, *capfd.readouterr())
+
+    return start
+
+
+@pytest.fixture
+def done(job: Callable[..., Outcome]) -> Callable[..., str]:
+    """done(name, *arguments): run a job that must succeed; what it printed."""
+
+    def start(name: str, *arguments: object) -> str:
+        outcome = job(name, *arguments)
+        assert (outcome.status, outcome.err) == (0, "")
+        return outcome.out
+
+    return start
+
+
+@pytest.fixture
+def refused(job: Callable[..., Outcome]) -> Callable[..., str]:
+    """refused(name, *arguments): run a job that must end with one line on stderr, status 1; the line."""
+
+    def start(name: str, *arguments: object) -> str:
+        outcome = job(name, *arguments)
+        assert outcome.status == 1, outcome
+        assert outcome.err.startswith("error: "), outcome.err
+        assert outcome.err.count("\n") == 1
+        assert outcome.err.endswith("\n")
+        return outcome.err.rstrip("\n")
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny random encoder."""
+    return save_tiny_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture(scope="session")
+def _built(tmp_path_factory: pytest.TempPathFactory, model: str) -> World:
+    root = tmp_path_factory.mktemp("world")
+    passages = make_passages(240)
+    queries, judged = make_queries(passages, 40)
+    source = write_beir(root / "tiny", passages, queries, {"test": judged[:30], "train": judged[30:]})
+    at = ("--store", root / "store")
+    assert call("import_corpus", *at, "--source", source, "--part-size", 60) == 0
+    assert call("encode_corpus", *at, "--encoder", model, "--name", "enc", *EXACT_NUMERICS) == 0
+    assert call("build_index", *at, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3) == 0
+    for mode in ("exact", "dense"):
+        assert call("search", *at, "--mode", mode, "--k", 20, "--name", mode) == 0
+    return World(root / "store", source, model, passages, queries, judged)
+
+
+@pytest.fixture
+def world(_built: World, tmp_path: Path) -> World:
+    """The finished store, the test's own copy."""
+    store = tmp_path / "store"
+    shutil.copytree(_built.store, store)
+    return World(store, _built.source, _built.model, _built.passages, _built.queries, _built.judged)
