@@ -40,7 +40,7 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str) -> None:
     """Export `query Q0 passage rank score tag` lines; the file appears when it is whole.
 
     The tools that read such files sort by score, equal ones in an order of their own: so a score that equals the one
-    before it is printed as the next smaller float32. Raises InputError for ids with white space, which TREC cannot hold.
+    before it is printed as the next smaller float32. Raises InputError for ids with white space.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,9 @@ from indexing.storage import LocalStorage
 from indexing.store import Store
 from retriever.errors import InputError
 
+# What a driver hands on to its workers. No credentials: Ray shows and logs what it is given here, so each node has
+# its own (a role, a file, or variables that it was started with).
+FORWARDED = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_", "RIPTIDE_")
 PACKAGES = ("retriever", "indexing", "serve", "jobs")
 
 
@@ -28,7 +31,7 @@ def connect(store: Store) -> None:
     if ray.is_initialized():
         return
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
-    variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "HF_", "RIPTIDE_"))}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED) and "TOKEN" not in name}
     runtime: dict[str, object] = {"env_vars": variables}
     if os.environ.get("RAY_ADDRESS") and not submitted:
         root = Path(__file__).resolve().parents[1]
