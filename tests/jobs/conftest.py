@@ -80,7 +80,7 @@ def job(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         capsys.readouterr()
         status = call(name, *arguments)
         out, err = capsys.readouterr()
-        lines = [line for line in err.splitlines(keepends=True) if not re.match(r"[\w ,]+: [\d,]+ ", line)]
+        lines = [line for line in err.splitlines(keepends=True) if not re.match(r"(?!error)[\w ,]+: [\d,]+ ", line)]
         return Outcome(status, out, "".join(lines))
 
     return start
