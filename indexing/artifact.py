@@ -133,7 +133,7 @@ class Draft:
         if not self._storage.put_new(f"{self.key}/{BEGUN}", seal(self._begun)):
             pinned = unseal(self._storage.read(f"{self.key}/{BEGUN}"), f"{self.url}/{BEGUN}")
             if pinned != self._begun:
-                raise InputError(f"{self.url} was begun otherwise: {_differences(pinned, self._begun)}; {_REMEDY}")
+                raise InputError(f"{self.url} was begun otherwise: {differences(pinned, self._begun)}; {_REMEDY}")
         self.complete = self._storage.size(f"{self.key}/{MANIFEST}") is not None
         return self
 
@@ -237,7 +237,7 @@ def _fingerprints(inputs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     return {role: entry["fingerprint"] for role, entry in inputs.items()}
 
 
-def _differences(pinned: dict[str, Any], asked: dict[str, Any]) -> str:
+def differences(pinned: dict[str, Any], asked: dict[str, Any]) -> str:
     """`config.nlist 64, now 128`: every leaf in which two documents differ."""
     pinned_leaves, asked_leaves = dict(_leaves(pinned)), dict(_leaves(asked))
     names = [n for n in {**pinned_leaves, **asked_leaves} if pinned_leaves.get(n) != asked_leaves.get(n)]

@@ -168,7 +168,7 @@ class Building:
 
 
 def turn_dials(search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, most: int, recall: float) -> Dial:
-    """The smallest nprobe (a power of two), then the smallest depth, whose recall@100 reaches `recall`, or else the best.
+    """The smallest nprobe (a power of two), then the smallest depth, whose recall@100 is enough, or else the best.
 
     search(nprobe) gives the rows found, int64 [q, k], for each depth; truth: the exact ones; most: the number of lists.
     """

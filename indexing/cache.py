@@ -41,10 +41,11 @@ class NodeCache:
 
     def local(self, storage: Storage, key: str, size: int, sha256: str) -> Path:
         """A local file with the bytes of `key`. Raises CorruptError (InputError) where they are not those."""
-        if isinstance(storage, LocalStorage):
-            path = storage.path(key)  # a local store's own file
-        else:
-            path = self._fetched(storage, key, size, sha256)
+        path = (
+            storage.path(key)
+            if isinstance(storage, LocalStorage)
+            else self._fetched(storage, key, size, sha256)
+        )
         self._verify(path, f"{storage.url}/{key}", size, sha256)
         return path
 

@@ -1,8 +1,9 @@
 """Exact top-k inner-product search over plain arrays: blocks of embeddings stream past a large block of queries.
 
-A fast pass multiplies in low precision and drops a passage only when a proven bound on its rounding error says that it
-cannot belong to the top k; what is left is scored again in float64 and rounded to float32. So the result is the exact one,
-the same bytes for any split into parts, block size, number of threads, processor or device.
+A fast pass multiplies in low precision and drops a passage only when a proven bound on its rounding error says that
+it cannot belong to the top k; what is left is scored again in float64 and rounded to float32. So the result is the exact
+one, the same bytes for any split into parts, block size and number of threads. (Between the kernel and torch the float64
+sums differ in order: one score in some hundred million may round to the other neighbour.)
 
 The bound, for a query q and a passage p with rounded copies q', p' (Cauchy-Schwarz, then float32 accumulation):
     |q.p - q'.p'| <= |q - q'| |p| + |q'| |p - p'| + dim 2^-23 |q'| |p'|
@@ -33,8 +34,8 @@ class Hits(NamedTuple):
 class ExactSearch:
     """The exact top k over all parts that are added, in any order.
 
-    queries: float32 [q, dim]. threads: of the CPU, by default all that this process may use. device: "cpu" or a CUDA device.
-    use_kernel=False keeps to torch where the compiled kernel would run. After an error the object must not be used again.
+    queries: float32 [q, dim]. threads: of the CPU, by default all that this process may use. device: "cpu" or a CUDA
+    device. use_kernel=False keeps to torch where the compiled kernel would run. Not to be used again after an error.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class ExactSearch:
             self._engine = _TorchSearch(queries, k, threads, device)
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray | None = None) -> None:
-        """Search vectors [n, dim], float16 (a memory map will do) or float32, which are rows first_row, first_row + 1, ...
+        """Search vectors [n, dim], float16 (a memory map will do) or float32, which are rows first_row, first_row + 1, …
 
-        deleted: sorted int64 global rows to leave out; those outside of this part are ignored. No row may be added twice.
+        deleted: sorted int64 global rows to leave out; those outside of this part are ignored. No row may come twice.
         Raises InputError for another dim or dtype, and for NaN, Inf and norms above 1e15.
         """
         vectors = check_vectors(vectors, self.dim, first_row)
@@ -101,8 +102,8 @@ def rescore(
 ) -> Hits:
     """The best k of each query's candidates, scored like ExactSearch does.
 
-    queries float32 [q, dim]; rows int64 [q, c], global, -1 for none, repeated ones count once; vectors float16 or float32
-    [n, dim] (a memory map will do) hold rows first_row .. first_row + n. Raises InputError for a row outside of them.
+    queries float32 [q, dim]; rows int64 [q, c], global, -1 for none, repeated ones count once; vectors float16 or
+    float32 [n, dim] (a memory map will do) are rows first_row .. first_row + n - 1. InputError for a row outside of them.
     """
     queries = check_queries(queries)
     vectors = check_vectors(vectors, queries.shape[1], first_row)
@@ -111,8 +112,8 @@ def rescore(
         raise InputError(f"candidate rows have shape {rows.shape}, expected [{len(queries)}, c]")
     local = np.where(rows < 0, -1, rows - first_row)
     if rows.size and ((local < -1) | (local >= len(vectors)) | ((local == -1) & (rows >= 0))).any():
-        last = first_row + len(vectors) - 1
-        raise InputError(f"candidate rows reach from {rows[rows >= 0].min()} to {rows.max()}, expected {first_row} to {last}")
+        expected = f"{first_row} to {first_row + len(vectors) - 1}"
+        raise InputError(f"candidate rows reach from {rows[rows >= 0].min()} to {rows.max()}, expected {expected}")
     local.sort(axis=1)
     local[:, 1:][local[:, 1:] == local[:, :-1]] = -1
     library = kernels.load() if use_kernel else None
@@ -139,7 +140,7 @@ def merge(hits: Sequence[Hits], k: int) -> Hits:
     rows = np.concatenate([h.rows for h in hits], axis=1)
     order = np.argsort(-scores, axis=1, kind="stable")
     sorted_scores, sorted_rows = np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
-    # The stable sort leaves ties in the order of the lists, mostly that of rows already: only the others pay for a second key.
+    # A stable sort leaves ties in the order of the lists, mostly that of rows already: others pay for a second key.
     ties = (sorted_scores[:, 1:] == sorted_scores[:, :-1]) & (sorted_rows[:, 1:] < sorted_rows[:, :-1])
     mixed = np.flatnonzero(ties.any(axis=1))
     if len(mixed):
@@ -169,7 +170,7 @@ def check_queries(queries: np.ndarray) -> np.ndarray:
 def check_vectors(vectors: np.ndarray, dim: int, first_row: int) -> np.ndarray:
     """vectors [n, dim], their rows contiguous, or an InputError that names the part by its first row."""
     if vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise InputError(f"vectors from row {first_row} have shape {vectors.shape}, expected [n, {dim}] like the queries")
+        raise InputError(f"vectors from row {first_row} have shape {vectors.shape}, expected [n, {dim}] as the queries")
     if vectors.dtype not in (np.float16, np.float32):
         raise InputError(f"vectors from row {first_row} are {vectors.dtype}, expected float16 or float32")
     return vectors if vectors.flags.c_contiguous else np.ascontiguousarray(vectors)
@@ -194,14 +195,14 @@ def _score_pairs(queries: np.ndarray, query_ids: np.ndarray, vectors: np.ndarray
 
 
 class _TorchSearch:
-    """The same search without the compiled kernel: float32 products on the CPU, float16 (exact for the passages) on CUDA."""
+    """The same search without the kernel: float32 products on the CPU, float16 (exact for the passages) on CUDA."""
 
     def __init__(self, queries: np.ndarray, k: int, threads: int, device: str):
         self.k, self.threads, self.device = k, threads, torch.device(device)
         self.queries = queries.astype(np.float64)
         # A power of two leaves the products' digits alone and keeps float16 queries from overflowing.
         largest = np.abs(queries).max(axis=1, initial=0)
-        self.scale = np.ldexp(1.0, -np.frexp(np.where(largest > 0, largest, 1))[1].astype(np.int64))
+        self.scale = np.ldexp(1.0, -np.frexp(np.where(largest > 0, largest, 1))[1])
         scaled = self.queries * self.scale[:, None]
         self.half = self.device.type == "cuda"
         rounded = scaled.astype(np.float16 if self.half else np.float32)

@@ -1,22 +1,44 @@
-"""FAISS indexes over plain arrays: choose, train, fill, search, and turn the dials until the recall asked for is measured.
+"""FAISS indexes over plain arrays: choose, train, fill, search, and tune until the recall asked for is measured.
 
-The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search returns
-candidates only: `indexing.exact.rescore` scores them from the float16 embeddings, so compression costs no precision.
-Training and filling give the same bytes for the same input, whatever the number of threads.
+The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search
+returns candidates only: `indexing.exact.rescore` scores them from the float16 embeddings, so compression costs no
+precision. Training and filling give the same bytes for the same input, whatever the number of threads.
 """
 
+import importlib
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import faiss
 import numpy as np
 
 from indexing.exact import Hits, available_threads, merge, rescore
+from indexing.kernel import processor
 from retriever.errors import InputError
+
+
+def _import_faiss() -> Any:
+    """faiss, with the matrix products that this processor deserves.
+
+    faiss-cpu 1.15.1 brings OpenBLAS 0.3.15, which takes processors that are younger than itself (Sapphire Rapids, Zen 4)
+    for the oldest it knows: SSE3, and products at a quarter of the speed. It reads this variable when it is loaded.
+    """
+    unset = "OPENBLAS_CORETYPE" not in os.environ
+    flags = processor()[0]
+    if unset and "avx2" in flags:
+        os.environ["OPENBLAS_CORETYPE"] = "SKYLAKEX" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "HASWELL"
+    try:
+        return importlib.import_module("faiss")
+    finally:
+        if unset:
+            os.environ.pop("OPENBLAS_CORETYPE", None)
+
+
+faiss = _import_faiss()
 
 SMALL = 20_000  # vectors: below, a flat index answers in about a millisecond and there is little to train on
 POINTS_PER_CENTROID = 64  # FAISS asks for 39 to 256
@@ -43,7 +65,7 @@ class Dial(NamedTuple):
 def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None) -> str:
     """A FAISS factory string for num_vectors of dim dimensions and a recall@100 (after re-scoring) to be reached.
 
-    memory_bytes bounds the index as a whole, without the embeddings (they stay on disk); raises InputError if nothing fits.
+    memory_bytes bounds the index as a whole, without the embeddings (they stay on disk); InputError if nothing fits.
     """
     if num_vectors < 1 or dim < 1 or not 0 < recall <= 1:
         raise InputError(f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}")
@@ -87,7 +109,7 @@ def check_factory(factory: str, dim: int) -> None:
 
 
 def training_size(factory: str, num_vectors: int) -> int:
-    """The sample to train on: 64 vectors per list, 65,536 at least (for the codes), all if there are fewer; 0 for Flat."""
+    """Vectors to train on: 64 per list, 65,536 at least (for the codes), all if there are fewer; 0 for Flat."""
     if factory == "Flat":
         return 0
     return min(num_vectors, max(POINTS_PER_CENTROID * num_lists(factory), 65_536))
@@ -106,7 +128,7 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
     if len(sample) < needed:
         remedy = f"IVF{max(1, len(sample) // 39)}" if num_lists(factory) else "Flat"
         raise InputError(
-            f"{factory} needs {needed} vectors or more to train on, found {len(sample)}: take Flat, {remedy} or more vectors"
+            f"{factory} needs {needed} vectors or more to train on, found {len(sample)}: take {remedy} or add vectors"
         )
     for clustering in _clusterings(inner):
         clustering.seed = seed
@@ -137,7 +159,7 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
 
 
 def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
-    """A new index with trained's quantizer and the vectors of parts, float [n, dim], as rows first_row, first_row + 1, ...
+    """A new index with trained's quantizer and the vectors of parts, float [n, dim], as rows first_row, + 1, ...
 
     The same bytes from run to run and for any threads. trained itself stays empty. Raises InputError for NaN and Inf.
     """
@@ -168,14 +190,15 @@ def search_shard(
 ) -> np.ndarray:
     """Candidate rows, int64 [q, depth], best first by the index's approximate score, -1 where there are none.
 
-    queries float32 [q, dim]; nprobe: lists to probe (a flat index has none and looks at all); deleted: int64 rows to skip.
+    queries float32 [q, dim]; nprobe: lists to probe (a flat index has none and looks at all); deleted: int64 rows to
+    skip.
     """
     queries = np.ascontiguousarray(queries, dtype=np.float32)
     if queries.ndim != 2 or queries.shape[1] != index.d:
         raise InputError(f"queries have shape {queries.shape}, expected [q, {index.d}] like the index")
     if depth < 1 or nprobe < 1:
         raise InputError(f"depth is {depth} and nprobe is {nprobe}, expected 1 or more")
-    options = {}
+    options: dict[str, Any] = {}
     if deleted is not None and len(deleted):
         gone = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
         options["sel"] = faiss.IDSelectorNot(gone)
@@ -202,8 +225,8 @@ def tune(
 ) -> Dial:
     """The smallest nprobe (a power of two), then the smallest depth, whose recall@100 after re-scoring reaches recall.
 
-    queries float32 [q, dim]: real ones, or the corpus' own vectors with own_rows int64 [q], their rows, which are then left
-    out on both sides. exact: the exact hits over the same shards (with own_rows: 1 deeper than wanted), k 200 or so.
+    queries float32 [q, dim]: real ones, or the corpus' own vectors with own_rows int64 [q], their rows, which are then
+    left out on both sides. exact: the exact hits over the same shards, k 200 or so (with own_rows: one more).
     """
     ks = [k for k in (10, 100, 200) if k <= max(10, exact.rows.shape[1] - (own_rows is not None))]
     at = 100 if 100 in ks else ks[-1]
@@ -244,7 +267,7 @@ def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:
 
 
 def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
-    """k -> the share of each query's exact top k that is among its first k found, averaged; int64 [q, >= k], -1 for none."""
+    """k -> the mean share of a query's exact top k that is among its first k found; rows int64 [q, >= k], -1 for none."""
     recalls = {}
     for k in ks:
         shares = []
@@ -277,7 +300,7 @@ def _create(factory: str, dim: int) -> Any:
     plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
     if not plain or not isinstance(inner, kinds):
         # Graphs differ from run to run, refinement and id maps are done here, the others cannot skip deleted rows.
-        raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR if wanted")
+        raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, with PCA, OPQ or RR before it")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(f"index {factory!r} is not made for inner products")
     return index

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from indexing.artifact import Artifact, Draft, Part
+from indexing.artifact import Artifact, Draft, Part, differences
 from indexing.corpus import Corpus, write_table
+from indexing.formats import text_lines
 from indexing.ids import candidates, merge_bucket, num_buckets, repeated, sorted_hashes
 from indexing.parse import parse_corpus
-from indexing.raw import Lines, open_input
+from indexing.raw import Lines, no_rows, open_input
 from indexing.sources import Chunk, Source, chunks
 from indexing.store import Store, generation
 from indexing.tasks import run_tasks
@@ -51,17 +52,20 @@ class Importing:
             "delete": file_identity(delete) if delete else None,
         }
         previous = store.generations("corpus")
-        self.complete = bool(previous) and previous[-1].config == config
+        grows = append or delete is not None
+        done = previous[1:][-1:] if grows else previous[:1]
+        self.complete = any(artifact.config == config for artifact in done)
         self.before = Corpus(previous)
         if self.complete:
             return
-        if previous and not append and not delete:
+        if previous and not grows:
             raise InputError(
-                f"{store.url} has a corpus of another source or other options: --append adds to it, "
-                "another --store starts anew"
+                f"{previous[0].url} was imported otherwise ({differences(previous[0].config, config)}): --append "
+                "adds to it, another --store starts anew"
             )
-        if not previous and (append or delete):
+        if not previous and grows:
             raise InputError(f"{store.url} has no corpus yet: import one first, without --append and --delete")
+        self.deleted = rows_to_delete(self.before, delete) if delete else None
         inputs = {"previous": previous[-1]} if previous else {}
         self.draft = store.create("corpus", generation(len(previous)), inputs=inputs, config=config, by_content=True)
 
@@ -73,8 +77,9 @@ class Importing:
         if self.complete:
             return
         with self.draft:
-            if self.delete:
-                _commit_deleted(self.draft, self.before, self.delete)
+            if self.deleted is not None:
+                rows = self.deleted
+                self.draft.commit("deleted", ".npy", lambda path: np.save(path, rows), rows=len(rows))
             if self.source:
                 yield from self._parts(self.source)
                 _commit_ids(self.draft, self.before)
@@ -187,14 +192,14 @@ def _place(parts: list[Part], starts: np.ndarray, row: int) -> str:
     raise AssertionError("a row beyond its part")
 
 
-def _commit_deleted(draft: Draft, before: Corpus, delete: str) -> None:
-    if "deleted" in draft.committed():
-        return
+def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
+    """Rows int64, ascending, of the ids in a file. Raises InputError with the line of one that is unknown."""
     lines = Lines(delete)
     ids: list[str] = []
     while piece := lines.take(1 << 20):
-        ids += (piece.data or b"").decode().split("\n")
-    ids = [id.removesuffix("\r") for id in ids]
+        ids += [id for _, id in text_lines(piece)]
+    if not ids:
+        raise no_rows(delete)
     rows = before.rows_of(ids)
     if len(unknown := np.flatnonzero(rows < 0)):
         line = int(unknown[0])
@@ -202,8 +207,7 @@ def _commit_deleted(draft: Draft, before: Corpus, delete: str) -> None:
             f"{delete}:{line + 1}: id {ids[line]!r} is not in the corpus (or deleted already)"
             f"{f', nor are {len(unknown) - 1} more' if len(unknown) > 1 else ''}; remove the line"
         )
-    rows = np.unique(rows)
-    draft.commit("deleted", ".npy", lambda path: np.save(path, rows), rows=len(rows))
+    return np.unique(rows)
 
 
 def file_identity(file: str) -> dict[str, Any]:

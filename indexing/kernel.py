@@ -1,7 +1,7 @@
 """Compiles, caches and loads exact search's C++ kernel; where that cannot be done, says so once and steps aside.
 
-Needs Linux, g++ 12 or later (or $CXX-compatible `c++`) and a processor with AVX-512 BF16 (Intel Cooper Lake and Sapphire
-Rapids, AMD Zen 4, and later); its matrix units (AMX) are used where there are any.
+Needs Linux, g++ 12 or later and a processor with AVX-512 BF16 (Intel Cooper Lake and Sapphire Rapids, AMD Zen 4, and
+later); matrix units (AMX) are used where there are any.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ class KernelSearch:
 
     def __init__(self, library: ctypes.CDLL, queries: np.ndarray, k: int, threads: int, *, amx: bool = True):
         self._library, self._shape = library, (len(queries), k)
-        # Threads share the queries. Where there are too few to share, they share the passages, each with a search of its own.
+        # Threads share the queries; where there are too few of them, the passages, each with a search of its own.
         searches, inner = (threads, 1) if len(queries) <= GROUP * threads else (1, threads)
         self._searches: list[ctypes.c_void_p] = []
         for _ in range(searches):
@@ -80,7 +80,13 @@ class KernelSearch:
         deleted = np.ascontiguousarray(deleted, dtype=np.int64)
         half = int(vectors.dtype == np.float16)
         bad = self._library.riptide_search_add(
-            self._searches[which], vectors.ctypes.data, half, *vectors.shape, first_row, deleted.ctypes.data, len(deleted)
+            self._searches[which],
+            vectors.ctypes.data,
+            half,
+            *vectors.shape,
+            first_row,
+            deleted.ctypes.data,
+            len(deleted),
         )
         if bad == -2:
             raise MemoryError(f"no memory to search the part with row {first_row}")
@@ -100,7 +106,7 @@ class KernelSearch:
 def score_pairs(
     library: ctypes.CDLL, queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, threads: int
 ) -> np.ndarray:
-    """float32 [q, c]: exact scores of vectors[rows], int64 [q, c], -inf where a row is -1. All arrays are C-contiguous."""
+    """float32 [q, c]: exact scores of vectors[rows], int64 [q, c], -inf where a row is -1; arrays are C-contiguous."""
     scores = np.empty(rows.shape, np.float32)
     half = int(vectors.dtype == np.float16)
     library.riptide_score_pairs(
@@ -114,7 +120,7 @@ def _build() -> Path:
     """The path of the shared library, compiled unless one for this source, compiler and processor is in the cache."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise OSError(f"no kernel for {platform.system()} on {platform.machine()}")
-    flags, model = _processor()
+    flags, model = processor()
     if missing := NEEDED - flags:
         raise OSError(f"the processor lacks {' '.join(sorted(missing))}")
     compiler = shutil.which("g++") or shutil.which("c++")
@@ -139,10 +145,10 @@ def _build() -> Path:
     return library
 
 
-def _processor() -> tuple[set[str], str]:
-    """The flags and the model name of the first processor."""
-    fields = {}
-    for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines():
+def processor() -> tuple[set[str], str]:
+    """The flags and the model name of the first processor; empty where the system does not tell."""
+    fields, cpuinfo = {}, Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
         name, _, value = line.partition(":")
         fields[name.strip()] = value.strip()
     return set(fields.get("flags", "").split()), fields.get("model name", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -77,17 +78,21 @@ def import_queries(store: Store, source: Source, name: str, *, limit: int | None
     files = [*source.queries, *source.qrels.values()]
     config = {"format": source.format, "limit": limit, "source": [file_identity(file) for file in files]}
     inputs = {"corpus": corpus.generations[0]}
-    with store.create("queries", name, inputs=inputs, config=config, by_content=True) as draft:
-        if not draft.complete:
-            table = pa.concat_tables(read_queries(source)).slice(0, limit)
-            ids = table["id"].to_pylist()
-            _refuse_doubles(source, ids)
-            draft.commit("part-00000", ".arrow", lambda path: write_table(table, path), rows=len(table))
-            partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
-            for split, file in sorted(source.qrels.items()):
-                qrels = _checked_qrels(file, ids, corpus, partial)
-                if len(qrels):
-                    draft.commit(f"qrels-{split}", ".parquet", _parquet_writer(qrels), rows=len(qrels))
+    begin = functools.partial(store.create, "queries", name, inputs=inputs, config=config, by_content=True)
+    if name in store.names("queries"):
+        begin()  # refuses another source
+        return Queries.open(store, name)
+    # Everything is read and checked before the set is begun, so that a mended source is not refused as another one.
+    table = pa.concat_tables(read_queries(source)).slice(0, limit)
+    ids = table["id"].to_pylist()
+    _refuse_doubles(source, ids)
+    partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
+    qrels = {split: _checked_qrels(file, ids, corpus, partial) for split, file in sorted(source.qrels.items())}
+    with begin() as draft:
+        draft.commit("part-00000", ".arrow", lambda path: write_table(table, path), rows=len(table))
+        for split, judged in qrels.items():
+            if len(judged):
+                draft.commit(f"qrels-{split}", ".parquet", _parquet_writer(judged), rows=len(judged))
     return Queries.open(store, name)
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from indexing.s3 import s3_filesystem
 from retriever.errors import InputError
 
 BLOCK = 1 << 20  # bytes read at a time
@@ -125,14 +125,10 @@ def _read(stream: BinaryIO, file: str) -> bytes:
 
 
 def filesystem_of(path: str) -> tuple[Any, str]:
-    """The pyarrow filesystem of a path and the path in it; S3 takes credentials, region and endpoint from AWS_*."""
+    """The pyarrow filesystem of a path and the path in it."""
     if not path.startswith("s3://"):
         return pafs.LocalFileSystem(), path
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    scheme, _, host = endpoint.rpartition("://")
-    filesystem = pafs.S3FileSystem(region=region, endpoint_override=host or None, scheme=scheme or "https")
-    return filesystem, path.removeprefix("s3://")
+    return s3_filesystem(), path.removeprefix("s3://")
 
 
 def tsv_fields(line: str) -> list[str]:

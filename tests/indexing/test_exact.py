@@ -1,5 +1,6 @@
 """Exact search is compared with a brute-force loop in float64, on both of its paths (the compiled kernel and torch)."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -11,7 +12,7 @@ from retriever.errors import InputError
 
 PATHS = [
     pytest.param(False, id="torch"),
-    pytest.param(True, id="kernel", marks=pytest.mark.skipif(kernel.load() is None, reason="no kernel on this machine")),
+    pytest.param(True, id="kernel", marks=pytest.mark.skipif(kernel.load() is None, reason="no kernel here")),
 ]
 
 
@@ -43,7 +44,9 @@ def clustered(num, dim, seed, num_clusters=20, spread=0.5):
 
 @pytest.mark.parametrize("use_kernel", PATHS)
 @pytest.mark.parametrize("dim", [1, 5, 32, 33, 384, 768])
-@pytest.mark.parametrize(("num_queries", "num_vectors", "k"), [(1, 1, 1), (1, 700, 10), (33, 1500, 20), (70, 3000, 200), (40, 50, 100)])
+@pytest.mark.parametrize(
+    ("num_queries", "num_vectors", "k"), [(1, 1, 1), (1, 700, 10), (33, 1500, 20), (70, 3000, 200), (40, 50, 100)]
+)
 def test_equals_brute_force(use_kernel, dim, num_queries, num_vectors, k):
     queries = clustered(num_queries, dim, 1)
     vectors = clustered(num_vectors, dim, 2).astype(np.float16)
@@ -172,8 +175,8 @@ def test_result_may_be_asked_between_parts(use_kernel):
 @pytest.mark.parametrize("use_kernel", PATHS)
 def test_rows_beyond_32_bits(use_kernel):
     queries, vectors = clustered(5, 20, 1), clustered(500, 20, 2).astype(np.float16)
-    first = 10**12
-    assert_same(exact_search(queries, [(first, vectors)], 10, use_kernel=use_kernel), brute_force(queries, vectors, 10, first))
+    expected = brute_force(queries, vectors, 10, first_row=10**12)
+    assert_same(exact_search(queries, [(10**12, vectors)], 10, use_kernel=use_kernel), expected)
 
 
 @pytest.mark.parametrize("use_kernel", PATHS)
@@ -212,12 +215,34 @@ def test_rescore(use_kernel):
     rows = rng.permuted(np.concatenate([expected.rows, others, np.full((30, 7), -1)], axis=1), axis=1)
     assert_same(rescore(queries, rows, vectors, 500, 40, use_kernel=use_kernel), expected)
     few = rescore(queries, expected.rows[:, :5], vectors, 500, 8, use_kernel=use_kernel)
-    assert_same(Hits(few.scores[:, :5].copy(), few.rows[:, :5].copy()), Hits(expected.scores[:, :5], expected.rows[:, :5]))
+    np.testing.assert_array_equal(few.rows[:, :5], expected.rows[:, :5])
+    np.testing.assert_array_equal(few.scores[:, :5], expected.scores[:, :5])
     assert (few.rows[:, 5:] == -1).all()
     assert np.isneginf(few.scores[:, 5:]).all()
     for row in (499, 4_500):
         with pytest.raises(InputError, match="candidate rows reach"):
             rescore(queries, np.full((30, 1), row), vectors, 500, 8, use_kernel=use_kernel)
+
+
+@pytest.mark.skipif(kernel.load() is None, reason="no kernel here")
+@pytest.mark.parametrize("dim", [5, 384])
+def test_kernel_without_matrix_units(dim):
+    """The AVX-512 products, which processors without AMX use."""
+    queries, vectors = clustered(70, dim, 1), clustered(9_000, dim, 2).astype(np.float16)
+    search = kernel.KernelSearch(kernel.load(), queries, 30, 2, amx=False)
+    search.add(vectors, 0, np.empty(0, np.int64))
+    assert_same(Hits(*search.result()[0]), brute_force(queries, vectors, 30))
+
+
+def test_failed_compilation_is_told_and_torch_takes_over(monkeypatch, tmp_path, caplog):
+    broken = tmp_path / "exact_kernel.cpp"
+    broken.write_text("this is not C++")
+    monkeypatch.setattr(kernel, "SOURCE", broken)
+    monkeypatch.setattr(kernel, "load", functools.cache(kernel.load.__wrapped__))
+    queries, vectors = clustered(5, 20, 1), clustered(500, 20, 2).astype(np.float16)
+    for _ in range(2):
+        assert_same(exact_search(queries, [(0, vectors)], 10), brute_force(queries, vectors, 10))
+    assert [r.message.startswith("exact search runs in torch") for r in caplog.records] == [True]
 
 
 def test_merge_orders_ties_by_row_and_pads():

@@ -14,7 +14,8 @@ import pytest
 
 from indexing.artifact import Draft, Part
 from indexing.cache import CorruptError, NodeCache
-from indexing.storage import LocalStorage, S3Storage, open_storage
+from indexing.s3 import S3Storage
+from indexing.storage import LocalStorage, open_storage
 from indexing.store import Store
 from retriever.errors import InputError
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from jobs.cli import Common, run
+
 import pytest
 from samples import Judgement, make_passages, make_queries, save_tiny_bert, write_beir
-
-from jobs.cli import Common, run
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 

@@ -1,4 +1,4 @@
-"""What the tests of jobs share: made-up corpora in raw form, a tiny random encoder, and files compared byte for byte."""
+"""What the tests of jobs share: made-up corpora, a tiny random encoder, files compared byte for byte."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def files_of(root: Path, *, but: Sequence[str] = ("provenance.json",)) -> dict[s
     }
 
 
-def brute_force(queries: np.ndarray, vectors: np.ndarray, k: int, deleted: Sequence[int] = ()) -> list[list[tuple[int, float]]]:
+def brute_force(
+    queries: np.ndarray, vectors: np.ndarray, k: int, deleted: Sequence[int] = ()
+) -> list[list[tuple[int, float]]]:
     """The specification of an exact search: float64 products rounded to float32, by score, then row."""
     found = []
     for query in queries.astype(np.float64):

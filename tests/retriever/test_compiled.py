@@ -1,4 +1,4 @@
-"""Compiled encoders: one program for all shapes, the same bytes in every process, close to eager."""
+"""Compiled encoders: one program for all shapes, the same bytes in every process, close to float32."""
 
 from __future__ import annotations
 
@@ -45,17 +45,16 @@ def test_fresh_processes_make_the_same_bytes(tiny: Tiny, texts: list[str], tmp_p
 
 
 @pytest.mark.slow
-def test_one_program_for_all_shapes_and_close_to_eager(tiny: Tiny, texts: list[str]) -> None:
+def test_one_program_for_all_shapes_and_close_to_float32(tiny: Tiny, texts: list[str]) -> None:
     folder = str(tiny("bert"))
     compiled = Encoder(folder, EncoderOptions(compile="always", dtype="bfloat16", normalize=True))
-    eager = Encoder(folder, EncoderOptions(compile="never", dtype="bfloat16", normalize=True))
+    exact = Encoder(folder, EncoderOptions(compile="never", dtype="float32", normalize=True))
     assert " compiled " in compiled.numerics
-    assert " eager " in eager.numerics
-    assert compiled.fingerprint == eager.fingerprint
+    assert " eager " in exact.numerics
     with torch._dynamo.config.patch(error_on_recompile=True):
         for batch in ([""], ["a"], ["bank"] * 2, ["bank"] * 500, ["bank " * 60], texts):
             vectors = compiled.encode(batch)
-            assert ((vectors * eager.encode(batch)).sum(1) > 0.999).all()
+            assert ((vectors * exact.encode(batch)).sum(1) > 0.999).all()
     assert compiled.encode(texts).tobytes() == compiled.encode(texts).tobytes()
 
 

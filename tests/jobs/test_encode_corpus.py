@@ -1,0 +1,193 @@
+"""Encoding: the vectors of the encoder itself, resumed to the same bytes; nothing else under their name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import files_of, make_passages, save_tiny_bert, write_beir
+
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.encoding import Encoding
+from indexing.store import Store
+from retriever.encoder import Encoder, EncoderOptions
+
+Done = Callable[..., str]
+NUMERICS = ("--dtype", "float32", "--compile", "never")
+PARTS = ("part-00001", "part-00002")
+
+
+def command(world, *more: object) -> tuple:
+    return ("encode_corpus", "--store", world.store, "--encoder", world.model, *NUMERICS, *more)
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("work was done")
+
+    monkeypatch.setattr(Encoding, "run", never)
+
+
+def test_vectors_are_those_of_the_encoder_part_by_part(world) -> None:
+    corpus = Corpus.open(Store(str(world.store)))
+    embeddings = Embeddings.open(Store(str(world.store)), "enc", corpus)
+    encoder = Encoder(world.model, EncoderOptions(dtype="float32", compile="never"), threads=2)
+    assert [part.part.rows for part in embeddings.parts] == [60] * 4
+    for part in embeddings.parts:
+        rows = world.passages[part.first_row : part.end]
+        texts = encoder.compose([row["title"] for row in rows], [row["text"] for row in rows])
+        expected = encoder.encode(texts, side="passage").astype(np.float16)
+        assert expected.std() > 0
+        np.testing.assert_array_equal(embeddings.vectors(part), expected)
+    config = embeddings.config
+    assert config["encoder"] == encoder.config
+    assert config["numerics"] == encoder.numerics
+    assert "corpus/g0000" in str(embeddings.generations[0].inputs)
+
+
+def test_what_is_left_is_encoded_and_the_rest_kept(world, done: Done) -> None:
+    """The manifest, a part with its record and the record of another are lost, as by a crash: the same bytes come back."""
+    before = files_of(world.store)
+    folder = world.store / "embeddings/enc/g0000"
+    lost = [folder / "manifest.json", folder / "provenance.json"]
+    lost += [*folder.glob(f"{PARTS[0]}*"), folder / f"{PARTS[1]}.json"]
+    assert len(lost) == 5
+    for path in lost:
+        path.unlink()
+    kept = {path: path.stat().st_mtime_ns for path in folder.iterdir() if PARTS[1] not in path.name}
+    out = done(*command(world, "--name", "enc"))
+    assert "240 passages (120 kept)" in out
+    assert files_of(world.store) == before
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.usefixtures("no_work")
+def test_finished_embeddings_are_found_done(world, done: Done) -> None:
+    before = {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()}
+    assert "embeddings/enc/g0000: 240 vectors of 32, " in done(*command(world, "--name", "enc"))
+    assert {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize(
+    ("option", "difference"),
+    [
+        (("--pooling", "cls"), 'config.encoder.pooling "mean", now "cls"'),
+        (("--title", "none"), 'config.encoder.title "space", now "none"'),
+        (("--passage-prefix", "passage: "), 'config.encoder.passage_prefix "", now "passage: "'),
+        (("--passage-length", "20"), "config.encoder.passage_length 64, now 20"),
+    ],
+)
+def test_another_encoding_under_the_same_name_is_refused_with_both_sides(world, refused, option, difference: str) -> None:
+    before = files_of(world.store)
+    line = refused(*command(world, "--name", "enc", *option))
+    assert f"{world.store}/embeddings/enc/g0000 was begun otherwise" in line
+    assert difference in line
+    assert files_of(world.store) == before
+
+
+@pytest.mark.usefixtures("no_work")
+def test_another_encoder_under_the_same_name_is_refused(world, refused, tmp_path: Path) -> None:
+    other = save_tiny_bert(tmp_path / "other", seed=1)
+    line = refused("encode_corpus", "--store", world.store, "--encoder", other, "--name", "enc", *NUMERICS)
+    assert "config.encoder.weights" in line
+
+
+def test_limit_names_the_embeddings_and_is_of_their_fingerprint(world, done: Done) -> None:
+    out = done(*command(world, "--limit", 70))
+    name = f"{Path(world.model).name}-limit70"
+    assert f"embeddings/{name}/g0000: 70 vectors of 32" in out
+    store = Store(str(world.store))
+    limited, full = (store.open("embeddings", f"{n}/g0000") for n in (name, "enc"))
+    assert [part.rows for part in limited.group("part")] == [60, 10]
+    assert limited.fingerprint != full.fingerprint
+    first = np.load(limited.local("part-00000"))
+    np.testing.assert_array_equal(first, np.load(full.local("part-00000")))
+
+
+@pytest.mark.usefixtures("no_work")
+def test_plan_says_what_and_does_nothing(world, done: Done) -> None:
+    before = files_of(world.store)
+    out = done(*command(world, "--name", "new", "--limit", 100, "--plan"))
+    assert "240 passages in 4 parts" in out
+    assert "100 vectors, 6.4 kB of float16" in out
+    assert files_of(world.store) == before
+
+
+@pytest.mark.usefixtures("no_work")
+def test_bad_encoders_and_stores_are_named(world, refused, tmp_path: Path) -> None:
+    before = files_of(world.store)
+    at = ("encode_corpus", "--store", world.store, "--encoder")
+    assert "no-such/model: no such local folder" in refused(*at, "no-such/model")
+    assert f"{tmp_path}/none: no such folder" in refused(*at, tmp_path / "none")
+    (tmp_path / "hollow").mkdir()
+    assert f"{tmp_path}/hollow: no config.json" in refused(*at, tmp_path / "hollow")
+    assert "dimension=33 is more than the 32" in refused(*command(world, "--dimension", 33))
+    assert "passage_length=65 is more than the 64 positions" in refused(*command(world, "--passage-length", 65))
+    assert "passage_length=0 must be at least 1" in refused(*command(world, "--passage-length", 0))
+    assert "name 'a b'" in refused(*command(world, "--name", "a b"))
+    assert files_of(world.store) == before
+    assert "there is no store here" in refused("encode_corpus", "--store", tmp_path / "s", "--encoder", world.model)
+    assert not (tmp_path / "s").exists()
+
+
+def test_weights_that_cannot_be_loaded_end_the_job_in_one_line(world, refused, tmp_path: Path) -> None:
+    broken = Path(save_tiny_bert(tmp_path / "broken"))
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    keys = Store(str(world.store)).keys()
+    assert str(broken) in refused("encode_corpus", "--store", world.store, "--encoder", broken, *NUMERICS)
+    assert Store(str(world.store)).keys() == keys
+
+
+def test_a_corpus_that_is_not_complete_is_not_encoded(world, refused) -> None:
+    (world.store / "corpus/g0000/manifest.json").unlink()
+    line = refused(*command(world, "--name", "more"))
+    assert f"{world.store}/corpus/g0000 was begun and is not complete: run the command that makes it again" in line
+
+
+def test_a_damaged_corpus_part_is_not_encoded(world, refused) -> None:
+    [part] = (world.store / "corpus/g0000").glob("part-00002-*.arrow")
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    line = refused(*command(world, "--name", "more"))
+    assert f"corpus/g0000/{part.name}: its sha256 is not the committed one" in line
+    assert Store(str(world.store)).names("embeddings") == ["enc"]
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path, model: str, done: Done, refused) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", small], capture_output=True).returncode:
+        pytest.fail("the test mounts a small tmpfs, which needs root")
+    try:
+        source = write_beir(tmp_path / "raw", make_passages(600))
+        done("import_corpus", "--store", small / "s", "--source", source, "--part-size", 200)
+        filler = small / "filler"
+        used = int(subprocess.run(["du", "-sk", small], capture_output=True, check=True).stdout.split()[0])
+        filler.write_bytes(b"x" * ((8 * 1024 - used - 40) * 1024))  # room for two parts of 12.8 kB and their records
+        encode = ("encode_corpus", "--store", small / "s", "--encoder", model, "--name", "enc", *NUMERICS)
+        line = refused(*encode)
+        assert "No space left on device: free some space and run the same command again" in line
+        store = Store(str(small / "s"))
+        assert store.keys() == ["corpus/g0000"]
+        assert list((small / "s/.tmp").iterdir()) == []
+        filler.unlink()
+        done(*encode)
+        assert store.keys() == ["corpus/g0000", "embeddings/enc/g0000"]
+        assert all(finding.problem is None for finding in store.verify())
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+
+
+def test_provenance_names_the_command_but_is_of_no_fingerprint(world) -> None:
+    provenance = json.loads((world.store / "embeddings/enc/g0000/provenance.json").read_text())
+    assert provenance["versions"]["ray"]
+    assert "host" not in (world.store / "embeddings/enc/g0000/manifest.json").read_text()

@@ -1,0 +1,217 @@
+"""Several Ray nodes on this machine, each `ray start` in a process tree of its own; jobs run against them or alone.
+
+Nodes listen on loopback, have ports and a temporary folder of their own, ask for a token, and end by their process ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+PATIENCE = 240.0  # seconds that a wait may take before the test fails: a bound for what hangs, no measure of speed
+
+# A node that is gone is missed after some 5 seconds instead of 15.
+QUICK_TO_MISS = {"RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "1000"}
+
+
+@dataclass
+class Node:
+    """One `ray start --block`: the process that it is, below which are its raylet, agents and workers."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def tree(self) -> list[psutil.Process]:
+        """Its processes, the first ancestors first."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.process.pid)
+            return [root, *root.children(recursive=True)]
+        return []
+
+    def workers(self, title: str) -> list[psutil.Process]:
+        """Its worker processes whose title holds `title`: what they run now."""
+        return [process for process in self.tree() if title in title_of(process)]
+
+    def kill(self) -> None:
+        """kill -9 to every process of it, the raylet among the first."""
+        kill_all(self.tree())
+        self.process.wait()
+
+
+@dataclass
+class LocalCluster:
+    """A head and workers of one core each; `environment` is what a client needs to reach and enter it."""
+
+    folder: Path
+    address: str
+    dashboard: str
+    token: str
+    nodes: list[Node] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def head(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def workers(self) -> list[Node]:
+        return self.nodes[1:]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"RAY_ADDRESS": self.address, **self.authentication}
+
+    @property
+    def authentication(self) -> dict[str, str]:
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+
+    def add(self, *, hide: Path | None = None, cores: int = 1, **variables: str) -> Node:
+        """Start one more node and wait until the cluster counts it. `hide`: a folder that is empty for this node."""
+        wanted = self.alive() + 1 if self.nodes else 1
+        command = [
+            *RAY, "start", "--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1", f"--num-cpus={cores}",
+            "--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0",
+        ]  # fmt: skip
+        if self.nodes:
+            # The agents' ports are fixed numbers by default, which several nodes of one machine cannot share.
+            command += [f"--address={self.address}", "--dashboard-agent-listen-port=0", "--dashboard-agent-grpc-port=0"]
+        else:
+            gcs, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
+            command += ["--head", f"--port={gcs}", f"--temp-dir={self.folder}", f"--dashboard-agent-listen-port={port()}",
+                        "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]  # fmt: skip
+        if hide:
+            hidden = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
+            command = ["unshare", "-m", "sh", "-c", hidden, str(hide), *command]
+        log = self.folder / f"node-{secrets.token_hex(4)}.log"
+        environment = clean_environment({**self.authentication, **QUICK_TO_MISS, **self.variables, **variables})
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                command, cwd=REPOSITORY, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        node = Node(process, log)
+        self.nodes.append(node)
+        wait_for(lambda: self.alive() >= wanted, "a node to join", process)
+        return node
+
+    def alive(self) -> int:
+        """How many nodes the cluster counts as alive."""
+        asked = subprocess.run(
+            [*RAY, "list", "nodes", f"--address={self.dashboard}", "--filter=state=ALIVE", "--limit=1000"],
+            env=clean_environment(self.authentication), capture_output=True, text=True,
+        )  # fmt: skip
+        found = re.search(r"^Total: (\d+)", asked.stdout, re.MULTILINE)
+        return int(found.group(1)) if found else 0
+
+    def lose(self, node: Node) -> None:
+        """kill -9 a whole node."""
+        node.kill()
+        self.nodes.remove(node)
+
+    def stop(self) -> None:
+        for node in reversed(self.nodes):
+            node.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def local_cluster(workers: int = 2, **variables: str) -> Iterator[LocalCluster]:
+    """A head and so many workers, ended with the block; `variables` are in every node's environment."""
+    # Not below pytest's folders: a socket's path holds 107 bytes at most.
+    folder = Path(tempfile.mkdtemp(prefix="riptide-ray-", dir="/tmp"))
+    address, dashboard = f"127.0.0.1:{port()}", f"http://127.0.0.1:{port()}"
+    cluster = LocalCluster(folder, address, dashboard, secrets.token_hex(32), variables=variables)
+    try:
+        for _ in range(1 + workers):
+            cluster.add()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def clean_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This environment without Ray's variables, so that no other cluster or token plays a part, and with these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**kept, "PYTHONPATH": "", **variables}
+
+
+@dataclass
+class Job:
+    """A job as a person starts it, in a process of its own."""
+
+    process: subprocess.Popen[str]
+    command: list[str]
+
+    def end(self, patience: float = PATIENCE) -> str:
+        """Wait for its end, which must be exit status 0; returns what it printed on stdout."""
+        out, err = self.process.communicate(timeout=patience)
+        assert self.process.returncode == 0, f"{self.command}: {self.process.returncode}\n{out}\n{err}"
+        return out
+
+
+def start(name: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Job:
+    """`python jobs/NAME.py ARGUMENTS`, started; without an `environment` that names a cluster it runs alone."""
+    command = [sys.executable, str(REPOSITORY / "jobs" / f"{name}.py"), *map(str, arguments)]
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, env=clean_environment(environment or {}), text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    return Job(process, command)
+
+
+def run(name: str, *arguments: object, environment: Mapping[str, str] | None = None) -> str:
+    """`python jobs/NAME.py ARGUMENTS`, which must end well; what it printed on stdout."""
+    return start(name, *arguments, environment=environment).end()
+
+
+def wait_for(
+    there: Callable[[], object], what: str, process: subprocess.Popen | None = None, patience: float = PATIENCE
+) -> None:
+    """Ask until it is there. Fails when the process that should bring it about has ended, or patience has."""
+    until = time.monotonic() + patience
+    while not there():
+        ended = process is not None and process.poll() is not None
+        assert not ended or there(), f"waited for {what}: the process ended with {process and process.returncode}"
+        assert time.monotonic() < until, f"waited {patience:.0f} s for {what}"
+        time.sleep(0.002)
+
+
+def title_of(process: psutil.Process) -> str:
+    """A process's title (Ray's workers say there what they run), "" where it has ended."""
+    try:
+        return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def kill_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+
+def still_there(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those that run, zombies that nobody has waited for left out."""
+    return [process for process in processes if process.is_running() and title_of(process)]
