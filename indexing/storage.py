@@ -60,17 +60,6 @@ class Storage(Protocol):
         """A path for a new temporary file from which `put` is cheap."""
 
 
-def open_storage(url: str) -> Storage:
-    """`s3://bucket/prefix` or a local folder (made when the first object is written)."""
-    if url.startswith("s3://"):
-        from indexing.s3 import S3Storage
-
-        return S3Storage(url)
-    if "://" in url:
-        raise InputError(f"store {url}: only a local folder or s3://bucket/prefix can hold a store")
-    return LocalStorage(url)
-
-
 class LocalStorage:
     """A folder. Commit: temporary file, fsync, then rename or (put_new) link, which fails where the name exists."""
 

@@ -21,7 +21,8 @@ from indexing.artifact import (
     unseal,
 )
 from indexing.cache import CorruptError, NodeCache, node_cache
-from indexing.storage import TEMPORARY, LocalStorage, open_storage
+from indexing.s3 import S3Storage
+from indexing.storage import TEMPORARY, LocalStorage, Storage
 from retriever.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -232,3 +233,12 @@ def artifact_key(kind: str, name: str = "") -> str:
 def generation(number: int) -> str:
     """`g0007`: the folder of a generation."""
     return f"g{number:04d}"
+
+
+def open_storage(url: str) -> Storage:
+    """`s3://bucket/prefix` or a local folder (made when the first object is written)."""
+    if url.startswith("s3://"):
+        return S3Storage(url)
+    if "://" in url:
+        raise InputError(f"store {url}: only a local folder or s3://bucket/prefix can hold a store")
+    return LocalStorage(url)

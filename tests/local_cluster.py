@@ -6,8 +6,8 @@ Nodes listen on loopback, have ports and a temporary folder of their own, ask fo
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ import psutil
 REPOSITORY = Path(__file__).resolve().parents[1]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 PATIENCE = 240.0  # seconds that a wait may take before the test fails: a bound for what hangs, no measure of speed
+
+HEAD = "127.0.0.2"  # Ray takes 127.0.0.1 for "find out my address", and listens on that one
 
 # A node that is gone is missed after some 5 seconds instead of 15.
 QUICK_TO_MISS = {"RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "1000"}
@@ -36,6 +39,7 @@ class Node:
 
     process: subprocess.Popen[bytes]
     log: Path
+    address: str
 
     def tree(self) -> list[psutil.Process]:
         """Its processes, the first ancestors first."""
@@ -64,6 +68,7 @@ class LocalCluster:
     token: str
     nodes: list[Node] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
+    _addresses: list[str] = field(default_factory=lambda: [f"127.0.0.{number}" for number in range(2, 255)])
 
     @property
     def head(self) -> Node:
@@ -84,17 +89,18 @@ class LocalCluster:
     def add(self, *, hide: Path | None = None, cores: int = 1, **variables: str) -> Node:
         """Start one more node and wait until the cluster counts it. `hide`: a folder that is empty for this node."""
         wanted = self.alive() + 1 if self.nodes else 1
+        node_address = self._addresses.pop(0)
         command = [
-            *RAY, "start", "--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1", f"--num-cpus={cores}",
+            *RAY, "start", "--block", "--disable-usage-stats", f"--node-ip-address={node_address}", f"--num-cpus={cores}",
             "--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0",
+            f"--dashboard-agent-listen-port={port(node_address)}",
         ]  # fmt: skip
         if self.nodes:
-            # The agents' ports are fixed numbers by default, which several nodes of one machine cannot share.
-            command += [f"--address={self.address}", "--dashboard-agent-listen-port=0", "--dashboard-agent-grpc-port=0"]
+            command += [f"--address={self.address}"]
         else:
             gcs, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
-            command += ["--head", f"--port={gcs}", f"--temp-dir={self.folder}", f"--dashboard-agent-listen-port={port()}",
-                        "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]  # fmt: skip
+            command += ["--head", f"--port={gcs}", f"--temp-dir={self.folder}", f"--ray-client-server-port={port(HEAD)}",
+                        "--include-dashboard=true", f"--dashboard-host={HEAD}", f"--dashboard-port={dashboard}"]  # fmt: skip
         if hide:
             hidden = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
             command = ["unshare", "-m", "sh", "-c", hidden, str(hide), *command]
@@ -104,19 +110,22 @@ class LocalCluster:
             process = subprocess.Popen(
                 command, cwd=REPOSITORY, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
-        node = Node(process, log)
+        node = Node(process, log, node_address)
         self.nodes.append(node)
-        wait_for(lambda: self.alive() >= wanted, "a node to join", process)
+        wait_for(lambda: self.alive() >= wanted, f"a node to join ({log.read_text()[-2000:]})", process)
         return node
 
     def alive(self) -> int:
-        """How many nodes the cluster counts as alive."""
-        asked = subprocess.run(
-            [*RAY, "list", "nodes", f"--address={self.dashboard}", "--filter=state=ALIVE", "--limit=1000"],
-            env=clean_environment(self.authentication), capture_output=True, text=True,
-        )  # fmt: skip
-        found = re.search(r"^Total: (\d+)", asked.stdout, re.MULTILINE)
-        return int(found.group(1)) if found else 0
+        """How many nodes the cluster counts as alive; 0 where it does not answer yet."""
+        asked = urllib.request.Request(
+            f"{self.dashboard}/api/v0/nodes?limit=1000", headers={"Authorization": f"Bearer {self.token}"}
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                found = json.load(answer)["data"]["result"]["result"]
+        except (OSError, ValueError):
+            return 0
+        return sum(node["state"] == "ALIVE" for node in found)
 
     def lose(self, node: Node) -> None:
         """kill -9 a whole node."""
@@ -134,7 +143,7 @@ def local_cluster(workers: int = 2, **variables: str) -> Iterator[LocalCluster]:
     """A head and so many workers, ended with the block; `variables` are in every node's environment."""
     # Not below pytest's folders: a socket's path holds 107 bytes at most.
     folder = Path(tempfile.mkdtemp(prefix="riptide-ray-", dir="/tmp"))
-    address, dashboard = f"127.0.0.1:{port()}", f"http://127.0.0.1:{port()}"
+    address, dashboard = f"{HEAD}:{port(HEAD)}", f"http://{HEAD}:{port(HEAD)}"
     cluster = LocalCluster(folder, address, dashboard, secrets.token_hex(32), variables=variables)
     try:
         for _ in range(1 + workers):
@@ -144,10 +153,10 @@ def local_cluster(workers: int = 2, **variables: str) -> Iterator[LocalCluster]:
         cluster.stop()
 
 
-def port() -> int:
-    """A port that nobody listens on now."""
+def port(address: str) -> int:
+    """A port of an address that nobody listens on now."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((address, 0))
         return int(free.getsockname()[1])
 
 

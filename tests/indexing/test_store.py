@@ -15,8 +15,8 @@ import pytest
 from indexing.artifact import Draft, Part
 from indexing.cache import CorruptError, NodeCache
 from indexing.s3 import S3Storage
-from indexing.storage import LocalStorage, open_storage
-from indexing.store import Store
+from indexing.storage import LocalStorage
+from indexing.store import Store, open_storage
 from retriever.errors import InputError
 
 
