@@ -1,8 +1,8 @@
 """Exact top-k inner-product search over plain arrays: blocks of embeddings stream past a large block of queries.
 
 A fast pass multiplies in low precision and drops a passage only when a proven bound on its rounding error says that
-it cannot belong to the top k; what is left is scored again in float64 and rounded to float32. So the result is the exact
-one, the same bytes for any split into parts, block size and number of threads. (Between the kernel and torch the float64
+it cannot belong to the top k; what is left is scored again in float64 and rounded to float32. So the result is exact,
+the same bytes for any split into parts, block size and number of threads. (Between the kernel and torch the float64
 sums differ in order: one score in some hundred million may round to the other neighbour.)
 
 The bound, for a query q and a passage p with rounded copies q', p' (Cauchy-Schwarz, then float32 accumulation):
@@ -54,7 +54,7 @@ class ExactSearch:
             self._engine = _TorchSearch(queries, k, threads, device)
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray | None = None) -> None:
-        """Search vectors [n, dim], float16 (a memory map will do) or float32, which are rows first_row, first_row + 1, …
+        """Search vectors [n, dim], float16 (a memory map will do) or float32, rows first_row, first_row + 1, …
 
         deleted: sorted int64 global rows to leave out; those outside of this part are ignored. No row may come twice.
         Raises InputError for another dim or dtype, and for NaN, Inf and norms above 1e15.
@@ -103,7 +103,7 @@ def rescore(
     """The best k of each query's candidates, scored like ExactSearch does.
 
     queries float32 [q, dim]; rows int64 [q, c], global, -1 for none, repeated ones count once; vectors float16 or
-    float32 [n, dim] (a memory map will do) are rows first_row .. first_row + n - 1. InputError for a row outside of them.
+    float32 [n, dim] (a memory map will do) are rows first_row .. first_row + n - 1. InputError for a row outside.
     """
     queries = check_queries(queries)
     vectors = check_vectors(vectors, queries.shape[1], first_row)
@@ -203,9 +203,9 @@ class _TorchSearch:
         # A power of two leaves the products' digits alone and keeps float16 queries from overflowing.
         largest = np.abs(queries).max(axis=1, initial=0)
         self.scale = np.ldexp(1.0, -np.frexp(np.where(largest > 0, largest, 1))[1])
-        scaled = self.queries * self.scale[:, None]
+        scaled: np.ndarray = self.queries * self.scale[:, None]
         self.half = self.device.type == "cuda"
-        rounded = scaled.astype(np.float16 if self.half else np.float32)
+        rounded: np.ndarray = scaled.astype(np.float16 if self.half else np.float32)
         norms = np.linalg.norm(scaled, axis=1)
         # Per unit of a passage's norm; the last term also covers the rounding of float32 thresholds and of the norms.
         self.slack = np.linalg.norm(scaled - rounded, axis=1) + norms * (queries.shape[1] + 16) * 2.0**-23

@@ -24,8 +24,8 @@ from retriever.errors import InputError
 def _import_faiss() -> Any:
     """faiss, with the matrix products that this processor deserves.
 
-    faiss-cpu 1.15.1 brings OpenBLAS 0.3.15, which takes processors that are younger than itself (Sapphire Rapids, Zen 4)
-    for the oldest it knows: SSE3, and products at a quarter of the speed. It reads this variable when it is loaded.
+    faiss-cpu 1.15.1 brings OpenBLAS 0.3.15, which takes a processor that is younger than itself (Sapphire Rapids) for
+    the oldest it knows: SSE3, products at a quarter of the speed. It reads this variable when it is loaded.
     """
     unset = "OPENBLAS_CORETYPE" not in os.environ
     flags = processor()[0]
@@ -73,33 +73,32 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
         memory_bytes = 1 << 62
     if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
         return "Flat"
-    num_lists = _num_lists(num_vectors)
-    lists = f"IVF{num_lists}" if num_lists < 32_768 else f"IVF{num_lists}_HNSW32"
-    fixed = num_lists * dim * 4
+    count = _lists_for(num_vectors)
+    lists = f"IVF{count}" if count < 32_768 else f"IVF{count}_HNSW32"
     codes = _codes(dim, recall)
-    for prefix, code, code_bytes in codes:
-        if fixed + num_vectors * (code_bytes + 8) <= memory_bytes:
-            return f"{prefix}{lists},{code}"
-    least = fixed + num_vectors * (codes[-1][2] + 8)
+    for code, code_bytes in codes:
+        if 4 * dim * count + num_vectors * (code_bytes + 8) <= memory_bytes:
+            return f"{lists},{code}"
+    least = 4 * dim * count + num_vectors * (codes[-1][1] + 8)
     raise InputError(
         f"no index of {num_vectors} vectors of {dim} dimensions fits {memory_bytes} bytes: the smallest takes {least}"
     )
 
 
-def _num_lists(num_vectors: int) -> int:
+def _lists_for(num_vectors: int) -> int:
     """A power of two near 4 sqrt(n), with enough vectors to train each centroid."""
     wanted = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
     most = 2 ** int(math.log2(max(2, num_vectors / 39)))
     return min(wanted, most, 1 << 18)
 
 
-def _codes(dim: int, recall: float) -> list[tuple[str, str, int]]:
-    """(prefix, code, bytes per vector) from the one that finds most to the smallest."""
-    one_bit = ("", "RaBitQ", dim // 8 + 8)
-    codes = [one_bit] if recall <= 0.99 else [("", "SQ8", dim), one_bit]
+def _codes(dim: int, recall: float) -> list[tuple[str, int]]:
+    """(code, bytes per vector) from the one that finds most to the smallest."""
+    one_bit = ("RaBitQ", dim // 8 + 8)
+    codes = [one_bit] if recall <= 0.99 else [("SQ8", dim), one_bit]
     for sub in (4, 8, 16):  # dimensions per 4-bit code
-        if dim % sub == 0 and dim // sub // 2 < one_bit[2]:
-            codes.append((f"OPQ{dim // sub}," if sub > 4 else "", f"PQ{dim // sub}x4fs", dim // sub // 2))
+        if dim % sub == 0 and dim // sub // 2 < one_bit[1]:
+            codes.append((f"PQ{dim // sub}x4fs", dim // sub // 2))
     return codes
 
 
@@ -126,7 +125,7 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
     inner = _inner(index)
     needed = max(num_lists(factory), *(1 << b for b in _code_bits(inner)), 1)
     if len(sample) < needed:
-        remedy = f"IVF{max(1, len(sample) // 39)}" if num_lists(factory) else "Flat"
+        remedy = f"Flat, IVF{max(1, len(sample) // 39)},Flat" if num_lists(factory) else "Flat"
         raise InputError(
             f"{factory} needs {needed} vectors or more to train on, found {len(sample)}: take {remedy} or add vectors"
         )
@@ -228,17 +227,18 @@ def tune(
     queries float32 [q, dim]: real ones, or the corpus' own vectors with own_rows int64 [q], their rows, which are then
     left out on both sides. exact: the exact hits over the same shards, k 200 or so (with own_rows: one more).
     """
-    ks = [k for k in (10, 100, 200) if k <= max(10, exact.rows.shape[1] - (own_rows is not None))]
-    at = 100 if 100 in ks else ks[-1]
     truth = _without(exact.rows, own_rows)
-    depths = [d for d in (100, 200, 400, 800, 1600) if d <= max(len(s.vectors) for s in shards)] or [100]
+    ks = [k for k in (10, 100, 200) if k <= max(10, truth.shape[1])]
+    at = 100 if 100 in ks else ks[-1]
+    own = int(own_rows is not None)
+    depths = [d for d in (200, 400, 800, 1600, 3200) if d <= max(len(s.vectors) for s in shards)] or [200]
     most = max([getattr(_inner(s.index), "nlist", 1) for s in shards])
     nprobes = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
 
     def measure(candidates: list[np.ndarray], depth: int) -> dict[int, float]:
-        width = ks[-1] + (own_rows is not None)
+        width = ks[-1] + own
         found = [
-            rescore(queries, c[:, :depth], s.vectors, s.first_row, width, threads=threads)
+            rescore(queries, c[:, : depth + own], s.vectors, s.first_row, width, threads=threads)
             for s, c in zip(shards, candidates, strict=True)
         ]
         return recall_at(_without(merge(found, width).rows, own_rows), truth, ks)
@@ -246,7 +246,8 @@ def tune(
     best: Dial | None = None
     for nprobe in nprobes:
         candidates = [
-            search_shard(s.index, queries, depths[-1], nprobe=nprobe, deleted=deleted, threads=threads) for s in shards
+            search_shard(s.index, queries, depths[-1] + own, nprobe=nprobe, deleted=deleted, threads=threads)
+            for s in shards
         ]
         measured = measure(candidates, depths[-1])
         if best is None or measured[at] > best.recall[at]:
@@ -267,7 +268,7 @@ def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:
 
 
 def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
-    """k -> the mean share of a query's exact top k that is among its first k found; rows int64 [q, >= k], -1 for none."""
+    """k -> the mean share of a query's exact top k among its first k found; rows int64 [q, >= k], -1 for none."""
     recalls = {}
     for k in ks:
         shares = []
@@ -300,7 +301,7 @@ def _create(factory: str, dim: int) -> Any:
     plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
     if not plain or not isinstance(inner, kinds):
         # Graphs differ from run to run, refinement and id maps are done here, the others cannot skip deleted rows.
-        raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, with PCA, OPQ or RR before it")
+        raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(f"index {factory!r} is not made for inner products")
     return index
@@ -315,6 +316,7 @@ def _inner(index: Any) -> Any:
 
 
 def num_lists(factory: str) -> int:
+    """The inverted lists that a factory string asks for, 0 if none."""
     lists = re.search(r"IVF(\d+)", factory)
     return int(lists[1]) if lists else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 
 from indexing.artifact import Artifact
 from indexing.exact import Hits
+from indexing.formats import text_lines
 from indexing.raw import Lines
 from retriever.errors import InputError
 
@@ -42,8 +44,7 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str) -> None:
     The tools that read such files sort by score, equal ones in an order of their own: so a score that equals the one
     before it is printed as the next smaller float32. Raises InputError for ids with white space.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = result_path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -62,6 +63,18 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def result_path(path: str) -> Path:
+    """Where a file of results goes, its folder made. Raises InputError where no file can be."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: no folder {target.parent}: {error.strerror}; name another file") from error
+    if target.is_dir():
+        raise InputError(f"{path}: this is a folder; name a file")
+    return target
 
 
 def falling(scores: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -83,11 +96,13 @@ def read_trec(path: str) -> pa.Table:
     ids: list[str] = []
     scores: list[float] = []
     while piece := lines.take(1 << 18):
-        for number, line in enumerate((piece.data or b"").decode("utf-8", "replace").split("\n"), piece.first_line):
+        for number, line in text_lines(piece):
             fields = line.split()
             try:
                 query, _, id, _, score, _ = fields
                 scores.append(float(score))
+                if math.isnan(scores[-1]):
+                    raise ValueError
             except ValueError:
                 raise InputError(
                     f"{path}:{number}: found {line[:60]!r}, expected `query Q0 passage rank score tag`; mend the line"
@@ -96,7 +111,15 @@ def read_trec(path: str) -> pa.Table:
             ids.append(id)
     if not queries:
         raise InputError(f"{path}: the run is empty; search again")
-    return pa.table({"query_id": queries, "id": ids, "score": pa.array(scores, pa.float64())})
+    table = pa.table({"query_id": queries, "id": ids, "score": pa.array(scores, pa.float64())})
+    if len(table.group_by(["query_id", "id"]).aggregate([])) < len(table):
+        seen: set[tuple[str, str]] = set()
+        for number, hit in enumerate(zip(queries, ids, strict=True), 1):
+            if hit in seen:
+                query, id = hit
+                raise InputError(f"{path}:{number}: passage {id!r} comes a second time for query {query!r}; remove one")
+            seen.add(hit)
+    return table
 
 
 def _starts(query_ids: Sequence[str]) -> np.ndarray:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import io
 import os
 import sys
 import time
@@ -59,6 +61,7 @@ def parse(options: type[Options], arguments: list[str], module: str = "") -> Opt
     import tyro
 
     recipe: list[str] = []
+    arguments = [piece for a in arguments for piece in (a.split("=", 1) if a.startswith("--config=") else [a])]
     if "--config" in arguments:
         at = arguments.index("--config")
         if at + 1 == len(arguments):
@@ -74,13 +77,14 @@ def read_recipe(path: str, options: type, given: Sequence[str] = ()) -> list[str
 
     Raises InputError that names the file and the key for what is not a mapping of known options.
     """
+    import tyro
     import yaml
 
     try:
         loaded = yaml.safe_load(Path(path).read_text())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; --config expects a YAML file") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
         raise InputError(f"{path}: expected `key: value` lines, found {type(loaded).__name__}")
@@ -101,12 +105,16 @@ def read_recipe(path: str, options: type, given: Sequence[str] = ()) -> list[str
             if not isinstance(value, bool):
                 raise InputError(f"{path}: {key}: expected true or false, found {value!r}")
             arguments.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, list):
-            arguments += [flag, *map(str, value)]
-        elif isinstance(value, dict):
-            arguments += [flag, *(str(x) for pair in value.items() for x in pair)]
-        else:
-            arguments += [flag, str(value)]
+            continue
+        pieces = [x for pair in value.items() for x in pair] if isinstance(value, dict) else value
+        words = [str(piece) for piece in (pieces if isinstance(pieces, list) else [pieces])]
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                tyro.cli(hints[name], args=["--", *words], console_outputs=False)
+        except SystemExit:
+            kind = getattr(hints[name], "__name__", None) or str(hints[name]).replace("typing.", "")
+            raise InputError(f"{path}: {key}: found {value!r}, expected {kind}") from None
+        arguments += [flag, *words]
     return arguments
 
 
@@ -115,9 +123,10 @@ def input_error(error: BaseException) -> InputError | None:
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, InputError):
+        inner = getattr(error, "cause", None)  # Ray's wrapper is an InputError too, but tells the worker's whole trace
+        if isinstance(error, InputError) and inner is None:
             return error
-        inner = getattr(error, "cause", None) or error.__cause__ or error.__context__
+        inner = inner or error.__cause__ or error.__context__
         if not isinstance(inner, BaseException):
             return None
         error = inner

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from indexing.metrics import holm, paired_test, per_query
 from indexing.queries import Queries
-from indexing.runs import falling, read_run, read_trec
+from indexing.runs import falling, read_run, read_trec, result_path
 from indexing.store import Store
 
 
@@ -57,8 +57,7 @@ def main(options: Evaluate) -> None:
         "query_ids": sorted(set(qrels["query_id"].to_pylist())),
         "per_query": {name: {m: v.tolist() for m, v in found.items()} for name, found in values.items()},
     }
-    path = Path(options.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = result_path(options.json)
     path.write_text(json.dumps(document, indent=1) + "\n")
     say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
 

@@ -45,8 +45,9 @@ class Search(Common):
 
 def main(options: Search) -> None:
     store = Store(options.store).require()
-    if options.k < 1:
-        raise InputError(f"--k {options.k}: expected at least 1")
+    for name in ("k", "nprobe", "depth"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise InputError(f"--{name} {value}: expected at least 1")
     retrieval = Retrieval(
         store,
         mode=options.mode,

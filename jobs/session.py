@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -14,6 +18,8 @@ from retriever.errors import InputError
 # its own (a role, a file, or variables that it was started with).
 FORWARDED = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_", "RIPTIDE_")
 PACKAGES = ("retriever", "indexing", "serve", "jobs")
+# Ray's core prints this for every pool of actors that may restart. Ray Data keeps the object it is about.
+NOISE = "has constructor arguments in the object store and max_restarts > 0"
 
 
 def connect(store: Store) -> None:
@@ -26,12 +32,17 @@ def connect(store: Store) -> None:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of several failed tasks one is told, in one line
     import ray
 
     if ray.is_initialized():
         return
+    hush()
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED) and "TOKEN" not in name}
+    if submitted:  # what --runtime-env-json set has reached the workers already, and Ray refuses to be told twice
+        given = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
+        variables = {name: value for name, value in variables.items() if name not in given}
     runtime: dict[str, object] = {"env_vars": variables}
     if os.environ.get("RAY_ADDRESS") and not submitted:
         root = Path(__file__).resolve().parents[1]
@@ -45,6 +56,20 @@ def connect(store: Store) -> None:
     for name in ("ray.data", "ray.data._internal"):
         logging.getLogger(name).setLevel(logging.ERROR)
     check_visible(store)
+
+
+def hush() -> None:
+    """Take the line NOISE, for which Ray has no switch, out of this process's stderr; all else passes as it came."""
+    if sys.stderr is not sys.__stderr__ or shutil.which("grep") is None:
+        return
+    # A process of its own, so that the last words of one that dies still pass. Python's own lines go around it.
+    person = os.dup(2)
+    command = ["grep", "--line-buffered", "--text", "--invert-match", "--fixed-strings", NOISE]
+    passing = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=person, start_new_session=True)
+    assert passing.stdin is not None
+    os.dup2(passing.stdin.fileno(), 2)
+    passing.stdin.close()
+    sys.stderr = os.fdopen(person, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
 
 
 def check_visible(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-    """Bad input, told in one line: what file (and line), what was found, what was expected, what to do.
+    """Bad input, in one line: what file (and line), what was found, what was expected, what to do.
 
-    Jobs print it as that line and exit with status 1; anything else that is raised is a fault of ours and keeps its traceback.
+    Jobs print it as that line and exit with status 1; anything else that is raised is our fault and keeps its traceback.
     """

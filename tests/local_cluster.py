@@ -78,6 +78,10 @@ class LocalCluster:
     def workers(self) -> list[Node]:
         return self.nodes[1:]
 
+    def processes(self) -> list[psutil.Process]:
+        """Those of all nodes."""
+        return [process for node in self.nodes for process in node.tree()]
+
     @property
     def environment(self) -> dict[str, str]:
         return {"RAY_ADDRESS": self.address, **self.authentication}
@@ -91,16 +95,16 @@ class LocalCluster:
         wanted = self.alive() + 1 if self.nodes else 1
         node_address = self._addresses.pop(0)
         command = [
-            *RAY, "start", "--block", "--disable-usage-stats", f"--node-ip-address={node_address}", f"--num-cpus={cores}",
-            "--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0",
-            f"--dashboard-agent-listen-port={port(node_address)}",
+            *RAY, "start", "--block", "--disable-usage-stats", f"--num-cpus={cores}", "--object-store-memory=100000000",
+            f"--node-ip-address={node_address}", f"--dashboard-agent-listen-port={port(node_address)}",
+            "--min-worker-port=0", "--max-worker-port=0",
         ]  # fmt: skip
         if self.nodes:
             command += [f"--address={self.address}"]
         else:
             gcs, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
-            command += ["--head", f"--port={gcs}", f"--temp-dir={self.folder}", f"--ray-client-server-port={port(HEAD)}",
-                        "--include-dashboard=true", f"--dashboard-host={HEAD}", f"--dashboard-port={dashboard}"]  # fmt: skip
+            command += ["--head", f"--port={gcs}", f"--ray-client-server-port={port(HEAD)}", f"--temp-dir={self.folder}",
+                        f"--dashboard-host={HEAD}", f"--dashboard-port={dashboard}"]  # fmt: skip
         if hide:
             hidden = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
             command = ["unshare", "-m", "sh", "-c", hidden, str(hide), *command]
@@ -112,7 +116,10 @@ class LocalCluster:
             )
         node = Node(process, log, node_address)
         self.nodes.append(node)
-        wait_for(lambda: self.alive() >= wanted, f"a node to join ({log.read_text()[-2000:]})", process)
+        try:
+            wait_for(lambda: self.alive() >= wanted, "a node to join", process)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{log.read_text()}") from None
         return node
 
     def alive(self) -> int:

@@ -46,6 +46,7 @@ def _local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     import ray
 
     os.environ["RIPTIDE_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache")  # the workers' too
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     started = not ray.is_initialized()
     if started:
@@ -108,6 +109,8 @@ def refused(job: Callable[..., Outcome]) -> Callable[..., str]:
         assert outcome.err.startswith("error: "), outcome.err
         assert outcome.err.count("\n") == 1
         assert outcome.err.endswith("\n")
+        assert "ray::" not in outcome.err, outcome.err
+        assert 'File "' not in outcome.err, outcome.err
         return outcome.err.rstrip("\n")
 
     return start

@@ -52,7 +52,7 @@ def test_vectors_are_those_of_the_encoder_part_by_part(world) -> None:
 
 
 def test_what_is_left_is_encoded_and_the_rest_kept(world, done: Done) -> None:
-    """The manifest, a part with its record and the record of another are lost, as by a crash: the same bytes come back."""
+    """The manifest, a part with its record and another's record are lost, as by a crash: the same bytes come back."""
     before = files_of(world.store)
     folder = world.store / "embeddings/enc/g0000"
     lost = [folder / "manifest.json", folder / "provenance.json"]
@@ -84,7 +84,9 @@ def test_finished_embeddings_are_found_done(world, done: Done) -> None:
         (("--passage-length", "20"), "config.encoder.passage_length 64, now 20"),
     ],
 )
-def test_another_encoding_under_the_same_name_is_refused_with_both_sides(world, refused, option, difference: str) -> None:
+def test_another_encoding_under_the_same_name_is_refused_with_both_sides(
+    world, refused, option, difference: str
+) -> None:
     before = files_of(world.store)
     line = refused(*command(world, "--name", "enc", *option))
     assert f"{world.store}/embeddings/enc/g0000 was begun otherwise" in line

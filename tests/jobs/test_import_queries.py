@@ -53,9 +53,17 @@ def test_a_folder_and_files_of_each_form(tmp_path: Path, world, done: Done, aske
     }
 
 
-def test_a_set_is_found_done_and_another_of_its_name_is_refused(tmp_path: Path, world, done: Done, refused, asked) -> None:
+def test_a_set_is_found_done_and_another_of_its_name_is_refused(
+    tmp_path: Path, world, done: Done, refused, asked
+) -> None:
     queries, judged = asked
-    command = ("import_queries", "--store", world.store, "--source", question_folder(tmp_path / "more", queries, judged))
+    command = (
+        "import_queries",
+        "--store",
+        world.store,
+        "--source",
+        question_folder(tmp_path / "more", queries, judged),
+    )
     done(*command)
     before = files_of(world.store, but=())
     done(*command)
@@ -67,7 +75,13 @@ def test_a_set_is_found_done_and_another_of_its_name_is_refused(tmp_path: Path, 
 
 def test_limit_names_the_set_and_plan_makes_none(tmp_path: Path, world, done: Done, asked) -> None:
     queries, judged = asked
-    command = ("import_queries", "--store", world.store, "--source", question_folder(tmp_path / "more", queries, judged))
+    command = (
+        "import_queries",
+        "--store",
+        world.store,
+        "--source",
+        question_folder(tmp_path / "more", queries, judged),
+    )
     before = files_of(world.store, but=())
     assert "splits with qrels: dev" in done(*command, "--plan")
     assert files_of(world.store, but=()) == before
@@ -97,8 +111,8 @@ def test_bad_input_is_named_leaves_nothing_and_can_be_mended(tmp_path: Path, wor
     assert f"{tmp_path}/none: found nothing" in refused(*command[:-1], tmp_path / "none")
     (tmp_path / "empty").mkdir()
     assert "found no queries" in refused(*command[:-1], tmp_path / "empty")
-    assert "name 'a b'" in refused(*command, "--queries", "a b")
     question_folder(folder, queries, judged)
+    assert "name 'a b'" in refused(*command, "--queries", "a b")
     done(*command)
     assert Queries.open(Store(str(world.store)), "more").splits == ["dev"]
 

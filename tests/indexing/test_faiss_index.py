@@ -1,0 +1,259 @@
+"""FAISS indexes are compared with exact search, masks with what they mask, and files byte for byte."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from indexing.exact import Hits, exact_search, merge, rescore
+from indexing.faiss_index import (
+    Shard,
+    check_factory,
+    choose_factory,
+    draw_queries,
+    faiss,
+    fill_shard,
+    read_index,
+    recall_at,
+    search_shard,
+    train_quantizer,
+    training_size,
+    tune,
+    write_index,
+)
+from retriever.errors import InputError
+
+DIM = 64
+FACTORIES = [
+    "Flat",
+    "SQ8",
+    "IVF16,Flat",
+    "IVF16,SQ8",
+    "IVF16,PQ16",
+    "IVF16,PQ16x4fs",
+    "IVF16,RaBitQ",
+    "IVF16,RaBitQfs",
+    "IVF16,RaBitQ4",
+    "PCA32,IVF16,SQ8",
+    "PCA32,IVF16,PQ16x4fs",
+    "RR64,IVF16,RaBitQ",
+    "IVF16_HNSW32,RaBitQ",
+]
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    rng = np.random.default_rng(0)
+    centers = rng.standard_normal((30, DIM))
+    drawn = centers[rng.integers(30, size=5_000)] + 0.5 * rng.standard_normal((5_000, DIM))
+    return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float16)
+
+
+@pytest.fixture(scope="module")
+def queries(vectors):
+    noise = 0.05 * np.random.default_rng(1).standard_normal((40, DIM))
+    return (vectors[::125].astype(np.float32) + noise).astype(np.float32)
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_same_bytes_for_any_threads(factory, vectors, tmp_path):
+    digests = []
+    for threads in (1, 2, 1):
+        trained = train_quantizer(vectors[:4_000].astype(np.float32), factory, seed=3, threads=threads)
+        assert trained.ntotal == 0
+        assert trained.metric_type == faiss.METRIC_INNER_PRODUCT
+        write_index(trained, tmp_path / "trained")
+        write_index(
+            fill_shard(trained, [vectors[:3_000], vectors[3_000:]], 10**10, threads=threads), tmp_path / "shard"
+        )
+        assert trained.ntotal == 0
+        digests.append((digest(tmp_path / "trained"), digest(tmp_path / "shard")))
+    assert digests[0] == digests[1] == digests[2]
+
+
+def test_the_seed_decides(vectors, tmp_path):
+    digests = []
+    for seed in (1, 2):
+        write_index(train_quantizer(vectors.astype(np.float32), "IVF16,PQ16", seed=seed), tmp_path / "trained")
+        digests.append(digest(tmp_path / "trained"))
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_finds_what_exact_search_finds(factory, mmap, vectors, queries, tmp_path):
+    """All lists probed and many candidates re-scored: what is missing is what the codes cannot tell apart."""
+    first_row = 10**10
+    trained = train_quantizer(vectors.astype(np.float32), factory, seed=0)
+    write_index(fill_shard(trained, [vectors], first_row), tmp_path / "shard")
+    index = read_index(tmp_path / "shard", mmap=mmap)
+    rows = search_shard(index, queries, 1_000, nprobe=16)
+    assert rows.shape == (40, 1_000)
+    assert rows.dtype == np.int64
+    assert rows.min() >= first_row
+    found = rescore(queries, rows, vectors, first_row, 100)
+    exact = exact_search(queries, [(first_row, vectors)], 100)
+    assert recall_at(found.rows, exact.rows, [100])[100] > 0.98
+    if factory == "Flat":
+        np.testing.assert_array_equal(found.rows, exact.rows)
+        assert found.scores.tobytes() == exact.scores.tobytes()
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_deleted_rows_are_skipped_and_replaced(factory, vectors, queries):
+    """Masking happens inside of the search: the depth asked for is filled with live rows."""
+    index = fill_shard(train_quantizer(vectors.astype(np.float32), factory, seed=0), [vectors], 1_000)
+    deleted = np.setdiff1d(np.arange(1_000, 6_000), np.arange(1_000, 6_000, 3))
+    around = np.concatenate([[3], deleted, [10**9]])
+    rows = search_shard(index, queries, 500, nprobe=16, deleted=around)
+    assert (rows >= 0).all()
+    assert not np.isin(rows, deleted).any()
+    exact = exact_search(queries, [(1_000, vectors)], 50, deleted=deleted)
+    assert recall_at(rescore(queries, rows, vectors, 1_000, 50).rows, exact.rows, [50])[50] > 0.98
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,RaBitQ"])
+def test_depth_beyond_the_shard(factory, vectors, queries):
+    index = fill_shard(train_quantizer(vectors[:10].astype(np.float32), factory, seed=0), [vectors[:10]], 5)
+    rows = search_shard(index, queries, 30, nprobe=100)
+    np.testing.assert_array_equal(np.sort(rows[:, :10]), np.tile(np.arange(5, 15), (40, 1)))
+    assert (rows[:, 10:] == -1).all()
+    assert (search_shard(index, queries, 30, nprobe=100, deleted=np.arange(5, 15)) == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        ("Nope", "could not parse"),
+        ("", "could not parse"),
+        ("IVF16", "could not parse"),
+        ("IVF16,PQ15", "multiple of the number of subquantizers"),
+        ("IVF0,Flat", "lists"),
+        ("IVF99999999999,Flat", "lists"),
+        ("HNSW32", "not supported"),
+        ("IDMap,Flat", "not supported"),
+        ("IVF16,PQ16,RFlat", "not supported"),
+        ("PQ16", "not supported"),
+    ],
+)
+def test_bad_factories_are_refused_in_one_line(factory, reason):
+    with pytest.raises(InputError, match=reason) as error:
+        check_factory(factory, DIM)
+    assert "\n" not in str(error.value)
+    assert repr(factory) in str(error.value)
+
+
+def test_too_few_vectors_to_train(vectors):
+    with pytest.raises(InputError, match="needs 1024 vectors or more to train on, found 500: take Flat, IVF12"):
+        train_quantizer(vectors[:500].astype(np.float32), "IVF1024,Flat", seed=0)
+    with pytest.raises(InputError, match="needs 256 vectors"):
+        train_quantizer(vectors[:100].astype(np.float32), "IVF16,PQ16", seed=0)
+
+
+def test_bad_arrays_are_refused(vectors, queries, tmp_path):
+    flat = train_quantizer(vectors.astype(np.float32), "Flat", seed=0)
+    bad = vectors.copy()
+    bad[7, 7] = np.inf
+    with pytest.raises(InputError, match="NaN or Inf"):
+        fill_shard(flat, [bad], 0)
+    with pytest.raises(InputError, match="NaN or Inf"):
+        train_quantizer(bad.astype(np.float32), "IVF16,Flat", seed=0)
+    with pytest.raises(InputError, match=r"expected \[n, 64\]"):
+        fill_shard(flat, [vectors[:, :5]], 0)
+    with pytest.raises(InputError, match=r"expected \[q, 64\]"):
+        search_shard(flat, queries[:, :5], 10, nprobe=1)
+    with pytest.raises(InputError, match="nprobe is 0"):
+        search_shard(flat, queries, 10, nprobe=0)
+    (tmp_path / "text").write_text("no index")
+    for name in ("text", "missing"):
+        with pytest.raises(InputError, match="not a FAISS index"):
+            read_index(tmp_path / name)
+
+
+@pytest.mark.parametrize("dim", [1, 5, 33, 384, 768, 4096])
+@pytest.mark.parametrize("recall", [0.8, 0.95, 0.999])
+@pytest.mark.parametrize("num_vectors", [1, 10, 10**4, 10**5, 10**6, 2 * 10**7, 10**9])
+def test_every_choice_can_be_made(num_vectors, recall, dim):
+    factory = choose_factory(num_vectors, dim, recall)
+    check_factory(factory, dim)
+    assert training_size(factory, num_vectors) <= num_vectors
+
+
+def test_choices_follow_size_and_memory():
+    assert choose_factory(1_000, 384, 0.95) == "Flat"
+    assert choose_factory(400_000, 384, 0.95).startswith("IVF2048,")
+    sizes = []
+    for memory in (None, 10**9, 5 * 10**8):
+        factory = choose_factory(21_000_000, 384, 0.95, memory)
+        check_factory(factory, 384)
+        sizes.append(factory)
+    assert len(set(sizes)) == 3
+    with pytest.raises(InputError, match="fits 1000000 bytes"):
+        choose_factory(21_000_000, 384, 0.95, 10**6)
+    with pytest.raises(InputError, match="cannot choose"):
+        choose_factory(0, 384, 0.95)
+
+
+def test_recall_counts_what_exists():
+    found = np.array([[1, 2, 3, -1], [9, 8, 7, 6]])
+    exact = np.array([[2, 1, 5, -1], [1, 2, -1, -1]])
+    assert recall_at(found, exact, [2, 4]) == {2: pytest.approx(0.5), 4: pytest.approx((2 / 3 + 0) / 2)}
+
+
+def shards_of(vectors, factory):
+    trained = train_quantizer(vectors.astype(np.float32), factory, seed=0)
+    middle = len(vectors) // 3
+    halves = [(0, vectors[:middle]), (middle, vectors[middle:])]
+    return [Shard(fill_shard(trained, [part], first), part, first) for first, part in halves]
+
+
+def test_tune_finds_the_smallest_dials(vectors, queries):
+    shards = shards_of(vectors, "IVF64,RaBitQ")
+    exact = exact_search(queries, [(0, vectors)], 200)
+
+    def measured(nprobe, depth):
+        rows = [search_shard(s.index, queries, depth, nprobe=nprobe) for s in shards]
+        found = [rescore(queries, r, s.vectors, s.first_row, 200) for r, s in zip(rows, shards, strict=True)]
+        return recall_at(merge(found, 200).rows, exact.rows, [10, 100, 200])
+
+    dial = tune(shards, queries, exact, recall=0.9)
+    assert dial.reached
+    assert dial.recall[100] >= 0.9
+    assert dial.recall == measured(dial.nprobe, dial.depth)
+    assert dial.nprobe == 1 or measured(dial.nprobe // 2, 1600)[100] < 0.9
+    assert dial.depth == 200 or measured(dial.nprobe, dial.depth // 2)[100] < 0.9
+
+
+def test_tune_leaves_own_rows_out(vectors):
+    """Every vector finds itself, whatever the index: counted in, recall would be flattered."""
+    rows = draw_queries(len(vectors), 30, seed=0)
+    np.testing.assert_array_equal(rows, draw_queries(len(vectors), 30, seed=0))
+    sample = vectors[rows].astype(np.float32)
+    exact = exact_search(sample, [(0, vectors)], 201)
+    assert (exact.rows == rows[:, None]).any(axis=1).all()
+    dial = tune(shards_of(vectors, "Flat"), sample, exact, recall=1.0, own_rows=rows)
+    assert dial.reached
+    assert dial.recall == {10: 1.0, 100: 1.0, 200: 1.0}
+    only_self = Hits(exact.scores, np.where(exact.rows == rows[:, None], exact.rows, -1))
+    assert (
+        tune(shards_of(vectors, "Flat"), sample, only_self, recall=0.5, own_rows=rows).recall[10] == 1.0
+    )  # nothing left
+
+
+def test_tune_says_when_the_target_is_out_of_reach(vectors, queries):
+    exact = exact_search(queries, [(0, vectors)], 200)
+    impossible = Hits(exact.scores, exact.rows + 10**6)
+    dial = tune(shards_of(vectors, "IVF16,RaBitQ"), queries, impossible, recall=0.9)
+    assert not dial.reached
+    assert dial.recall[100] == 0.0
+
+
+def test_tune_on_fewer_vectors_than_it_tries_depths(vectors):
+    few = vectors[:50]
+    exact = exact_search(few[:5].astype(np.float32), [(0, few)], 200)
+    dial = tune(shards_of(few, "Flat"), few[:5].astype(np.float32), exact, recall=1.0, own_rows=np.arange(5))
+    assert dial.reached

@@ -1,0 +1,101 @@
+"""Measures against hand-written ones, p-values against all sign patterns."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from indexing.metrics import holm, paired_test, per_query
+from retriever.errors import InputError
+
+
+def tables(judged: dict[str, dict[str, int]], found: dict[str, dict[str, float]]) -> tuple[pa.Table, pa.Table]:
+    qrels = [(q, p, g) for q, grades in judged.items() for p, g in grades.items()]
+    run = [(q, p, s) for q, scores in found.items() for p, s in scores.items()]
+    random.Random(0).shuffle(run)  # the order of lines means nothing, the scores do
+    names = (["query_id", "corpus_id", "score"], ["query_id", "id", "score"])
+    return tuple(  # type: ignore[return-value]
+        pa.table(dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)))
+        for columns, rows in zip(names, (qrels, run), strict=True)
+    )
+
+
+def by_hand(grades: dict[str, int], scores: dict[str, float]) -> dict[str, float]:
+    """nDCG@10 (gain = grade), RR@10, R@5, AP of one query, from their definitions."""
+    ranked = sorted(scores, key=lambda id: -scores[id])
+    gains = [grades.get(id, 0) for id in ranked]
+    best = sorted(grades.values(), reverse=True)
+
+    def dcg(values: list[int]) -> float:
+        return sum(value / math.log2(rank + 1) for rank, value in enumerate(values[:10], 1))
+
+    relevant = sum(grade > 0 for grade in grades.values())
+    hits = [rank for rank, gain in enumerate(gains, 1) if gain > 0]
+    return {
+        "nDCG@10": dcg(gains) / dcg(best) if relevant else 0.0,
+        "RR@10": next((1 / rank for rank in hits if rank <= 10), 0.0),
+        "R@5": sum(rank <= 5 for rank in hits) / relevant if relevant else 0.0,
+        "AP": sum((at + 1) / rank for at, rank in enumerate(hits)) / relevant if relevant else 0.0,
+    }
+
+
+def test_values_equal_hand_written_ones() -> None:
+    draw = random.Random(1)
+    passages = [f"p{n}" for n in range(30)]
+    judged = {f"q{n}": {p: draw.randrange(3) for p in draw.sample(passages, 6)} | {"p0": 1} for n in range(40)}
+    found = {q: {p: draw.random() for p in draw.sample(passages, draw.randrange(1, 25))} for q in judged}
+    del found["q3"], found["q30"]  # without hits
+    found["stranger"] = {"p1": 1.0}  # not judged
+    values = per_query(*tables(judged, found), ["nDCG@10", "RR@10", "R@5", "AP"])
+    for number, query in enumerate(sorted(judged)):
+        expected = by_hand(judged[query], found.get(query, {}))
+        assert {metric: value[number] for metric, value in values.items()} == pytest.approx(expected), query
+    assert len(values["AP"]) == 40
+    at = sorted(judged).index("q3")
+    assert [value[at] for value in values.values()] == [0, 0, 0, 0]
+
+
+def test_names_are_those_that_were_asked_for() -> None:
+    qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0}})
+    assert {name: value.tolist() for name, value in per_query(qrels, run, ["MAP", "P@1", "Success@1"]).items()} == {
+        "MAP": [1], "P@1": [1], "Success@1": [1],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", ["nDGC@10", "nDCG@", "", "nDCG@10 R@5", "__import__('os')", "os.system"])
+def test_what_is_no_metric_is_refused_by_name(metric: str) -> None:
+    qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0}})
+    with pytest.raises(InputError, match="not one of ir-measures'") as error:
+        per_query(qrels, run, [metric])
+    assert repr(metric) in str(error.value)
+
+
+def test_p_values_approach_those_of_all_sign_patterns() -> None:
+    draw = np.random.default_rng(2)
+    for shift in (0.0, 0.3, 1.0):
+        one = draw.normal(size=11)
+        other = one + draw.normal(shift, 0.5, size=11)
+        differences = other - one
+        observed = abs(differences.sum())
+        patterns = itertools.product((-1, 1), repeat=11)
+        exact = np.mean([abs(np.dot(signs, differences)) >= observed * (1 - 1e-12) for signs in patterns])
+        assert paired_test(one, other) == pytest.approx(exact, abs=0.02)
+        assert paired_test(one, other) == paired_test(one, other)  # seeded
+        assert paired_test(one, other) == pytest.approx(paired_test(other, one), abs=1e-12)
+
+
+def test_runs_that_do_not_differ_have_a_p_of_one() -> None:
+    values = np.random.default_rng(3).random(20)
+    assert paired_test(values, values.copy()) == 1.0
+    assert paired_test(np.empty(0), np.empty(0)) == 1.0
+
+
+def test_holm_adjusts_as_published() -> None:
+    """The step-down procedure by hand: p (m - rank), made monotone, at most 1."""
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    assert holm({"a": 0.5, "b": 0.9}) == {"a": 1.0, "b": 1.0}
+    assert holm({"only": 0.2}) == {"only": 0.2}
+    assert holm({}) == {}

@@ -1,0 +1,155 @@
+"""Indexes: shards that hold every row once, resumed to the same bytes, with a recall that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs import build_index
+
+import faiss
+import numpy as np
+import pytest
+from samples import files_of
+
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.index import Index
+from indexing.store import Store
+
+Done = Callable[..., str]
+
+
+def command(world, *more: object) -> tuple:
+    return ("build_index", "--store", world.store, *more)
+
+
+def same(world, *more: object) -> tuple:
+    """The command that made `idx`."""
+    return command(world, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3, *more)
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("work was done")
+
+    monkeypatch.setattr(build_index, "connect", never)
+
+
+def opened(world, name: str) -> tuple[Index, Embeddings]:
+    store = Store(str(world.store))
+    embeddings = Embeddings.open(store, "enc", Corpus.open(store))
+    return Index.open(store, name, embeddings), embeddings
+
+
+def test_shards_hold_each_row_once_in_contiguous_ranges(world) -> None:
+    index, _ = opened(world, "idx")
+    assert [(shard.first_row, shard.end) for shard in index.shards] == [(0, 80), (80, 160), (160, 240)]
+    rows = []
+    for shard in index.shards:
+        owner = faiss.read_index(str(shard.artifact.local(shard.part)))
+        lists = faiss.extract_index_ivf(owner).invlists
+        held = [faiss.rev_swig_ptr(lists.get_ids(n), lists.list_size(n)).copy() for n in range(lists.nlist)]
+        assert sorted(np.concatenate(held).tolist()) == list(range(shard.first_row, shard.end))
+        rows += np.concatenate(held).tolist()
+    assert sorted(rows) == list(range(240))
+
+
+def test_the_recall_in_the_manifest_is_the_one_that_its_dials_give(world, done: Done) -> None:
+    """Measured again, with FAISS alone, on an index that loses some: every vector as a query, without itself."""
+    out = done(*command(world, "--name", "coarse", "--factory", "IVF8,Flat", "--shards", 2, "--recall", 0.9))
+    index, embeddings = opened(world, "coarse")
+    assert f"IVF8,Flat\n  recall@10 {index.recall['10']:.4f}, " in out
+    vectors = embeddings.take(np.arange(240)).astype(np.float32)
+    products = vectors @ vectors.T
+    np.fill_diagonal(products, -np.inf)
+    found: list[list[int]] = []
+    shards = [faiss.read_index(str(shard.artifact.local(shard.part))) for shard in index.shards]
+    for shard in shards:
+        shard.nprobe = index.nprobe
+    hits = [shard.search(vectors, 201) for shard in shards]
+    for query in range(240):
+        pairs = [(-s, r) for scores, rows in hits for s, r in zip(scores[query], rows[query], strict=True) if r >= 0]
+        found.append([row for _, row in sorted(pairs) if row != query])
+    for k in (10, 100):
+        truth = np.argsort(-products, axis=1, kind="stable")[:, :k]
+        shares = [len({*row[:k]} & {*best}) / k for row, best in zip(found, truth.tolist(), strict=True)]
+        assert index.recall[str(k)] == pytest.approx(np.mean(shares), abs=2e-3)
+    assert index.recall["100"] >= 0.9
+    assert index.generations[0].notes["reached"]
+
+
+def test_what_is_left_is_filled_and_the_rest_kept(world, done: Done) -> None:
+    before = files_of(world.store)
+    folder = world.store / "index/idx/g0000"
+    lost = [folder / "manifest.json", folder / "shard-00002.json", *folder.glob("shard-00001*")]
+    assert len(lost) == 4
+    for path in lost:
+        path.unlink()
+    done(*same(world))
+    assert files_of(world.store) == before
+    for path in [folder / "manifest.json", *folder.glob("quantizer*")]:
+        path.unlink()
+    done(*same(world))
+    assert files_of(world.store) == before
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_finished_index_is_found_done_and_another_refused(world, done: Done, refused) -> None:
+    before = files_of(world.store, but=())
+    assert "index/idx/g0000: 240 vectors in 3 shards, IVF4,PQ8x4fs" in done(*same(world))
+    line = refused(*same(world)[:-1], 4)
+    assert f"{world.store}/index/idx was built otherwise (shards 3, now 4)" in line
+    line = refused(*command(world, "--name", "idx", "--factory", "Flat", "--shards", 3, "--recall", 0.5))
+    assert "factory IVF4,PQ8x4fs, now Flat, recall 0.95, now 0.5" in line
+    assert files_of(world.store, but=()) == before
+
+
+@pytest.mark.usefixtures("no_work")
+def test_plan_says_what_and_does_nothing(world, done: Done) -> None:
+    before = files_of(world.store, but=())
+    out = done(*command(world, "--plan", "--shards", 2))
+    assert "240 of 32 in embeddings/enc" in out
+    assert "2 of about 120 vectors" in out
+    assert files_of(world.store, but=()) == before
+
+
+def test_auto_chooses_a_factory_and_the_name_is_the_embeddings(world, done: Done) -> None:
+    out = done(*command(world, "--shards", 1))
+    index, _ = opened(world, "enc")
+    assert index.generations[0].config["factory"] in out
+    assert index.recall["100"] >= 0.95
+
+
+@pytest.mark.usefixtures("no_work")
+def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path) -> None:
+    before = files_of(world.store, but=())
+    assert "--shards 0" in refused(*command(world, "--shards", 0))
+    assert "--recall 1.5" in refused(*command(world, "--recall", 1.5))
+    assert "'IVF4,PQ7'" in refused(*command(world, "--factory", "IVF4,PQ7"))
+    assert "'HNSW32'" in refused(*command(world, "--factory", "HNSW32"))
+    assert "nonsense" in refused(*command(world, "--factory", "nonsense"))
+    line = refused(*command(world, "--embeddings", "other"))
+    assert f"{world.store}/embeddings/other: there is no such artifact (complete embeddings: enc)" in line
+    assert "enc-limit5" in refused(*command(world, "--embeddings", "enc", "--limit", 5))
+    assert files_of(world.store, but=()) == before
+    assert "there is no store here" in refused("build_index", "--store", tmp_path / "none")
+
+
+def test_too_few_vectors_to_train_on_are_told(world, refused) -> None:
+    keys = Store(str(world.store)).keys()
+    assert "IVF512,Flat needs 512 vectors or more to train on, found 240" in refused(
+        *command(world, "--name", "large", "--factory", "IVF512,Flat")
+    )
+    assert Store(str(world.store)).keys() == keys
+
+
+def test_damaged_embeddings_are_not_indexed(world, refused) -> None:
+    [part] = (world.store / "embeddings/enc/g0000").glob("part-00003-*.npy")
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    line = refused(*command(world, "--name", "more", "--factory", "IVF4,Flat"))
+    assert f"{part.name}: its sha256 is not the committed one" in line
+    assert Store(str(world.store)).names("index") == ["idx"]

@@ -1,0 +1,199 @@
+"""The command line of every job: recipes, exit statuses, one line for a mistake; run as a person runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from jobs import cli
+from jobs.import_corpus import ImportCorpus
+from jobs.search import Search
+
+import pytest
+from samples import files_of, make_passages, write_beir
+
+from indexing.store import Store
+from retriever.errors import InputError
+
+JOBS = Path(cli.__file__).parent
+NAMES = ("import_corpus", "import_queries", "encode_corpus", "build_index", "search", "evaluate", "verify", "store")
+
+
+def python(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def test_jobs_run_as_plain_files_from_anywhere(tmp_path: Path) -> None:
+    """Status 0 for --help with the command in it, 1 for bad input, 2 for bad usage; never a traceback."""
+    helped = python(JOBS / "search.py", "--help", cwd=tmp_path)
+    assert helped.returncode == 0
+    assert "python jobs/search.py --store data/squad --mode dense" in " ".join(helped.stdout.split())
+    assert "--drop-self" in helped.stdout
+    bad = python(JOBS / "search.py", "--store", tmp_path / "none", cwd=tmp_path)
+    assert bad.returncode == 1
+    assert bad.stderr.startswith(f"error: {tmp_path}/none: there is no store here")
+    assert bad.stderr.count("\n") == 1
+    usage = python(JOBS / "search.py", "--store", "x", "--split-name", "test", cwd=tmp_path)
+    assert usage.returncode == 2
+    assert "--split-name" in usage.stderr
+    assert "Traceback" not in usage.stderr + bad.stderr + helped.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_starts_ray_by_itself_and_is_quiet(tmp_path: Path) -> None:
+    """All that a person sees of an import that fails in a worker is one line; then it works."""
+    source = write_beir(tmp_path / "raw", make_passages(20))
+    lines = (source / "corpus.jsonl").read_text().splitlines()
+    (source / "corpus.jsonl").write_text("\n".join([*lines[:7], "nonsense", *lines[7:]]))
+    command = (JOBS / "import_corpus.py", "--store", "s", "--source", "raw", "--part-size", 5)
+    bad = python(*command, cwd=tmp_path)
+    assert bad.returncode == 1
+    assert bad.stderr.startswith(f"error: {source}/corpus.jsonl:8: found no valid JSON")
+    assert bad.stderr.count("\n") == 1
+    assert bad.stdout == ""
+    (source / "corpus.jsonl").write_text("\n".join(lines))
+    good = python(JOBS / "import_corpus.py", "--store", "t", "--source", "raw", cwd=tmp_path)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert [line.split(":")[0] for line in good.stdout.splitlines()] == ["import", f"{tmp_path}/t/corpus/g0000"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_job_explains_itself_and_refuses_what_it_does_not_know(name: str, job, tmp_path: Path) -> None:
+    helped = job(name, "--help")
+    assert helped.status == 0
+    assert f"python jobs/{name}.py" in " ".join(helped.out.split())
+    for option in ("--store", "--plan", "--limit"):
+        assert option in helped.out
+    assert job(name, "--store", "x", "--nonsense", "1").status == 2
+    assert job(name).status == 2  # no store
+    required = {"encode_corpus": ("--encoder", "e"), "import_queries": ("--source", "s"), "evaluate": ("--run", "r")}
+    store = ("--store", tmp_path / "none", *required.get(name, ()), *(("list",) if name == "store" else ()))
+    outcome = job(name, *store, "--limit", 0)
+    assert (outcome.status, outcome.err) == (1, "error: --limit 0: expected at least 1\n")
+    assert job(name, *store, "--limit", "many").status == 2
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("search", "--k", "ten"),
+        ("search", "--mode", "fuzzy"),
+        ("build_index", "--recall", "high"),
+        ("build_index", "--shards", "1.5"),
+        ("import_corpus", "--format", "csv"),
+        ("encode_corpus", "--encoder", "x", "--pooling", "max"),
+        ("store", "destroy"),
+    ],
+)
+def test_values_of_the_wrong_type_are_bad_usage(arguments: tuple, job, world) -> None:
+    before = files_of(world.store, but=())
+    outcome = job(arguments[0], "--store", world.store, *arguments[1:])
+    assert outcome.status == 2
+    assert arguments[-1] in outcome.err
+    assert "Traceback" not in outcome.err
+    assert files_of(world.store, but=()) == before
+
+
+def recipe(tmp_path: Path, text: str) -> str:
+    (tmp_path / "recipe.yaml").write_text(text)
+    return str(tmp_path / "recipe.yaml")
+
+
+def test_a_recipe_gives_values_lists_and_mappings_and_the_command_line_wins(tmp_path: Path) -> None:
+    file = recipe(
+        tmp_path,
+        "store: /data/s\nsource: raw\npart-size: 7\nappend: true\nlimit: null\n"
+        "filters:\n  year: int64\n  lang: string\n",
+    )
+    options = cli.parse(ImportCorpus, ["--config", file])
+    expected = ImportCorpus(
+        store="/data/s", source="raw", part_size=7, append=True, filters={"year": "int64", "lang": "string"}
+    )
+    assert options == expected
+    for given in (["--part-size", "9"], ["--part-size=9"], ["--part_size", "9"]):
+        assert cli.parse(ImportCorpus, ["--config", file, *given]).part_size == 9
+        assert cli.parse(ImportCorpus, [*given, "--config", file]).part_size == 9
+    assert not cli.parse(ImportCorpus, ["--config", file, "--no-append"]).append
+    assert cli.parse(ImportCorpus, ["--config", file, "--filters", "n", "int64"]).filters == {"n": "int64"}
+    assert cli.parse(ImportCorpus, [f"--config={file}"]) == expected
+
+
+def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
+    metrics = "run: [exact, dense]\nmetrics:\n  - RR@10\n  - nDCG@3\n"
+    file = recipe(tmp_path, f"store: {world.store}\n{metrics}json: {tmp_path}/e.json\n")
+    out = done("evaluate", "--config", file)
+    assert "RR@10" in out
+    assert "nDCG@3" in out
+    assert "dense" in out
+    out = done("evaluate", "--config", file, "--run", "exact")
+    assert "dense" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("store: s\nsplitt: test\n", "unknown key 'splitt'; did you mean split?"),
+        ("store: s\nxyzzy: 1\n", "unknown key 'xyzzy'; known are store, plan, limit"),
+        ("- store\n", "expected `key: value` lines, found list"),
+        ("just text\n", "expected `key: value` lines, found str"),
+        ("", "expected `key: value` lines, found NoneType"),
+        ("store: [a\n", "not YAML"),
+        ("store: s\nplan: 5\n", "plan: expected true or false, found 5"),
+        ("store: s\nk: many\n", "k: "),
+        ("store: s\nk: [1, 2]\n", "k: "),
+        ("store: s\nmode: fuzzy\n", "mode: "),
+        ("store: s\nk: 1.5\n", "k: "),
+    ],
+)
+def test_a_bad_recipe_is_named_with_its_key(tmp_path: Path, refused, text: str, expected: str) -> None:
+    file = recipe(tmp_path, text)
+    line = refused("search", "--config", file)
+    assert line.startswith(f"error: {file}: ")
+    assert expected in line
+
+
+def test_a_recipe_that_is_not_there_is_named(tmp_path: Path, refused) -> None:
+    assert f"{tmp_path}/none.yaml: " in refused("search", "--config", tmp_path / "none.yaml")
+    assert "--config: expected a YAML file" in refused("search", "--config")
+    (tmp_path / "bytes.yaml").write_bytes(b"store: \xff\n")
+    assert f"{tmp_path}/bytes.yaml: not YAML" in refused("search", "--config", tmp_path / "bytes.yaml")
+
+
+@pytest.mark.parametrize("file", sorted(JOBS.glob("recipes/*.yaml")), ids=lambda file: file.name)
+def test_every_recipe_fits_its_job(file: Path) -> None:
+    """A recipe begins with its command, which names the job."""
+    import importlib
+
+    command = next(line for line in file.read_text().splitlines() if "jobs/" in line and ".py" in line)
+    name = command.partition("jobs/")[2].partition(".py")[0]
+    module = importlib.import_module(f"jobs.{name}")
+    [options] = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, cli.Common) and value.__module__ == module.__name__
+    ]
+    cli.parse(options, ["--config", str(file), "--store", "s"])
+
+
+def test_options_have_the_defaults_that_the_help_names() -> None:
+    options = cli.parse(Search, ["--store", "s"])
+    assert (options.mode, options.split, options.k, options.limit, options.plan) == ("dense", "test", 1000, None, False)
+
+
+def test_the_input_error_behind_an_exception_is_found_through_causes() -> None:
+    inner = InputError("the file")
+    wrapped = RuntimeError("wrapped")
+    wrapped.__cause__ = inner
+    assert cli.input_error(wrapped) is inner
+    assert cli.input_error(ValueError("a mistake in the code")) is None
+
+
+def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Store) -> Store:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Store, "require", broken)
+    with pytest.raises(ZeroDivisionError):
+        job("verify", "--store", world.store)

@@ -1,0 +1,124 @@
+"""Evaluation: measures worked out by hand, tests between runs, the table and the JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import files_of, write_beir
+
+Done = Callable[..., str]
+
+
+@pytest.fixture
+def small(tmp_path: Path, done: Done) -> tuple:
+    """Four judged queries, one of them graded; the arguments of an evaluation."""
+    passages = [{"_id": f"d{n}", "text": "x"} for n in range(6)]
+    queries = [{"_id": f"q{n}", "text": "x"} for n in range(5)]
+    judged = [("q0", "d0", 1), ("q1", "d1", 2), ("q1", "d2", 1), ("q1", "d3", 0), ("q2", "d4", 1), ("q3", "d5", 1)]
+    source = write_beir(tmp_path / "raw", passages, queries, {"test": judged})
+    done("import_corpus", "--store", tmp_path / "s", "--source", source)
+    return ("evaluate", "--store", tmp_path / "s", "--json", tmp_path / "out/e.json")
+
+
+def write_run(path: Path, ranked: dict[str, str]) -> Path:
+    lines = []
+    for query, ids in ranked.items():
+        lines += [f"{query} Q0 {id} {rank} {1 / rank} mine" for rank, id in enumerate(ids.split(), 1)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_values_are_those_worked_out_by_hand(small, done: Done, tmp_path: Path) -> None:
+    """q0: found second. q1: grades 1 and 2 at ranks 1 and 3. q2: not found. q3: no hits at all. q4 is not judged."""
+    run = write_run(tmp_path / "a.trec", {"q0": "d9 d0", "q1": "d2 d3 d1", "q2": "d0 d1", "q4": "d0"})
+    metrics = ("nDCG@10", "RR@10", "R@1", "R@3")
+    out = done(*small, "--run", run, "--metrics", " ".join(metrics))
+    document = json.loads((tmp_path / "out/e.json").read_text())
+    ndcg = [1 / math.log2(3), (1 + 2 / math.log2(4)) / (2 + 1 / math.log2(3)), 0, 0]
+    expected = {"nDCG@10": ndcg, "RR@10": [1 / 2, 1, 0, 0], "R@1": [0, 1 / 2, 0, 0], "R@3": [1, 1, 0, 0]}
+    assert document["query_ids"] == ["q0", "q1", "q2", "q3"]
+    assert document["num_queries"] == 4
+    assert (document["queries"], document["split"]) == ("queries/raw", "test")
+    [values] = document["per_query"].values()
+    for metric in metrics:
+        assert values[metric] == pytest.approx(expected[metric])
+        mean = sum(expected[metric]) / 4
+        assert document["mean"][str(run)][metric] == pytest.approx(mean)
+        assert f"{mean:.4f}" in out
+    assert document["p_against_first"] == {metric: {} for metric in metrics}
+
+
+def test_runs_side_by_side_with_a_test_against_the_first(small, done: Done, tmp_path: Path) -> None:
+    good = write_run(tmp_path / "good.trec", {"q0": "d0", "q1": "d1", "q2": "d4", "q3": "d5"})
+    again = write_run(tmp_path / "again.trec", {"q0": "d0", "q1": "d1", "q2": "d4", "q3": "d5"})
+    bad = write_run(tmp_path / "bad.trec", {"q0": "d1", "q1": "d0", "q2": "d0", "q3": "d0"})
+    out = done(*small, "--run", good, again, bad, "--metrics", "RR@10")
+    found = json.loads((tmp_path / "out/e.json").read_text())["p_against_first"]["RR@10"]
+    assert found[str(again)] == 1.0
+    # All four differences point one way: 2 of 16 sign patterns are as extreme; twice that for two tests (Holm).
+    assert found[str(bad)] == pytest.approx(2 * 2 / 16, abs=0.03)
+    assert "1.0000 (p=1.0000)" in out
+    assert [line.split()[0] for line in out.splitlines()[:4]] == ["run", str(good), str(again), str(bad)]
+
+
+def test_a_run_of_the_store_measures_as_its_trec_file(world, done: Done, tmp_path: Path) -> None:
+    for mode in ("exact", "dense"):
+        export = ("--run", tmp_path / f"{mode}.trec")
+        done("search", "--store", world.store, "--mode", mode, "--k", 20, "--name", mode, *export)
+    runs = ("exact", tmp_path / "exact.trec", "dense", tmp_path / "dense.trec")
+    done("evaluate", "--store", world.store, "--run", *runs, "--json", tmp_path / "e.json")
+    document = json.loads((tmp_path / "e.json").read_text())
+    for mode in ("exact", "dense"):
+        assert document["per_query"][mode] == document["per_query"][str(tmp_path / f"{mode}.trec")]
+        assert set(document["per_query"][mode]) == {"nDCG@10", "R@100", "RR@10"}
+    assert document["p_against_first"]["nDCG@10"][str(tmp_path / "exact.trec")] == 1.0
+    assert 0 < document["mean"]["exact"]["RR@10"] <= 1
+
+
+def test_limit_measures_the_first_queries_and_plan_nothing(world, done: Done, tmp_path: Path) -> None:
+    command = ("evaluate", "--store", world.store, "--run", "exact", "--json", tmp_path / "e.json")
+    before = files_of(world.store, but=())
+    assert "1 runs x 5 queries, 5 judgements: nDCG@10, R@100, RR@10" in done(*command, "--limit", 5, "--plan")
+    assert not (tmp_path / "e.json").exists()
+    done(*command)
+    full = json.loads((tmp_path / "e.json").read_text())
+    done(*command, "--limit", 5)
+    limited = json.loads((tmp_path / "e.json").read_text())
+    assert sorted(limited["query_ids"]) == sorted(query for query, _, _ in world.judged[:5])
+    by_query = dict(zip(full["query_ids"], full["per_query"]["exact"]["RR@10"], strict=True))
+    assert limited["per_query"]["exact"]["RR@10"] == [by_query[query] for query in limited["query_ids"]]
+    assert limited["mean"]["exact"]["RR@10"] == pytest.approx(np.mean([by_query[q] for q in limited["query_ids"]]))
+    assert files_of(world.store, but=()) == before
+
+
+def test_bad_input_is_named(small, refused, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a.trec", {"q0": "d0"})
+    for bad in ("nDCG@ten", "Precision!", "MRR_at_10", "os.system"):
+        line = refused(*small, "--run", run, "--metrics", "RR@10", bad)
+        assert f"--metrics '{bad}': not one of ir-measures'" in line
+    assert "no split 'train' with qrels; it has test" in refused(*small, "--run", run, "--split", "train")
+    assert "runs/missing: there is no such artifact" in refused(*small, "--run", "missing")
+    cases = {
+        "q0 Q0 d0 1 0.5": ":2: found 'q0 Q0 d0 1 0.5', expected `query Q0 passage rank score tag`; mend the line",
+        "q0 Q0 d0 1 high mine": ":2: found 'q0 Q0 d0 1 high mine'",
+        "q0 Q0 d0 1 nan mine": ":2: found 'q0 Q0 d0 1 nan mine'",
+        "q0 Q0 d0 1 0.1 mine": ":2: passage 'd0' comes a second time for query 'q0'",
+    }
+    for line, expected in cases.items():
+        run.write_text(f"q0 Q0 d0 1 0.5 mine\n{line}\n")
+        assert f"{run}{expected}" in refused(*small, "--run", run)
+    run.write_text("")
+    assert f"{run}: the run is empty" in refused(*small, "--run", run)
+    run.write_bytes(b"q0 Q0 d\xff 1 0.5 mine\n")
+    assert f"{run}:1: " in refused(*small, "--run", run)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_split_of_all_queries_has_nothing_to_measure_by(small, refused, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a.trec", {"q0": "d0"})
+    assert "no split 'all' with qrels" in refused(*small, "--run", run, "--split", "all")

@@ -1,0 +1,318 @@
+"""Searching: against a brute-force loop, with every name and refusal, and the TREC files that come of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import brute_force, files_of, make_queries, save_tiny_bert, write_beir, write_lines
+
+from indexing import retrieval
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.queries import Queries
+from indexing.retrieval import Retrieval
+from indexing.runs import read_run
+from indexing.store import Store
+from retriever.encoder import Encoder, EncoderOptions
+
+Done = Callable[..., str]
+Found = dict[str, list[tuple[str, int, float]]]
+OPTIONS = EncoderOptions(dtype="float32", compile="never")
+
+
+def command(world, mode: str, *more: object) -> tuple:
+    return ("search", "--store", world.store, "--mode", mode, *more)
+
+
+def hits_of(store: Path, run: str) -> Found:
+    """query -> [(id, row, score)] in the run's order."""
+    found: Found = {}
+    for table in read_run(Store(str(store)).open("runs", run)):
+        for row in table.to_pylist():
+            found.setdefault(row["query_id"], []).append((row["id"], row["row"], row["score"]))
+    return found
+
+
+def vectors_of(world) -> np.ndarray:
+    store = Store(str(world.store))
+    return Embeddings.open(store, "enc", Corpus.open(store)).take(np.arange(240))
+
+
+def encoded(world, split: str = "test") -> tuple[list[str], np.ndarray]:
+    ids, texts = Queries.open(Store(str(world.store)), "tiny").split(split)
+    return ids, Encoder(world.model, OPTIONS, threads=2).encode(texts, side="query")
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("work was done")
+
+    monkeypatch.setattr(Retrieval, "run", never)
+
+
+def test_exact_is_brute_force_over_the_float16_vectors(world) -> None:
+    ids, queries = encoded(world)
+    expected = brute_force(queries, vectors_of(world), 20)
+    found = hits_of(world.store, "exact")
+    assert list(found) == ids == [query for query, _, _ in world.judged[:30]]
+    for query, best in zip(ids, expected, strict=True):
+        assert found[query] == [(f"p{row}", row, score) for row, score in best]
+
+
+def test_dense_finds_by_the_index_and_scores_by_the_float16_vectors(world) -> None:
+    ids, queries = encoded(world)
+    every = [dict(pairs) for pairs in brute_force(queries, vectors_of(world), 240)]
+    found = hits_of(world.store, "dense")
+    for query, scores in zip(ids, every, strict=True):
+        rows = [row for _, row, _ in found[query]]
+        assert len(rows) == len(set(rows)) == 20
+        assert [score for _, _, score in found[query]] == [scores[row] for row in rows]
+        assert rows == sorted(rows, key=lambda row: (-scores[row], row))
+
+
+def test_probing_less_finds_less_and_its_dials_are_in_the_configuration(world, done: Done) -> None:
+    done(*command(world, "dense", "--k", 20, "--nprobe", 1, "--depth", 25, "--name", "hasty"))
+    config = Store(str(world.store)).open("runs", "hasty").config
+    assert (config["nprobe"], config["depth"], config["k"], config["source"]) == (1, 25, 20, "index:idx")
+    exact, hasty, dense = (hits_of(world.store, name) for name in ("exact", "hasty", "dense"))
+
+    def recall(found: Found) -> float:
+        return float(np.mean([len({h[1] for h in found[q]} & {h[1] for h in exact[q]}) / 20 for q in exact]))
+
+    assert recall(hasty) < recall(dense)
+
+
+def test_more_hits_than_passages_are_all_passages(world, done: Done) -> None:
+    for mode in ("exact", "dense"):
+        done(*command(world, mode, "--k", 1000, "--name", f"all-{mode}"))
+    exact, dense = hits_of(world.store, "all-exact"), hits_of(world.store, "all-dense")
+    assert all(sorted(row for _, row, _ in hits) == list(range(240)) for hits in exact.values())
+    assert dense == exact
+
+
+def test_blocks_of_queries_are_parts_and_resume_to_the_same_bytes(world, done: Done, monkeypatch) -> None:
+    monkeypatch.setattr(retrieval, "QUERY_BLOCK", 12)
+    ask = command(world, "exact", "--k", 20, "--name", "blocks")
+    done(*ask)
+    assert [part.rows for part in Store(str(world.store)).open("runs", "blocks").parts] == [240, 240, 120]
+    once, blocks = hits_of(world.store, "exact"), hits_of(world.store, "blocks")
+    for query in once:  # another batch of queries may differ in a query vector's last bits
+        assert [h[2] for h in blocks[query]] == pytest.approx([h[2] for h in once[query]], rel=1e-5)
+    before = files_of(world.store)
+    folder = world.store / "runs/blocks"
+    for path in [folder / "manifest.json", *folder.glob("part-00001*"), folder / "part-00002.json"]:
+        path.unlink()
+    assert "30 queries (12 kept)" in done(*ask)
+    assert files_of(world.store) == before
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_finished_run_is_found_done_exported_again_and_another_refused(world, done: Done, refused, tmp_path) -> None:
+    before = files_of(world.store, but=())
+    done(*command(world, "exact", "--k", 20, "--name", "exact", "--run", tmp_path / "exact.trec"))
+    assert len((tmp_path / "exact.trec").read_text().splitlines()) == 600
+    line = refused(*command(world, "exact", "--k", 10, "--name", "exact"))
+    assert f"{world.store}/runs/exact was begun otherwise: config.k 20, now 10" in line
+    line = refused(*command(world, "dense", "--k", 20, "--name", "exact"))
+    assert 'config.source "exact:enc", now "index:idx"' in line
+    assert files_of(world.store, but=()) == before
+
+
+def test_names_default_to_queries_split_mode_and_source_and_limit_is_of_them(world, done: Done) -> None:
+    done(*command(world, "exact", "--split", "train", "--k", 3))
+    done(*command(world, "exact", "--split", "train", "--k", 3, "--limit", 4))
+    done(*command(world, "dense", "--split", "all", "--k", 3))
+    names = set(Store(str(world.store)).names("runs")) - {"exact", "dense"}
+    assert names == {"tiny-train-exact-enc", "tiny-train-exact-enc-limit4", "tiny-all-dense-idx"}
+    assert list(hits_of(world.store, "tiny-train-exact-enc")) == [query for query, _, _ in world.judged[30:]]
+    assert list(hits_of(world.store, "tiny-train-exact-enc-limit4")) == [q for q, _, _ in world.judged[30:34]]
+    assert list(hits_of(world.store, "tiny-all-dense-idx")) == [query["_id"] for query in world.queries]
+
+
+@pytest.mark.usefixtures("no_work")
+def test_plan_says_what_and_does_nothing(world, done: Done) -> None:
+    before = files_of(world.store, but=())
+    out = done(*command(world, "dense", "--plan", "--limit", 7))
+    assert "7 of queries/tiny test" in out
+    assert "index:idx: 240 vectors of 32" in out
+    assert files_of(world.store, but=()) == before
+
+
+def test_a_hit_that_is_the_query_itself_is_dropped_on_demand(world, done: Done, tmp_path: Path) -> None:
+    """The corpus' own passages as queries, under their own ids; one query has an id that no passage has."""
+    own = [{"_id": p["_id"], "text": f"{p['title']} {p['text']}".strip()} for p in world.passages[:5]]
+    own.append({"_id": "stranger", "text": "beka bolo"})
+    write_lines(tmp_path / "queries.jsonl", own)
+    done("import_queries", "--store", world.store, "--source", tmp_path / "queries.jsonl", "--queries", "own")
+    for mode in ("exact", "dense"):
+        ask = command(world, mode, "--queries", "own", "--split", "all", "--k")
+        done(*ask, 10, "--drop-self", "--name", f"{mode}-dropped")
+        done(*ask, 11, "--name", f"{mode}-kept")
+        dropped, kept = (hits_of(world.store, f"{mode}-{name}") for name in ("dropped", "kept"))
+        assert any(hit[0] == query for query, hits in kept.items() for hit in hits)
+        for query, hits in dropped.items():
+            assert hits == [hit for hit in kept[query] if hit[0] != query][:10]
+            assert len(hits) == 10
+
+
+def test_names_may_be_left_out_only_while_there_is_one(world, done: Done, refused, tmp_path: Path) -> None:
+    queries, judged = make_queries(world.passages, 4, seed=9)
+    more = write_beir(tmp_path / "more", world.passages[:1], queries, {"test": judged})
+    (more / "corpus.jsonl").unlink()
+    done("import_queries", "--store", world.store, "--source", more)
+    line = refused(*command(world, "exact"))
+    assert f"{world.store} has several queries: more, tiny; say which with --queries NAME" in line
+    done(*command(world, "exact", "--queries", "more", "--k", 2))
+    assert len(hits_of(world.store, "more-test-exact-enc")) == 4
+
+    done("build_index", "--store", world.store, "--name", "flat", "--factory", "IVF2,Flat", "--shards", 1)
+    line = refused(*command(world, "dense", "--queries", "tiny"))
+    assert "has several index: flat, idx; say which with --index NAME" in line
+    done(*command(world, "dense", "--queries", "tiny", "--index", "flat", "--nprobe", 2, "--k", 20, "--name", "flat"))
+    assert hits_of(world.store, "flat") == hits_of(world.store, "exact")
+
+
+def wrong_embeddings(world, name: str, rows: int, dim: int) -> None:
+    """Embeddings whose record agrees with their bytes, but whose first part has not the shape of its corpus part."""
+    store = Store(str(world.store))
+    made = store.open("embeddings", "enc/g0000")
+    inputs = {"corpus": store.open("corpus", "g0000")}
+    with store.create("embeddings", f"{name}/g0000", inputs=inputs, config=made.config) as draft:
+        for part in made.group("part"):
+            shape = (rows, dim) if part.name == "part-00000" else (part.rows, 32)
+            vectors = np.ones(shape, np.float16)
+            draft.commit(part.name, ".npy", lambda path, v=vectors: np.save(path, v), rows=part.rows)
+        draft.note(**made.notes)
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(60, 16), (59, 32)])
+def test_a_part_of_another_shape_is_named(world, refused, rows: int, dim: int) -> None:
+    wrong_embeddings(world, "wrong", rows, dim)
+    keys = Store(str(world.store)).keys()
+    line = refused(*command(world, "exact", "--embeddings", "wrong"))
+    assert f"{world.store}/embeddings/wrong/g0000/part-00000-" in line
+    assert f"float16 [{rows}, {dim}], expected float16 [60, 32]" in line
+    assert Store(str(world.store)).keys() == keys
+
+
+@pytest.mark.usefixtures("no_work")
+def test_another_encoder_than_that_of_the_embeddings_is_refused(world, refused, tmp_path: Path) -> None:
+    before = files_of(world.store, but=())
+    for number, shape in enumerate([{"seed": 3}, {"hidden": 64}]):
+        other = save_tiny_bert(tmp_path / f"other{number}", **shape)
+        line = refused(*command(world, "exact", "--encoder", other))
+        assert f"encoder {other} is not the one that made embeddings/enc" in line
+        assert "weights" in line
+        assert ("dim" in line) == ("hidden" in shape)
+    assert "no such" in refused(*command(world, "exact", "--encoder", tmp_path / "none"))
+    assert files_of(world.store, but=()) == before
+
+
+def test_an_encoder_that_has_moved_is_found_by_its_new_place(world, done: Done, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for file in Path(world.model).iterdir():
+        (moved / file.name).write_bytes(file.read_bytes())
+    done(*command(world, "exact", "--encoder", moved, "--k", 20, "--name", "moved"))
+    assert hits_of(world.store, "moved") == hits_of(world.store, "exact")
+
+
+@pytest.mark.usefixtures("no_work")
+def test_an_index_of_other_embeddings_is_refused_with_both_sides_named(world, refused) -> None:
+    wrong_embeddings(world, "other", 60, 32)
+    line = refused(*command(world, "dense", "--embeddings", "other"))
+    assert f"{world.store}/index/idx/g0000 was built from embeddings/enc/g0000 " in line
+    assert "asked for are embeddings/other" in line
+
+
+@pytest.mark.usefixtures("no_work")
+def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path) -> None:
+    before = files_of(world.store, but=())
+    line = refused(*command(world, "exact", "--split", "dev"))
+    assert f"{world.store}/queries/tiny: no split 'dev' with qrels; it has test, train (and all" in line
+    assert "--k 0" in refused(*command(world, "exact", "--k", 0))
+    assert "queries/none: there is no such artifact (complete queries: tiny)" in refused(
+        *command(world, "exact", "--queries", "none")
+    )
+    assert "embeddings/none: there is no such" in refused(*command(world, "exact", "--embeddings", "none"))
+    assert "index/none: there is no such" in refused(*command(world, "dense", "--index", "none"))
+    assert "name 'a b'" in refused(*command(world, "exact", "--name", "a b"))
+    for dial in ("--nprobe", "--depth"):
+        assert f"{dial} 0" in refused(*command(world, "dense", dial, 0))
+    assert files_of(world.store, but=()) == before
+    assert "there is no store here" in refused("search", "--store", tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["corpus/g0000/part-00000-*", "embeddings/enc/g0000/part-00001-*", "index/idx/g0000/shard-00000-*"]
+)
+def test_damaged_files_are_named_and_not_searched(world, refused, pattern: str) -> None:
+    [file] = world.store.glob(pattern)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    keys = Store(str(world.store)).keys()
+    line = refused(*command(world, "dense", "--k", 100, "--name", "more"))
+    assert f"{file.relative_to(world.store)}: its sha256 is not the committed one" in line
+    assert Store(str(world.store)).keys() == keys
+
+
+def test_the_trec_file_holds_the_run_in_its_order(world, done: Done, tmp_path: Path) -> None:
+    """Passages that are one another's copies score the same: they are ordered by row, and printed scores still fall."""
+    twins = [{"_id": f"t{n}", "text": world.passages[n % 3]["text"]} for n in range(12)]
+    asked = [{"_id": f"q{n}", "text": world.passages[n]["text"]} for n in range(3)]
+    source = write_beir(
+        tmp_path / "twins", twins, asked, {"test": [("q0", "t0", 1), ("q1", "t7", 1), ("q2", "t11", 2)]}
+    )
+    at = ("--store", tmp_path / "s")
+    done("import_corpus", *at, "--source", source)
+    done("encode_corpus", *at, "--encoder", world.model, "--name", "enc", "--dtype", "float32", "--compile", "never")
+    done("search", *at, "--mode", "exact", "--k", 12, "--name", "r", "--run", tmp_path / "deep/r.trec")
+    hits = hits_of(tmp_path / "s", "r")
+    lines = [line.split() for line in (tmp_path / "deep/r.trec").read_text().splitlines()]
+    assert len(lines) == 36
+    for query, found in hits.items():
+        assert len({score for _, _, score in found}) == 3  # many ties
+        assert found == sorted(found, key=lambda hit: (-hit[2], hit[1]))
+        mine = [line for line in lines if line[0] == query]
+        assert [line[2] for line in mine] == [id for id, _, _ in found]
+        assert [int(line[3]) for line in mine] == list(range(1, 13))
+        printed = [np.float32(line[4]) for line in mine]
+        assert all(a > b for a, b in itertools.pairwise(printed))
+        assert {(line[1], line[5]) for line in mine} == {("Q0", "r")}
+        assert printed == pytest.approx([score for _, _, score in found], rel=1e-5)
+
+    import ir_measures
+
+    measures = [ir_measures.parse_measure(name) for name in ("nDCG@10", "RR@10", "R@2")]
+    qrels = {"q0": {"t0": 1}, "q1": {"t7": 1}, "q2": {"t11": 2}}
+    done("evaluate", *at, "--run", "r", "--metrics", "nDCG@10", "RR@10", "R@2", "--json", tmp_path / "e.json")
+    own = json.loads((tmp_path / "e.json").read_text())["mean"]["r"]
+    file = list(ir_measures.read_trec_run(str(tmp_path / "deep/r.trec")))
+    peer = ir_measures.calc_aggregate(measures, qrels, file)
+    assert own == pytest.approx({str(measure): value for measure, value in peer.items()})
+
+
+def test_ids_that_trec_cannot_hold_are_refused_but_searched(world, done: Done, refused, tmp_path: Path) -> None:
+    write_lines(tmp_path / "queries.jsonl", [{"_id": "two words", "text": "beka"}])
+    done("import_queries", "--store", world.store, "--source", tmp_path / "queries.jsonl", "--queries", "spaced")
+    ask = command(world, "exact", "--queries", "spaced", "--split", "all", "--k", 2)
+    line = refused(*ask, "--run", tmp_path / "r.trec")
+    assert f"{tmp_path}/r.trec: query id 'two words'" in line
+    assert [path.name for path in tmp_path.glob("*.trec*")] == []
+    done(*ask)
+    assert list(hits_of(world.store, "spaced-all-exact-enc")) == ["two words"]
+
+
+def test_a_run_that_cannot_be_exported_is_told(world, refused, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    export = command(world, "exact", "--k", 20, "--name", "exact", "--run")
+    line = refused(*export, tmp_path / "file/r.trec")
+    assert f"{tmp_path}/file/r.trec: no folder {tmp_path}/file" in line
+    assert f"{tmp_path}: this is a folder" in refused(*export, tmp_path)

@@ -1,0 +1,78 @@
+"""Looking into a store, removing from it, clearing it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from samples import files_of
+
+from indexing.store import Store
+
+
+def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> None:
+    lines = done("store", "list", "--store", world.store).splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "corpus/g0000", "embeddings/enc/g0000", "index/idx/g0000", "queries/tiny", "runs/dense", "runs/exact",
+    ]  # fmt: skip
+    assert "240 rows" in lines[0]
+    assert lines[0].endswith("from -")
+    assert lines[2].endswith("from embeddings/enc/g0000")
+    assert "queries/tiny, corpus/g0000, embeddings/enc/g0000" in lines[5] or "corpus/g0000" in lines[5]
+    assert len(done("store", "list", "--store", world.store, "--limit", 2).splitlines()) == 2
+    (world.store / "runs/dense/manifest.json").unlink()
+    assert "runs/dense                       incomplete" in done("store", "list", "--store", world.store)
+
+
+def test_show_tells_what_an_artifact_is_made_of_and_needed_by(world, done, refused) -> None:
+    out = done("store", "show", "embeddings/enc/g0000", "--store", world.store)
+    artifact = Store(str(world.store)).open("embeddings", "enc/g0000")
+    assert f"fingerprint  {artifact.fingerprint}" in out
+    assert "input        corpus: corpus/g0000" in out
+    for needed_by in ("index/idx/g0000", "runs/dense", "runs/exact"):
+        assert f"needed by    {needed_by}" in out
+    assert '"pooling": "mean"' in out
+    assert all(part.file in out for part in artifact.parts)
+    assert "no such artifact" in refused("store", "show", "embeddings/none/g0000", "--store", world.store)
+    assert "show: expected an artifact" in refused("store", "show", "--store", world.store)
+
+
+def test_remove_takes_what_nothing_needs(world, done, refused) -> None:
+    before = files_of(world.store, but=())
+    at = ("--store", world.store)
+    line = refused("store", "remove", "embeddings/enc/g0000", *at)
+    assert "embeddings/enc/g0000 is needed by index/idx/g0000, runs/dense, runs/exact: remove those first" in line
+    assert "no such artifact" in refused("store", "remove", "runs/none", *at)
+    assert "remove: expected an artifact" in refused("store", "remove", *at)
+    done("store", "remove", "runs/exact", *at, "--plan")
+    assert files_of(world.store, but=()) == before
+    assert "removed runs/exact" in done("store", "remove", "runs/exact", *at)
+    assert files_of(world.store, but=()) == {k: v for k, v in before.items() if not k.startswith("runs/exact/")}
+    for key in ("runs/dense", "index/idx/g0000", "embeddings/enc/g0000", "queries/tiny", "corpus/g0000"):
+        done("store", "remove", key, *at)
+    assert files_of(world.store, but=()) == {}
+
+
+def test_gc_clears_what_nothing_names(world, done) -> None:
+    before = files_of(world.store, but=())
+    at = ("--store", world.store)
+    loser = world.store / "corpus/g0000/part-00000-0123456789abcdef.arrow"
+    loser.write_bytes(b"lost the race")
+    old = world.store / ".tmp/old"
+    old.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    out = done("store", "gc", *at, "--plan")
+    assert "would remove corpus/g0000/part-00000-0123456789abcdef.arrow, 13 B" in out
+    assert loser.exists()
+    assert old.exists()
+    done("store", "gc", *at)
+    assert not loser.exists()
+    assert not old.exists()
+    assert files_of(world.store, but=()) == before
+    assert done("store", "gc", *at) == ""
+
+
+def test_a_store_that_is_not_there_is_told(tmp_path: Path, refused) -> None:
+    for action in ("list", "gc"):
+        assert "there is no store here" in refused("store", action, "--store", tmp_path / "none")
+    assert not (tmp_path / "none").exists()

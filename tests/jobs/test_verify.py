@@ -1,0 +1,65 @@
+"""Verification over a whole store: what is damaged is named, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from samples import files_of
+
+
+def test_a_whole_store_is_as_it_was_committed(world, done) -> None:
+    before = files_of(world.store, but=())
+    out = done("verify", "--store", world.store)
+    assert "6 artifacts are as they were committed" in out
+    assert files_of(world.store, but=()) == before
+    assert f"would read {len(before)} files" in done("verify", "--store", world.store, "--plan")
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_every_damaged_file_is_named_with_status_1(world, job, damage: str) -> None:
+    files = [
+        "corpus/g0000/part-00001-*.arrow",
+        "corpus/g0000/manifest.json",
+        "queries/tiny/qrels-test.json",
+        "embeddings/enc/g0000/part-00002-*.npy",
+        "embeddings/enc/g0000/manifest.begun.json",
+        "index/idx/g0000/shard-00001-*.faiss",
+        "runs/exact/provenance.json",
+    ]
+    damaged = [next(world.store.glob(pattern)) for pattern in files]
+    for path in damaged:
+        data = path.read_bytes()
+        if damage == "flip":
+            path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        elif damage == "cut":
+            path.write_bytes(data[:-1])
+        else:
+            path.unlink()
+    outcome = job("verify", "--store", world.store)
+    assert outcome.status == 1
+    bad = [line for line in outcome.out.splitlines() if line.startswith("bad: ")]
+    for path in damaged:
+        assert any(str(path) in line for line in bad), path
+    told = {line.removeprefix("bad: ").split(": ")[0] for line in bad}
+    assert told == {str(path) for path in damaged}
+    assert outcome.err.startswith(f"error: {world.store}: {len(bad)} bad or missing files; restore them, or remove")
+    assert outcome.err.count("\n") == 1
+
+
+def test_what_is_not_complete_is_told_and_is_no_damage(world, done) -> None:
+    (world.store / "runs/dense/manifest.json").unlink()
+    out = done("verify", "--store", world.store)
+    assert f"incomplete: {world.store}/runs/dense: the command that makes it goes on with it" in out
+    assert "5 artifacts are as they were committed" in out
+
+
+def test_limit_hashes_the_first_parts_only(world, job, done) -> None:
+    [last] = (world.store / "corpus/g0000").glob("part-00003-*.arrow")
+    last.write_bytes(b"x" * last.stat().st_size)
+    done("verify", "--store", world.store, "--limit", 1)
+    assert job("verify", "--store", world.store).status == 1
+
+
+def test_a_store_that_is_not_there_is_no_whole_store(tmp_path: Path, refused) -> None:
+    assert f"{tmp_path}/none: there is no store here" in refused("verify", "--store", tmp_path / "none")
