@@ -106,7 +106,7 @@ class Encoding:
                 num_cpus=pool.cpus,
                 num_gpus=pool.gpus,
                 max_restarts=RESTARTS,
-                max_task_retries=RESTARTS,
+                max_task_retries=-1,  # they are spent while a lost encoder waits for a place; restarts are the bound
             )
         for row in dataset.iter_rows():
             yield PartDone(**row)

@@ -1,4 +1,4 @@
-"""FAISS indexes over plain arrays: choose, train, fill, search, and tune until the recall asked for is measured.
+"""FAISS indexes over plain arrays: choose, train, fill, search, measure.
 
 The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search
 returns candidates only: `indexing.exact.rescore` scores them from the float16 embeddings, so compression costs no
@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from indexing.exact import Hits, available_threads, merge, rescore
+from indexing.exact import available_threads
 from indexing.kernel import processor
 from retriever.errors import InputError
 
@@ -43,23 +43,6 @@ faiss = _import_faiss()
 SMALL = 20_000  # vectors: below, a flat index answers in about a millisecond and there is little to train on
 POINTS_PER_CENTROID = 64  # FAISS asks for 39 to 256
 ADD_ROWS = 65_536  # rows per call of add: bounds the float32 copy
-
-
-class Shard(NamedTuple):
-    """An index and the embeddings that it was filled from."""
-
-    index: Any  # faiss.Index, ids = global rows
-    vectors: np.ndarray  # float16 [n, dim], a memory map will do
-    first_row: int
-
-
-class Dial(NamedTuple):
-    """What to search with, and what it was measured to find after re-scoring."""
-
-    nprobe: int
-    depth: int  # candidates per shard
-    recall: dict[int, float]  # k -> recall@k against exact search
-    reached: bool  # False: the target is out of reach of this index, and these are its best settings
 
 
 def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None) -> str:
@@ -131,7 +114,7 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         )
     for clustering in _clusterings(inner):
         clustering.seed = seed
-        clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which tune() measures
+        clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which a build measures
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # minutes of training for a search mode that is never used here
     with _threads(threads):
@@ -212,56 +195,6 @@ def search_shard(
         return index.search(queries, depth, params=parameters)[1]
 
 
-def tune(
-    shards: Sequence[Shard],
-    queries: np.ndarray,
-    exact: Hits,
-    *,
-    recall: float,
-    own_rows: np.ndarray | None = None,
-    deleted: np.ndarray | None = None,
-    threads: int | None = None,
-) -> Dial:
-    """The smallest nprobe (a power of two), then the smallest depth, whose recall@100 after re-scoring reaches recall.
-
-    queries float32 [q, dim]: real ones, or the corpus' own vectors with own_rows int64 [q], their rows, which are then
-    left out on both sides. exact: the exact hits over the same shards, k 200 or so (with own_rows: one more).
-    """
-    truth = _without(exact.rows, own_rows)
-    ks = [k for k in (10, 100, 200) if k <= max(10, truth.shape[1])]
-    at = 100 if 100 in ks else ks[-1]
-    own = int(own_rows is not None)
-    depths = [d for d in (200, 400, 800, 1600, 3200) if d <= max(len(s.vectors) for s in shards)] or [200]
-    most = max([getattr(_inner(s.index), "nlist", 1) for s in shards])
-    nprobes = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
-
-    def measure(candidates: list[np.ndarray], depth: int) -> dict[int, float]:
-        width = ks[-1] + own
-        found = [
-            rescore(queries, c[:, : depth + own], s.vectors, s.first_row, width, threads=threads)
-            for s, c in zip(shards, candidates, strict=True)
-        ]
-        return recall_at(_without(merge(found, width).rows, own_rows), truth, ks)
-
-    best: Dial | None = None
-    for nprobe in nprobes:
-        candidates = [
-            search_shard(s.index, queries, depths[-1] + own, nprobe=nprobe, deleted=deleted, threads=threads)
-            for s in shards
-        ]
-        measured = measure(candidates, depths[-1])
-        if best is None or measured[at] > best.recall[at]:
-            best = Dial(nprobe, depths[-1], measured, measured[at] >= recall)
-        if best.reached:
-            for depth in depths[:-1]:
-                measured = measure(candidates, depth)
-                if measured[at] >= recall:
-                    return Dial(nprobe, depth, measured, True)
-            return best
-    assert best is not None
-    return best
-
-
 def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:
     """Rows, sorted int64, of the corpus' own vectors to measure recall with where there are no real queries."""
     return np.sort(np.random.default_rng(seed).choice(num_vectors, min(count, num_vectors), replace=False))
@@ -278,14 +211,6 @@ def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int])
                 shares.append(np.isin(wanted, found).mean())
         recalls[k] = float(np.mean(shares)) if shares else 1.0
     return recalls
-
-
-def _without(rows: np.ndarray, own_rows: np.ndarray | None) -> np.ndarray:
-    """rows [q, k] less each query's own row: the rest moves up, the last column goes."""
-    if own_rows is None:
-        return rows
-    own = rows == np.asarray(own_rows)[:, None]
-    return np.take_along_axis(rows, np.argsort(own, axis=1, kind="stable"), axis=1)[:, :-1]
 
 
 def _create(factory: str, dim: int) -> Any:

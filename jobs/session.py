@@ -21,6 +21,9 @@ PACKAGES = ("retriever", "indexing", "serve", "jobs")
 # Ray's core prints this for every pool of actors that may restart. Ray Data keeps the object it is about.
 NOISE = "has constructor arguments in the object store and max_restarts > 0"
 
+# What Ray prints, at length, on the stdout of a job that loses a worker or a node and goes on.
+LOSSES = "Raylet is terminated|has been marked dead|was killed|retries remaining"
+
 
 def connect(store: Store) -> None:
     """Join the cluster of RAY_ADDRESS (or one that runs here), else start one that ends with this process.
@@ -29,7 +32,7 @@ def connect(store: Store) -> None:
     """
     import logging
 
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", LOSSES)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of several failed tasks one is told, in one line
@@ -39,10 +42,10 @@ def connect(store: Store) -> None:
         return
     hush()
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
-    variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED) and "TOKEN" not in name}
+    variables = {key: value for key, value in os.environ.items() if key.startswith(FORWARDED) and "TOKEN" not in key}
     if submitted:  # what --runtime-env-json set has reached the workers already, and Ray refuses to be told twice
         given = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
-        variables = {name: value for name, value in variables.items() if name not in given}
+        variables = {key: value for key, value in variables.items() if key not in given}
     runtime: dict[str, object] = {"env_vars": variables}
     if os.environ.get("RAY_ADDRESS") and not submitted:
         root = Path(__file__).resolve().parents[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -91,8 +92,7 @@ class LocalCluster:
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
     def add(self, *, hide: Path | None = None, cores: int = 1, **variables: str) -> Node:
-        """Start one more node and wait until the cluster counts it. `hide`: a folder that is empty for this node."""
-        wanted = self.alive() + 1 if self.nodes else 1
+        """Start one more node and wait until the cluster has it. `hide`: a folder that is empty for this node."""
         node_address = self._addresses.pop(0)
         command = [
             *RAY, "start", "--block", "--disable-usage-stats", f"--num-cpus={cores}", "--object-store-memory=100000000",
@@ -103,8 +103,8 @@ class LocalCluster:
             command += [f"--address={self.address}"]
         else:
             gcs, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
-            command += ["--head", f"--port={gcs}", f"--ray-client-server-port={port(HEAD)}", f"--temp-dir={self.folder}",
-                        f"--dashboard-host={HEAD}", f"--dashboard-port={dashboard}"]  # fmt: skip
+            command += ["--head", f"--port={gcs}", f"--dashboard-host={HEAD}", f"--dashboard-port={dashboard}",
+                        f"--ray-client-server-port={port(HEAD)}", f"--temp-dir={self.folder}"]  # fmt: skip
         if hide:
             hidden = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
             command = ["unshare", "-m", "sh", "-c", hidden, str(hide), *command]
@@ -117,13 +117,13 @@ class LocalCluster:
         node = Node(process, log, node_address)
         self.nodes.append(node)
         try:
-            wait_for(lambda: self.alive() >= wanted, "a node to join", process)
+            wait_for(lambda: node_address in self.alive(), "a node to join", process)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{log.read_text()}") from None
         return node
 
-    def alive(self) -> int:
-        """How many nodes the cluster counts as alive; 0 where it does not answer yet."""
+    def alive(self) -> set[str]:
+        """Addresses of the nodes that the cluster takes for alive; none where it does not answer yet."""
         asked = urllib.request.Request(
             f"{self.dashboard}/api/v0/nodes?limit=1000", headers={"Authorization": f"Bearer {self.token}"}
         )
@@ -131,8 +131,8 @@ class LocalCluster:
             with urllib.request.urlopen(asked, timeout=30) as answer:
                 found = json.load(answer)["data"]["result"]["result"]
         except (OSError, ValueError):
-            return 0
-        return sum(node["state"] == "ALIVE" for node in found)
+            return set()
+        return {node["node_ip"] for node in found if node["state"] == "ALIVE"}
 
     def lose(self, node: Node) -> None:
         """kill -9 a whole node."""
@@ -181,10 +181,23 @@ class Job:
     command: list[str]
 
     def end(self, patience: float = PATIENCE) -> str:
-        """Wait for its end, which must be exit status 0; returns what it printed on stdout."""
+        """Wait for its end, which must be exit status 0 with no word of Ray's; returns what it printed on stdout."""
         out, err = self.process.communicate(timeout=patience)
-        assert self.process.returncode == 0, f"{self.command}: {self.process.returncode}\n{out}\n{err}"
+        said = f"{self.command}: {self.process.returncode}\n{out}\n{err}"
+        assert self.process.returncode == 0, said
+        noise = [line for line in [*out.splitlines(), *err.splitlines()] if re.search(r"raylet|\.cc:\d+|ray::|WARN", line)]
+        assert not noise, said
         return out
+
+    def refused(self, patience: float = PATIENCE) -> str:
+        """Wait for its end, which must be exit status 1 with one line on stderr (progress aside); returns that line."""
+        out, err = self.process.communicate(timeout=patience)
+        said = f"{self.command}: {self.process.returncode}\n{out}\n{err}"
+        assert self.process.returncode == 1, said
+        lines = [line for line in err.splitlines() if not re.match(r"\w+: [\d,]+ ", line)]
+        assert len(lines) == 1, said
+        assert lines[0].startswith("error: "), said
+        return lines[0]
 
 
 def start(name: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Job:
@@ -200,6 +213,30 @@ def start(name: str, *arguments: object, environment: Mapping[str, str] | None =
 def run(name: str, *arguments: object, environment: Mapping[str, str] | None = None) -> str:
     """`python jobs/NAME.py ARGUMENTS`, which must end well; what it printed on stdout."""
     return start(name, *arguments, environment=environment).end()
+
+
+def submit(
+    cluster: LocalCluster, working_dir: Path, name: str, *arguments: object,
+    token: bool = True, variables: Mapping[str, str] | None = None,
+) -> tuple[int, str]:  # fmt: skip
+    """`ray job submit --working-dir DIR -- python jobs/NAME.py ARGUMENTS` to its end: exit status, all it printed.
+
+    Asked again while the cluster, which has just started, says that no agent is there.
+    """
+    runtime = ["--runtime-env-json", json.dumps({"env_vars": dict(variables)})] if variables else []
+    command = [
+        *RAY, "job", "submit", "--address", cluster.dashboard, "--working-dir", str(working_dir), *runtime, "--",
+        sys.executable, f"jobs/{name}.py", *map(str, arguments),
+    ]  # fmt: skip
+    environment = clean_environment(cluster.authentication if token else {"RAY_AUTH_MODE": "disabled"})
+    until = time.monotonic() + PATIENCE
+    while True:
+        done = subprocess.run(
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE
+        )
+        if "No available agent" not in done.stdout or time.monotonic() > until:
+            return done.returncode, done.stdout
+        time.sleep(1)
 
 
 def wait_for(

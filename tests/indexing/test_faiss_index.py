@@ -5,12 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from indexing.exact import Hits, exact_search, merge, rescore
+from indexing.exact import exact_search, rescore
 from indexing.faiss_index import (
-    Shard,
     check_factory,
     choose_factory,
-    draw_queries,
     faiss,
     fill_shard,
     read_index,
@@ -18,7 +16,6 @@ from indexing.faiss_index import (
     search_shard,
     train_quantizer,
     training_size,
-    tune,
     write_index,
 )
 from retriever.errors import InputError
@@ -202,58 +199,3 @@ def test_recall_counts_what_exists():
     found = np.array([[1, 2, 3, -1], [9, 8, 7, 6]])
     exact = np.array([[2, 1, 5, -1], [1, 2, -1, -1]])
     assert recall_at(found, exact, [2, 4]) == {2: pytest.approx(0.5), 4: pytest.approx((2 / 3 + 0) / 2)}
-
-
-def shards_of(vectors, factory):
-    trained = train_quantizer(vectors.astype(np.float32), factory, seed=0)
-    middle = len(vectors) // 3
-    halves = [(0, vectors[:middle]), (middle, vectors[middle:])]
-    return [Shard(fill_shard(trained, [part], first), part, first) for first, part in halves]
-
-
-def test_tune_finds_the_smallest_dials(vectors, queries):
-    shards = shards_of(vectors, "IVF64,RaBitQ")
-    exact = exact_search(queries, [(0, vectors)], 200)
-
-    def measured(nprobe, depth):
-        rows = [search_shard(s.index, queries, depth, nprobe=nprobe) for s in shards]
-        found = [rescore(queries, r, s.vectors, s.first_row, 200) for r, s in zip(rows, shards, strict=True)]
-        return recall_at(merge(found, 200).rows, exact.rows, [10, 100, 200])
-
-    dial = tune(shards, queries, exact, recall=0.9)
-    assert dial.reached
-    assert dial.recall[100] >= 0.9
-    assert dial.recall == measured(dial.nprobe, dial.depth)
-    assert dial.nprobe == 1 or measured(dial.nprobe // 2, 1600)[100] < 0.9
-    assert dial.depth == 200 or measured(dial.nprobe, dial.depth // 2)[100] < 0.9
-
-
-def test_tune_leaves_own_rows_out(vectors):
-    """Every vector finds itself, whatever the index: counted in, recall would be flattered."""
-    rows = draw_queries(len(vectors), 30, seed=0)
-    np.testing.assert_array_equal(rows, draw_queries(len(vectors), 30, seed=0))
-    sample = vectors[rows].astype(np.float32)
-    exact = exact_search(sample, [(0, vectors)], 201)
-    assert (exact.rows == rows[:, None]).any(axis=1).all()
-    dial = tune(shards_of(vectors, "Flat"), sample, exact, recall=1.0, own_rows=rows)
-    assert dial.reached
-    assert dial.recall == {10: 1.0, 100: 1.0, 200: 1.0}
-    only_self = Hits(exact.scores, np.where(exact.rows == rows[:, None], exact.rows, -1))
-    assert (
-        tune(shards_of(vectors, "Flat"), sample, only_self, recall=0.5, own_rows=rows).recall[10] == 1.0
-    )  # nothing left
-
-
-def test_tune_says_when_the_target_is_out_of_reach(vectors, queries):
-    exact = exact_search(queries, [(0, vectors)], 200)
-    impossible = Hits(exact.scores, exact.rows + 10**6)
-    dial = tune(shards_of(vectors, "IVF16,RaBitQ"), queries, impossible, recall=0.9)
-    assert not dial.reached
-    assert dial.recall[100] == 0.0
-
-
-def test_tune_on_fewer_vectors_than_it_tries_depths(vectors):
-    few = vectors[:50]
-    exact = exact_search(few[:5].astype(np.float32), [(0, few)], 200)
-    dial = tune(shards_of(few, "Flat"), few[:5].astype(np.float32), exact, recall=1.0, own_rows=np.arange(5))
-    assert dial.reached
