@@ -16,7 +16,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -118,6 +118,7 @@ class Draft:
         self._storage, self._cache, self._begun = storage, cache, begun
         self._notes: dict[str, Any] = {}
         self._started = time.time()
+        self._identity = fingerprint_of(begun)  # in every record: parts of another draft under this name do not count
         self.complete = False
 
     @property
@@ -131,7 +132,7 @@ class Draft:
     def begin(self) -> Self:
         """Pin inputs and configuration, or find that they are pinned. Raises InputError where others are."""
         if not self._storage.put_new(f"{self.key}/{BEGUN}", seal(self._begun)):
-            pinned = unseal(self._storage.read(f"{self.key}/{BEGUN}"), f"{self.url}/{BEGUN}")
+            pinned = read_begun(self._storage, self.key)
             if pinned != self._begun:
                 raise InputError(f"{self.url} was begun otherwise: {differences(pinned, self._begun)}; {_REMEDY}")
         self.complete = self._storage.size(f"{self.key}/{MANIFEST}") is not None
@@ -149,8 +150,9 @@ class Draft:
         others = {f"{self.key}/{file}" for file in (MANIFEST, BEGUN, PROVENANCE)}
         keys = [key for key, _ in self._storage.list(self.key) if key.endswith(".json") and key not in others]
         with ThreadPoolExecutor(16) as threads:
-            parts = threads.map(functools.partial(read_record, self._storage), keys)
-            return {part.name: part for part in sorted(parts, key=lambda part: part.name)}
+            records = threads.map(functools.partial(read_record, self._storage), keys)
+            parts = [part for part, begun in records if begun == self._identity]
+        return {part.name: part for part in sorted(parts, key=lambda part: part.name)}
 
     def commit(self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any) -> Part:
         """Have `write(path)` make a file, make it the part `name`, and give back the part: an earlier writer's, if any.
@@ -168,10 +170,13 @@ class Draft:
         finally:
             path.unlink(missing_ok=True)
         part = Part(name, file, rows, size, digest, facts)
-        record = f"{self.key}/{name}.json"
-        if self._storage.put_new(record, seal(asdict(part))):
+        record, document = f"{self.key}/{name}.json", seal({**asdict(part), "begun": self._identity})
+        if self._storage.put_new(record, document):
             return part
-        winner = read_record(self._storage, record)
+        winner, begun = read_record(self._storage, record)
+        if begun != self._identity:  # of an artifact that was removed while this writer's predecessor lived on
+            self._storage.put(record, document)
+            return part
         if winner.file != file:
             self._storage.delete(f"{self.key}/{file}")
         return winner
@@ -185,7 +190,9 @@ class Draft:
 
     def finish(self) -> None:
         """Write the manifest: from now on the artifact is complete and never changes."""
-        parts = [asdict(part) for part in self.committed().values()]
+        committed = self.committed().values()
+        self._check_finished(committed)
+        parts = [asdict(part) for part in committed]
         identity = {"kind": self._begun["kind"], "inputs": _fingerprints(self._begun["inputs"])}
         if self._begun["by_content"]:
             identity["content"] = [[part["name"], part["sha256"]] for part in parts]
@@ -196,6 +203,15 @@ class Draft:
         self._storage.put(f"{self.key}/{PROVENANCE}", seal(self._provenance()))
         self._storage.put_new(f"{self.key}/{MANIFEST}", seal(manifest))
         self.complete = True
+
+    def _check_finished(self, parts: Iterable[Part]) -> None:
+        """Raises InputError where somebody removed the draft, or a part's bytes, while it was being written."""
+        sizes = dict(self._storage.list(self.key))
+        if f"{self.key}/{BEGUN}" not in sizes or read_begun(self._storage, self.key) != self._begun:
+            raise InputError(f"{self.url}: it was removed while it was being made; run the command again")
+        for part in parts:
+            if sizes.get(f"{self.key}/{part.file}") != part.bytes:
+                raise CorruptError(f"{self.url}/{part.file}: missing or cut; remove {self.key} and make it anew")
 
     def _provenance(self) -> dict[str, Any]:
         import importlib.metadata as metadata
@@ -225,9 +241,19 @@ def begun_document(
     return json.loads(canonical(document))
 
 
-def read_record(storage: Storage, key: str) -> Part:
-    """The part whose record is `key`. Raises CorruptError."""
-    return Part(**unseal(storage.read(key), f"{storage.url}/{key}"))
+def read_begun(storage: Storage, key: str) -> dict[str, Any]:
+    """What an artifact's manifest.begun.json pins. Raises CorruptError, FileNotFoundError."""
+    return unseal(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
+
+
+def read_record(storage: Storage, key: str) -> tuple[Part, str]:
+    """The part whose record is `key`, and which draft it is of. Raises CorruptError."""
+    document = unseal(storage.read(key), f"{storage.url}/{key}")
+    begun = document.pop("begun")
+    part = Part(**document)
+    if not key.endswith(f"/{part.name}.json"):
+        raise CorruptError(f"{storage.url}/{key}: the record of {part.name} under another name")
+    return part, begun
 
 
 _REMEDY = "give the same options, another name, or remove it with jobs/store.py remove"

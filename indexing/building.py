@@ -164,7 +164,7 @@ class Building:
             merged = {depth: merge([hits[depth] for hits in by_shard], width) for depth in DEPTHS}
             return {depth: without(hits.rows, own_rows) for depth, hits in merged.items()}
 
-        return turn_dials(search, without(exact.rows, own_rows), num_lists(self.factory), self.recall)
+        return turn_dials(search, without(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall)
 
 
 def turn_dials(search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, most: int, recall: float) -> Dial:

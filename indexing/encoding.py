@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 import warnings
@@ -45,6 +46,7 @@ class PartDone:
     tokens: int
     ready: float
     startup: float
+    error: str = ""  # of an InputError: Ray Data would wrap it beyond recognition, and print its trace
 
 
 class Encoding:
@@ -109,7 +111,10 @@ class Encoding:
                 max_task_retries=-1,  # they are spent while a lost encoder waits for a place; restarts are the bound
             )
         for row in dataset.iter_rows():
-            yield PartDone(**row)
+            done = PartDone(**row)
+            if done.error:
+                raise InputError(done.error)
+            yield done
 
     def finish(self, dim: int, similarity: str) -> None:
         """Complete every generation."""
@@ -126,26 +131,56 @@ class EncodeWorker:
         self, store: Store, drafts: list[Draft], name: str, options: EncoderOptions, numerics: str, pool: Pool
     ):
         started = time.time()
+        self.error = ""
+        self.device = threading.Lock()
+        try:
+            self._open(store, drafts, name, options, numerics, pool)
+        except InputError as error:
+            self.error = str(error)
+        self.ready = time.time()
+        self.startup = self.ready - started
+
+    def _open(
+        self, store: Store, drafts: list[Draft], name: str, options: EncoderOptions, numerics: str, pool: Pool
+    ) -> None:
         self.corpus = Corpus.open(store)
         self.drafts = {f"corpus/{draft.key.rpartition('/')[2]}": draft for draft in drafts}
         self.encoder = Encoder(name, options, device=pool.device, threads=pool.cpus)
+        check_encoder(self.encoder, drafts[0].config["encoder"])
         if self.encoder.numerics != numerics:
             raise InputError(
                 f"{drafts[0].url} is of the numerics class `{numerics}`, this worker's is `{self.encoder.numerics}`: "
                 "one artifact has one class; use workers of one kind, or set --dtype and --compile"
             )
-        self.device = threading.Lock()
-        self.ready = time.time()
-        self.startup = self.ready - started
 
     def __call__(self, item: Mapping[str, int]) -> dict[str, Any]:
+        rows = tokens = 0
+        error = self.error
+        try:
+            if not error:
+                rows, tokens = self.encode(item)
+        except InputError as raised:
+            error = str(raised)
+        return asdict(PartDone(rows, tokens, self.ready, self.startup, error))
+
+    def encode(self, item: Mapping[str, int]) -> tuple[int, int]:
+        """Encode and commit a part; (passages, tokens)."""
         part, rows = self.corpus.parts[item["part"]], item["rows"]
         tokens, vectors = encode_part(self.encoder, part, rows, self.device)
         draft = self.drafts[part.artifact.key]
         draft.commit(
             part.part.name, ".npy", lambda path: np.save(path, vectors), rows=rows, corpus_sha256=part.part.sha256
         )
-        return asdict(PartDone(rows, tokens, self.ready, self.startup))
+        return rows, tokens
+
+
+def check_encoder(encoder: Encoder, pinned: Mapping[str, Any]) -> None:
+    """Raises InputError unless this worker's encoder is the pinned one: another machine may hold other weights."""
+    if encoder.config != pinned:
+        names = ", ".join(k for k in {**pinned, **encoder.config} if pinned.get(k) != encoder.config.get(k))
+        raise InputError(
+            f"the encoder on {platform.node()} is not the pinned one ({names} differ): give all nodes the same"
+        )
 
 
 def encode_part(encoder: Encoder, part: RowPart, rows: int, device: threading.Lock) -> tuple[int, np.ndarray]:
@@ -169,19 +204,35 @@ def choose_pool(min_workers: int, max_workers: int | None, cpus: int | None, gpu
     """Fill in what was left open, from the cluster as it is. Raises InputError for what it cannot give."""
     import ray
 
+    if cpus is not None and cpus < 1:
+        raise InputError(f"--cpus {cpus}: expected at least 1")
+    if gpus not in (None, 0, 1):
+        raise InputError(f"--gpus {gpus}: expected 0 or 1")
+    if min_workers < 1:
+        raise InputError(f"--min-workers {min_workers}: expected at least 1")
+    if max_workers is not None and max_workers < min_workers:
+        raise InputError(f"--max-workers {max_workers}: expected at least the {min_workers} of --min-workers")
     total = ray.cluster_resources()
     gpus = gpus if gpus is not None else int(total.get("GPU", 0) >= 1)
     if gpus > total.get("GPU", 0) and max_workers is None:
         raise InputError(
             f"--gpus {gpus}: the cluster has {total.get('GPU', 0):.0f} GPUs now; name --max-workers to wait for more"
         )
+    if cpus is not None and max_workers is None:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        largest = max((node.get("CPU", 0) for node in nodes if node.get("GPU", 0) >= gpus), default=0)
+        if cpus > largest:
+            raise InputError(
+                f"--cpus {cpus}: the largest node{' with a GPU' * gpus} has {largest:.0f} cores now; "
+                "name --max-workers to wait for a larger one"
+            )
     cpus = cpus or (min(4, node_cores()) if gpus else node_cores())
     slots = int(total.get("GPU", 0) // gpus) if gpus else num_slots(cpus)
     return Pool(min_workers, max(min_workers, max_workers or slots), cpus, gpus)
 
 
 def numerics_of(pool: Pool, options: EncoderOptions) -> str:
-    """The numerics class of this pool's workers, asked of one of them."""
+    """The numerics class of this pool's workers, asked of one of them; waits until the cluster has room for it."""
     import ray
 
     task = ray.remote(num_cpus=pool.cpus, num_gpus=pool.gpus, max_retries=RESTARTS)(expected_numerics)

@@ -10,7 +10,7 @@ The bound, for a query q and a passage p with rounded copies q', p' (Cauchy-Schw
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from retriever.errors import InputError
 LARGEST = 1e15  # of a vector's norm: products of two, and sums of them, stay finite in float32
 TINY = 1e-30  # covers products that underflow, which no relative bound does
 PAIR_ELEMENTS = 1 << 24  # (query, passage) pairs times dim that are scored at once: 256 MiB of float64
+CANDIDATES = 1 << 20  # that rescore_pieces hands over at once: 8 MiB of rows, and a few arrays like it
 
 
 class Hits(NamedTuple):
@@ -100,34 +101,54 @@ def rescore(
     threads: int | None = None,
     use_kernel: bool = True,
 ) -> Hits:
+    """rescore_pieces of one piece."""
+    return rescore_pieces(queries, rows, [(first_row, vectors)], k, threads, use_kernel=use_kernel)
+
+
+def rescore_pieces(
+    queries: np.ndarray,
+    rows: np.ndarray,
+    pieces: Sequence[tuple[int, np.ndarray]],
+    k: int,
+    threads: int | None = None,
+    *,
+    use_kernel: bool = True,
+) -> Hits:
     """The best k of each query's candidates, scored like ExactSearch does.
 
-    queries float32 [q, dim]; rows int64 [q, c], global, -1 for none, repeated ones count once; vectors float16 or
-    float32 [n, dim] (a memory map will do) are rows first_row .. first_row + n - 1. InputError for a row outside.
+    queries float32 [q, dim]; rows int64 [q, c], global, -1 for none, repeated ones count once; pieces: disjoint
+    (first row, vectors [n, dim], float16 or float32, a memory map will do). InputError for a row outside of them.
+    Each candidate is scored once, in its piece: time and memory are those of the candidates, however many the pieces.
     """
     queries = check_queries(queries)
-    vectors = check_vectors(vectors, queries.shape[1], first_row)
-    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    pieces = [(first, check_vectors(vectors, queries.shape[1], first)) for first, vectors in pieces if len(vectors)]
+    rows = np.maximum(np.asarray(rows, dtype=np.int64), -1)
     if rows.ndim != 2 or len(rows) != len(queries):
         raise InputError(f"candidate rows have shape {rows.shape}, expected [{len(queries)}, c]")
-    local = np.where(rows < 0, -1, rows - first_row)
-    if rows.size and ((local < -1) | (local >= len(vectors)) | ((local == -1) & (rows >= 0))).any():
-        expected = f"{first_row} to {first_row + len(vectors) - 1}"
+    rows.sort(axis=1)
+    repeated = (rows[:, 1:] == rows[:, :-1]) & (rows[:, 1:] >= 0)
+    if repeated.any():
+        rows[:, 1:][repeated] = -1
+        rows.sort(axis=1)
+    edges = np.array([(first, first + len(vectors)) for first, vectors in pieces], np.int64).reshape(-1, 2)
+    # int64 [q, pieces, 2]: the columns in which a piece's candidates begin and end, as a query's rows ascend.
+    columns = np.array([np.searchsorted(mine, edges) for mine in rows], np.int64).reshape(len(rows), len(pieces), 2)
+    if (columns[..., 1] - columns[..., 0]).sum() != np.count_nonzero(rows >= 0):
+        expected = f"{edges.min()} to {edges.max() - 1}" if len(edges) else "none"
         raise InputError(f"candidate rows reach from {rows[rows >= 0].min()} to {rows.max()}, expected {expected}")
-    local.sort(axis=1)
-    local[:, 1:][local[:, 1:] == local[:, :-1]] = -1
-    library = kernels.load() if use_kernel else None
-    if library is not None:
-        scores = kernels.score_pairs(library, queries, local, vectors, threads or available_threads())
-    else:
-        scores = np.full(local.shape, -np.inf, np.float32)
-        found = np.nonzero(local >= 0)
-        scores[found] = _score_pairs(queries.astype(np.float64), found[0], vectors, local[found])
-    if not np.isfinite(scores[local >= 0]).all():
+    scores = np.full(rows.shape, -np.inf, np.float32)
+    score = _pair_scorer(queries, threads or available_threads(), use_kernel)
+    for number, (first, vectors) in enumerate(pieces):
+        for query_ids, low, high in _alike(columns[:, number, 0], columns[:, number, 1]):
+            here = low[:, None] + np.arange((high - low).max())
+            inside = here < high[:, None]
+            here = np.minimum(here, rows.shape[1] - 1)
+            found = score(query_ids, np.where(inside, rows[query_ids[:, None], here] - first, -1), vectors)
+            scores[np.broadcast_to(query_ids[:, None], here.shape)[inside], here[inside]] = found[inside]
+    if not np.isfinite(scores[rows >= 0]).all():
         raise InputError("a candidate's vector has NaN or Inf: encode it again")
-    order = np.lexsort((local, -scores), axis=1)[:, :k]
-    best = Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(local, order, 1))
-    return _padded(Hits(best.scores, np.where(best.rows < 0, -1, best.rows + first_row)), k)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # stable: equal scores stay ordered by row
+    return _padded(Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)), k)
 
 
 def merge(hits: Sequence[Hits], k: int) -> Hits:
@@ -192,6 +213,38 @@ def _score_pairs(queries: np.ndarray, query_ids: np.ndarray, vectors: np.ndarray
         pair = slice(i, i + step)
         scores[pair] = np.einsum("nd,nd->n", queries[query_ids[pair]], vectors[local[pair]].astype(np.float64))
     return scores
+
+
+def _alike(low: np.ndarray, high: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(query ids, low, high) in groups of queries whose counts high - low share a power of two: a padded array of a
+    group is then less than twice its candidates. Queries without any are left out, large groups are cut."""
+    _, size = np.frexp(high - low)
+    for exponent in np.unique(size[size > 0]):
+        same = np.flatnonzero(size == exponent)
+        step = max(1, CANDIDATES >> int(exponent))
+        for i in range(0, len(same), step):
+            query_ids = same[i : i + step]
+            yield query_ids, low[query_ids], high[query_ids]
+
+
+def _pair_scorer(
+    queries: np.ndarray, threads: int, use_kernel: bool
+) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
+    """score(query ids [n], local rows int64 [n, c], vectors): float32 [n, c], -inf where a row is -1."""
+    library = kernels.load() if use_kernel else None
+    if library is not None:
+        return lambda query_ids, local, vectors: kernels.score_pairs(
+            library, queries[query_ids], local, vectors, min(threads, len(local))
+        )
+    double = queries.astype(np.float64)
+
+    def score(query_ids: np.ndarray, local: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        scores = np.full(local.shape, -np.inf, np.float32)
+        found = np.nonzero(local >= 0)
+        scores[found] = _score_pairs(double, query_ids[found[0]], vectors, local[found])
+        return scores
+
+    return score
 
 
 class _TorchSearch:

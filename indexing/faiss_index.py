@@ -106,7 +106,7 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
     _check_finite(sample, "the training sample")
     index = _create(factory, sample.shape[1])
     inner = _inner(index)
-    needed = max(num_lists(factory), *(1 << b for b in _code_bits(inner)), 1)
+    needed = 0 if factory == "Flat" else max(num_lists(factory), *(1 << b for b in _code_bits(inner)))
     if len(sample) < needed:
         remedy = f"Flat, IVF{max(1, len(sample) // 39)},Flat" if num_lists(factory) else "Flat"
         raise InputError(

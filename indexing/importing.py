@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from indexing.artifact import Artifact, Draft, Part, differences
 from indexing.corpus import Corpus, write_table
 from indexing.formats import text_lines
 from indexing.ids import candidates, merge_bucket, num_buckets, repeated, sorted_hashes
 from indexing.parse import parse_corpus
-from indexing.raw import Lines, no_rows, open_input
+from indexing.raw import Lines, Piece, no_rows, open_input
 from indexing.sources import Chunk, Source, chunks
 from indexing.store import Store, generation
 from indexing.tasks import run_tasks
@@ -42,6 +43,9 @@ class Importing:
 
         Raises InputError where the store holds another corpus, or an unfinished one of another source.
         """
+        previous = store.generations("corpus")
+        if previous:
+            options = replace(options, filters=_same_filters(previous[0], options.filters))
         self.store, self.source, self.options, self.delete = store, source, options, delete
         config = {
             "format": source.format if source else None,
@@ -51,7 +55,6 @@ class Importing:
             "source": [file_identity(file) for file in source.corpus] if source else [],
             "delete": file_identity(delete) if delete else None,
         }
-        previous = store.generations("corpus")
         grows = append or delete is not None
         done = previous[1:][-1:] if grows else previous[:1]
         self.complete = any(artifact.config == config for artifact in done)
@@ -91,6 +94,11 @@ class Importing:
         def missing() -> Iterator[Chunk]:
             for chunk in chunks(source, self.options.part_size, limit=self.options.limit):
                 part = committed.get(f"part-{chunk.index:05d}")
+                if part and [piece[3] for piece in part.facts["source"]] != [digest(piece) for piece in chunk.pieces]:
+                    raise InputError(
+                        f"{chunk.pieces[0].file}:{chunk.pieces[0].first_line}: changed since {part.name} was made; "
+                        f"remove {self.draft.key} (jobs/store.py remove) and import again"
+                    )
                 if part and f"hashes-{chunk.index:05d}" in committed:
                     kept.append(part.rows)
                 else:
@@ -105,12 +113,25 @@ class Importing:
 def import_part(chunk: Chunk, draft: Draft, format: Any, filters: Mapping[str, str]) -> int:
     """Parse a chunk and commit its part, then the sorted hashes of its ids. Returns the number of passages."""
     table = parse_corpus(format, chunk, filters)
-    pieces = [[piece.file, piece.first_line, piece.rows] for piece in chunk.pieces]
+    pieces = [[piece.file, piece.first_line, piece.rows, digest(piece)] for piece in chunk.pieces]
     name = f"{chunk.index:05d}"
     draft.commit(f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), source=pieces)
     hashes = sorted_hashes(table.column("id").to_pylist())
     draft.commit(f"hashes-{name}", ".npy", lambda path: np.save(path, hashes), rows=len(table))
     return len(table)
+
+
+def _same_filters(first: Artifact, asked: Mapping[str, str]) -> Mapping[str, str]:
+    """The filters of a corpus' first generation, which all later ones have too."""
+    filters = first.config["filters"]
+    if asked and dict(asked) != filters:
+        raise InputError(f"--filters {dict(asked)}: {first.url} was imported with {filters}; leave the option out")
+    return filters
+
+
+def digest(piece: Piece) -> str:
+    """A hash of a piece's raw lines; "" for Parquet, whose rows only the worker reads."""
+    return xxhash.xxh3_128_hexdigest(piece.data) if piece.data is not None else ""
 
 
 def _commit_ids(draft: Draft, before: Corpus) -> None:
@@ -183,9 +204,9 @@ def _place(parts: list[Part], starts: np.ndarray, row: int) -> str:
     index = int(np.searchsorted(starts, row, side="right")) - 1
     part, offset = parts[index], int(row - starts[index])
     pieces = part.facts["source"]
-    if sum(rows for _, _, rows in pieces) != part.rows:
+    if sum(rows for _, _, rows, _ in pieces) != part.rows:
         return f"{pieces[0][0]}:{pieces[0][1]} or after"
-    for file, first_line, rows in pieces:
+    for file, first_line, rows, _ in pieces:
         if offset < rows:
             return f"{file}:{first_line + offset}"
         offset -= rows

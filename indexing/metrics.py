@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +21,10 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
     """
     import ir_measures
 
-    measures = {}
+    measures: dict[Any, list[str]] = {}  # a measure may have several names: RR@10, MRR@10
     for name in metrics:
         try:
-            measures[ir_measures.parse_measure(name)] = name
+            measures.setdefault(ir_measures.parse_measure(name), []).append(name)
         except (ValueError, NameError, SyntaxError, KeyError) as error:
             raise InputError(
                 f"--metrics {name!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP)"
@@ -38,7 +39,8 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
     queries = {query: number for number, query in enumerate(sorted(judged))}
     values = {name: np.zeros(len(queries)) for name in metrics}
     for metric in ir_measures.iter_calc(list(measures), judged, found):
-        values[measures[metric.measure]][queries[metric.query_id]] = metric.value
+        for name in measures[metric.measure]:
+            values[name][queries[metric.query_id]] = metric.value
     return values
 
 

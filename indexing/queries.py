@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from indexing.artifact import Artifact
+from indexing.artifact import Artifact, differences
 from indexing.corpus import Corpus, write_table
 from indexing.importing import file_identity
 from indexing.parse import read_qrels, read_queries
@@ -77,23 +76,37 @@ def import_queries(store: Store, source: Source, name: str, *, limit: int | None
     corpus = Corpus.open(store)
     files = [*source.queries, *source.qrels.values()]
     config = {"format": source.format, "limit": limit, "source": [file_identity(file) for file in files]}
-    inputs = {"corpus": corpus.generations[0]}
-    begin = functools.partial(store.create, "queries", name, inputs=inputs, config=config, by_content=True)
     if name in store.names("queries"):
-        begin()  # refuses another source
-        return Queries.open(store, name)
+        found = Queries.open(store, name)
+        if found.artifact.config != config:
+            changed = differences(found.artifact.config, config)
+            raise InputError(f"{found.artifact.url} was imported otherwise ({changed}): give it another name")
+        return found
     # Everything is read and checked before the set is begun, so that a mended source is not refused as another one.
     table = pa.concat_tables(read_queries(source)).slice(0, limit)
     ids = table["id"].to_pylist()
     _refuse_doubles(source, ids)
     partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
     qrels = {split: _checked_qrels(file, ids, corpus, partial) for split, file in sorted(source.qrels.items())}
-    with begin() as draft:
+    inputs = {"corpus": _judged_generation(corpus, qrels.values())}
+    with store.create("queries", name, inputs=inputs, config=config, by_content=True) as draft:
         draft.commit("part-00000", ".arrow", lambda path: write_table(table, path), rows=len(table))
         for split, judged in qrels.items():
             if len(judged):
                 draft.commit(f"qrels-{split}", ".parquet", _parquet_writer(judged), rows=len(judged))
     return Queries.open(store, name)
+
+
+def _judged_generation(corpus: Corpus, qrels: Iterable[pa.Table]) -> Artifact:
+    """The first generation that, with those before it, has all judged passages: the set needs no later one."""
+    judged = [table["corpus_id"].combine_chunks().unique().to_pylist() for table in qrels]
+    last = max((int(corpus.rows_of(ids).max()) for ids in judged if ids), default=0)
+    end = 0
+    for artifact in corpus.generations:
+        end += artifact.rows
+        if last < end:
+            return artifact
+    return corpus.generations[-1]
 
 
 def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:

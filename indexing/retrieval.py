@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 import numpy as np
 
 from indexing.artifact import Artifact, Draft
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
+from indexing.encoding import check_encoder
 from indexing.exact import Hits
 from indexing.index import Index
 from indexing.queries import Queries
@@ -116,7 +117,8 @@ class Retrieval:
     def encode(self, texts: list[str]) -> np.ndarray:
         """Query vectors float32 [q, dim], by a task on the cluster."""
         cores = node_cores()
-        [(_, vectors)] = run_tasks(encode_queries, [texts], self.encoder_name, self.options, cores, num_cpus=cores)
+        shared = (self.encoder_name, self.options, self.embeddings.config["encoder"], cores)
+        [(_, vectors)] = run_tasks(encode_queries, [texts], *shared, num_cpus=cores)
         return vectors
 
     def search(self, vectors: np.ndarray) -> Hits:
@@ -139,6 +141,10 @@ class Retrieval:
         return Hits(hits.scores, rows), ids
 
 
-def encode_queries(texts: list[str], name: str, options: EncoderOptions, threads: int) -> np.ndarray:
+def encode_queries(
+    texts: list[str], name: str, options: EncoderOptions, pinned: Mapping[str, Any], threads: int
+) -> np.ndarray:
     """One task: float32 [q, dim]."""
-    return Encoder(name, options, threads=threads).encode(texts, side="query")
+    encoder = Encoder(name, options, threads=threads)
+    check_encoder(encoder, pinned)
+    return encoder.encode(texts, side="query")

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from indexing.embeddings import Embeddings
-from indexing.exact import Hits, exact_search, merge, rescore
+from indexing.exact import Hits, exact_search, merge, rescore_pieces
 from indexing.faiss_index import read_index, search_shard
 from indexing.index import Index, Shard
 from indexing.tasks import node_cores, num_slots, run_tasks
+
+STRETCH_ROWS = 2_000_000  # of exact search, at most in one task: work is left for nodes that join
 
 
 def search_exact(
@@ -28,7 +30,7 @@ def search_exact(
     cores = node_cores()
     stretches = _stretches(first_row, end, num_slots(cores))
     found = run_tasks(exact_stretch, stretches, embeddings, queries, k, deleted, cores, num_cpus=cores)
-    return merge([hits for _, hits in found], k)
+    return _folded((hits for _, hits in found), k)
 
 
 def exact_stretch(
@@ -56,7 +58,7 @@ def search_dense(
     depth = max(k, depth or index.depth)
     shared = (embeddings, queries, k, deleted, nprobe or index.nprobe, depth, cores)
     found = run_tasks(dense_shard, index.shards, *shared, num_cpus=cores)
-    return merge([hits for _, hits in found], k)
+    return _folded((hits for _, hits in found), k)
 
 
 def dense_shard(
@@ -76,17 +78,17 @@ def dense_shard(
     return rescore_pieces(queries, rows, embeddings.between(shard.first_row, shard.end), k, threads)
 
 
-def rescore_pieces(
-    queries: np.ndarray, rows: np.ndarray, pieces: Iterable[tuple[int, np.ndarray]], k: int, threads: int
-) -> Hits:
-    """The best k of candidates int64 [q, c] whose vectors lie in several pieces (first row, float16 [n, dim])."""
-    found = []
-    for first_row, vectors in pieces:
-        here = np.where((rows >= first_row) & (rows < first_row + len(vectors)), rows, -1)
-        found.append(rescore(queries, here, vectors, first_row, k, threads=threads))
-    return merge(found, k)
+def _folded(found: Iterable[Hits], k: int) -> Hits:
+    """The best k of all, merged two at a time as they arrive: only one waits, and any order gives the same bytes."""
+    best: Hits | None = None
+    for hits in found:
+        best = merge([hits] if best is None else [best, hits], k)
+    assert best is not None
+    return best
 
 
-def _stretches(first_row: int, end: int, count: int) -> Sequence[tuple[int, int]]:
+def _stretches(first_row: int, end: int, slots: int) -> Sequence[tuple[int, int]]:
+    """One for each task that runs at once now, or a multiple of them so that none is longer than STRETCH_ROWS."""
+    count = slots * max(1, -(-(end - first_row) // (STRETCH_ROWS * slots)))
     bounds = np.linspace(first_row, end, max(1, min(count, end - first_row)) + 1).astype(np.int64)
     return [(int(a), int(b)) for a, b in itertools.pairwise(bounds)]

@@ -168,10 +168,11 @@ class LocalStorage:
 
 @contextlib.contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """Turn 'no space left' and 'read-only' into one line that names the place."""
+    """Turn 'no space left' and 'read-only' into one line that names the place: the error's own, else `path`."""
     try:
         yield
     except OSError as error:
+        path = error.filename or path
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise InputError(
                 f"{path}: {os.strerror(error.errno)}: free some space and run the same command again; "

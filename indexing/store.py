@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from indexing.artifact import (
     BEGUN,
     MANIFEST,
-    PROVENANCE,
     Artifact,
     Draft,
-    Part,
     begun_document,
-    read_record,
     unseal,
 )
 from indexing.cache import CorruptError, NodeCache, node_cache
@@ -106,13 +102,16 @@ class Store:
         return self
 
     def dependents(self, key: str) -> list[str]:
-        """Keys of the artifacts, complete or not, that were made from this one."""
-        found = []
-        for other in [*self.keys(), *self.incomplete()]:
-            begun = unseal(self.storage.read(f"{other}/{BEGUN}"), f"{self.url}/{other}/{BEGUN}")
-            if any(entry["artifact"] == key for entry in begun["inputs"].values()):
-                found.append(other)
-        return found
+        """Keys of the other artifacts, complete or not, that were made from this one."""
+        others = {*self.keys(), *self.incomplete()} - {key}
+        return sorted(o for o in others if any(entry["artifact"] == key for entry in self.inputs(o).values()))
+
+    def inputs(self, key: str) -> dict[str, dict[str, str]]:
+        """What an artifact was made from, by whichever of its two manifests can be read; nothing where none can."""
+        for file in (MANIFEST, BEGUN):
+            with contextlib.suppress(CorruptError, FileNotFoundError):
+                return unseal(self.storage.read(f"{key}/{file}"), key)["inputs"]
+        return {}
 
     def remove(self, key: str) -> int:
         """Remove an artifact and give back the bytes freed. Raises InputError where another one needs it."""
@@ -121,88 +120,31 @@ class Store:
             raise InputError(f"{self.url}/{key}: no such artifact; jobs/store.py list shows what there is")
         if needed_by := self.dependents(key):
             raise InputError(f"{self.url}/{key} is needed by {', '.join(needed_by)}: remove those first")
-        manifest_first = sorted(files, key=lambda entry: not entry[0].endswith(f"/{MANIFEST}"))
-        begun_last = sorted(manifest_first, key=lambda entry: entry[0].endswith(f"/{BEGUN}"))
-        for name, _ in begun_last:  # killed midway it is incomplete, and removed by the same command again
+
+        def order(entry: tuple[str, int]) -> int:
+            name = entry[0].rpartition("/")[2]
+            return {MANIFEST: 0, BEGUN: 3}.get(name, 1 if name.endswith(".json") else 2)
+
+        # Killed midway, it is incomplete, and no record is without its bytes.
+        for name, _ in sorted(files, key=order):
             self.storage.delete(name)
         return sum(size for _, size in files)
 
     def garbage(self, older_than: float = 3600.0) -> list[tuple[str, int]]:
         """(key, bytes) of what nothing names: losers of a race, temporary files older than so many seconds."""
         found = []
-        for key, contents in self._folders().items():
-            if MANIFEST in contents:
+        for key in self.keys():
+            with contextlib.suppress(CorruptError):  # what is damaged is for `verify` to name, and not to be touched
                 named = {part.file for part in Artifact(self.storage, self.cache, key).parts}
-                data = {f for f in contents if not f.endswith(".json")}
-                found += [(f"{key}/{file}", contents[file]) for file in sorted(data - named)]
+                for file, size in self.storage.list(key):
+                    name = file.removeprefix(f"{key}/")
+                    if "/" not in name and not name.endswith(".json") and name not in named:
+                        found.append((file, size))
         if isinstance(self.storage, LocalStorage):
             for path in sorted((self.storage.root / TEMPORARY).glob("*")):
                 if path.stat().st_mtime < time.time() - older_than:
                     found.append((f"{TEMPORARY}/{path.name}", path.stat().st_size))
         return found
-
-    def verify(self, limit: int | None = None) -> Iterator[Finding]:
-        """Hash everything again: one Finding per file, in the order of the keys (at most `limit` parts an artifact)."""
-        folders = self._folders()
-        fingerprints: dict[str, str] = {}
-        lineage: list[tuple[str, dict[str, dict[str, str]]]] = []
-        for key, contents in folders.items():
-            documents: dict[str, dict[str, Any]] = {}
-            records = {}
-            for file in sorted(f for f in contents if f.endswith(".json")):
-                name = f"{key}/{file}"
-                try:
-                    if file in (BEGUN, MANIFEST, PROVENANCE):
-                        documents[file] = unseal(self.storage.read(name), f"{self.url}/{name}")
-                    else:
-                        part = read_record(self.storage, name)
-                        records[part.name] = part
-                    yield Finding(name)
-                except CorruptError as error:
-                    yield Finding(name, str(error))
-            manifest = documents.get(MANIFEST)
-            parts = records
-            if manifest is not None:
-                fingerprints[key] = manifest["fingerprint"]
-                lineage.append((key, manifest["inputs"]))
-                complete = Artifact(self.storage, self.cache, key)
-                parts = {part.name: part for part in complete.parts}
-                for file in (BEGUN, PROVENANCE, *(f"{name}.json" for name in parts)):
-                    if file not in contents:
-                        yield Finding(f"{key}/{file}", f"{self.url}/{key}/{file}: the file is missing")
-                begun = documents.get(BEGUN)
-                if begun is not None and any(manifest[k] != begun[k] for k in ("kind", "inputs", "config")):
-                    yield Finding(f"{key}/{BEGUN}", f"{self.url}/{key}/{BEGUN}: does not fit {MANIFEST}")
-                for name, record in records.items():
-                    if record != parts.get(name):
-                        yield Finding(f"{key}/{name}.json", f"{self.url}/{key}/{name}.json: does not fit {MANIFEST}")
-            for part in list(parts.values())[:limit]:
-                yield self._verify_part(key, part)
-        for key, inputs in lineage:
-            for entry in inputs.values():
-                if fingerprints.get(entry["artifact"]) != entry["fingerprint"]:
-                    found = fingerprints.get(entry["artifact"], "none")[:12]
-                    name = f"{entry['artifact']}/{MANIFEST}"
-                    text = f"{self.url}/{name}: {key} was made from {entry['fingerprint'][:12]}, there is {found}"
-                    yield Finding(name, text)
-
-    def _verify_part(self, key: str, part: Part) -> Finding:
-        name = f"{key}/{part.file}"
-        size = self.storage.size(name)
-        if size is None:
-            return Finding(name, f"{self.url}/{name}: the file is missing")
-        if size != part.bytes:
-            return Finding(name, f"{self.url}/{name}: {size} bytes, {part.bytes} were committed")
-        if self.storage.sha256(name) != part.sha256:
-            return Finding(name, f"{self.url}/{name}: its sha256 is not the committed one", size)
-        return Finding(name, None, size)
-
-    def _folders(self) -> dict[str, dict[str, int]]:
-        folders: dict[str, dict[str, int]] = defaultdict(dict)
-        for key, size in self.storage.list(""):
-            folder, _, file = key.rpartition("/")
-            folders[folder][file] = size
-        return {key: files for key, files in sorted(folders.items()) if {MANIFEST, BEGUN} & set(files)}
 
     def _why_missing(self, key: str) -> str:
         self.require()
@@ -211,15 +153,6 @@ class Store:
         kind = key.partition("/")[0]
         names = ", ".join(self.names(kind)) or "none"
         return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names})"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What `verify` says of one file: `problem` is None where it is as committed."""
-
-    file: str
-    problem: str | None = None
-    bytes: int = 0
 
 
 def artifact_key(kind: str, name: str = "") -> str:

@@ -9,6 +9,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RETRIES = 5  # a lost node or a killed worker costs its items another try; an exception is final
+LEAST = 4  # tasks in flight, however small the cluster is
+LOOK = 5.0  # seconds between looks at the cluster's size while no task ends
 
 
 def run_tasks(
@@ -16,25 +18,26 @@ def run_tasks(
     items: Iterable[T],
     *shared: Any,
     num_cpus: float = 1,
-    memory: float = 0,
     max_in_flight: int | None = None,
 ) -> Iterator[tuple[T, R]]:
     """Run `function(item, *shared)` on the cluster for every item; yield (item, result) as they are done.
 
-    `shared` is put into the object store once. `items` may be endless: at most `max_in_flight` (default: twice
-    the cluster's cores over num_cpus) are drawn ahead. The first exception ends it, and the rest is cancelled.
+    `shared` is put into the object store once. `items` may be endless: at most `max_in_flight` are drawn ahead, by
+    default twice as many as the cluster's cores can run, and 4 at least. The cluster is looked at again and again: it
+    is the tasks without a place that make an autoscaler add nodes, so an empty cluster gets 4 of them, and a full one
+    as many again as it runs, until it stops growing; what is drawn, and held, grows only with it. The first exception
+    ends it, and the rest is cancelled.
     """
     import ray
 
-    cores = ray.cluster_resources().get("CPU", 1)
-    bound = max_in_flight or max(2, int(2 * cores / max(num_cpus, 0.1)))
-    task = ray.remote(num_cpus=num_cpus, memory=memory or None, max_retries=RETRIES)(function)
+    task = ray.remote(num_cpus=num_cpus, max_retries=RETRIES)(function)
     handles = [ray.put(value) for value in shared]
     pending: dict[Any, T] = {}
     source = iter(items)
     exhausted = False
     try:
         while True:
+            bound = max_in_flight or max(LEAST, int(2 * ray.cluster_resources().get("CPU", 0) / max(num_cpus, 0.1)))
             while not exhausted and len(pending) < bound:
                 try:
                     item = next(source)
@@ -44,17 +47,19 @@ def run_tasks(
                 pending[task.remote(item, *handles)] = item
             if not pending:
                 return
-            [done], _ = ray.wait(list(pending), num_returns=1)
-            item = pending.pop(done)
-            yield item, ray.get(done)
-            del done
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=None if exhausted else LOOK)
+            if ready:
+                done = ready.pop()
+                item = pending.pop(done)
+                yield item, ray.get(done)
+                del done
     finally:
         for left in pending:
             ray.cancel(left, force=True)
 
 
 def node_cores() -> int:
-    """Cores of the smallest node that has some: what one task can ask for and be sure to get."""
+    """Cores of the smallest node that has some: what one task can ask for and be sure to get. 1 while there is none."""
     import ray
 
     cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
@@ -62,7 +67,7 @@ def node_cores() -> int:
 
 
 def num_slots(cores: int) -> int:
-    """How many tasks of so many cores the cluster runs at once."""
+    """How many tasks of so many cores the cluster runs at once, now; 1 at least."""
     import ray
 
     return max(1, sum(int(n["Resources"].get("CPU", 0) // cores) for n in ray.nodes() if n["Alive"]))

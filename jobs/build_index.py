@@ -41,8 +41,12 @@ def main(options: BuildIndex) -> None:
             f"--shards {options.shards} --recall {options.recall}: expected at least 1, and 0 < recall <= 1"
         )
     chosen = options.embeddings
-    if options.limit is not None and chosen is not None:
-        chosen = f"{chosen}-limit{options.limit}"
+    if options.limit is not None:
+        ending = f"-limit{options.limit}"
+        limited = [name for name in store.names("embeddings") if name.endswith(ending)]
+        if chosen is None and len(limited) != 1:
+            raise InputError(f"--limit {options.limit}: {len(limited)} embeddings end with {ending}; name --embeddings")
+        chosen = f"{chosen}{ending}" if chosen is not None else limited[0]
     embeddings = Embeddings.open(store, chosen, Corpus.open(store))
     shape = IndexOptions(factory=options.factory, shards=options.shards, recall=options.recall)
     if options.plan:

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indexing.metrics import holm, paired_test, per_query
-from indexing.queries import Queries
+from indexing.queries import ALL, Queries
 from indexing.runs import falling, read_run, read_trec, result_path
 from indexing.store import Store
+from retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ def main(options: Evaluate) -> None:
     if options.plan:
         say(f"{len(options.run)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(metrics)}")
         return
-    values = {name: per_query(qrels, load(store, name), metrics) for name in options.run}
+    values = {name: per_query(qrels, load(store, name, queries, options.split), metrics) for name in options.run}
     tests = {m: {n: paired_test(values[options.run[0]][m], values[n][m]) for n in options.run[1:]} for m in metrics}
     p_values = {metric: holm(found) for metric, found in tests.items()}
     say(table(values, p_values, metrics))
@@ -62,12 +63,19 @@ def main(options: Evaluate) -> None:
     say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
 
 
-def load(store: Store, name: str) -> pa.Table:
-    """A run of the store, or a TREC file, as query_id, id, score."""
+def load(store: Store, name: str, queries: Queries, split: str) -> pa.Table:
+    """A run of the store, or a TREC file, as query_id, id, score. Raises InputError for a run of other queries."""
     if Path(name).is_file():
         return read_trec(name)
+    artifact = store.open("runs", store.only("runs", name))
+    of = artifact.inputs["queries"]
+    if of["fingerprint"] != queries.artifact.fingerprint or artifact.config["split"] not in (split, ALL):
+        raise InputError(
+            f"{artifact.url} is a run of {of['artifact']} {artifact.config['split']}, not of {queries.artifact.key} "
+            f"{split}: name those with --queries and --split, or search these"
+        )
     blocks = []
-    for block in read_run(store.open("runs", store.only("runs", name))):
+    for block in read_run(artifact):
         # The order of ranks is the run's; equal scores are made to fall, or the measures would order them their way.
         same = np.concatenate([[False], pc.equal(block["query_id"][1:], block["query_id"][:-1]).to_numpy()])
         blocks.append(block.set_column(3, "score", pa.array(falling(block["score"].to_numpy(), same.astype(np.int8)))))

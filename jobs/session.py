@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -63,7 +64,9 @@ def connect(store: Store) -> None:
 
 def hush() -> None:
     """Take the line NOISE, for which Ray has no switch, out of this process's stderr; all else passes as it came."""
-    if sys.stderr is not sys.__stderr__ or shutil.which("grep") is None:
+    stderr = sys.stderr
+    own = stderr is sys.__stderr__ and shutil.which("grep") is not None
+    if not own or not isinstance(stderr, io.TextIOWrapper):
         return
     # A process of its own, so that the last words of one that dies still pass. Python's own lines go around it.
     person = os.dup(2)
@@ -72,7 +75,7 @@ def hush() -> None:
     assert passing.stdin is not None
     os.dup2(passing.stdin.fileno(), 2)
     passing.stdin.close()
-    sys.stderr = os.fdopen(person, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
+    sys.stderr = os.fdopen(person, "w", buffering=1, encoding=stderr.encoding, errors=stderr.errors)
 
 
 def check_visible(store: Store) -> None:

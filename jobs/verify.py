@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from jobs.cli import Common, Stage, fail, human, run, say
 
 from indexing.store import Store
+from indexing.verify import verify
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ def main(options: Verify) -> None:
         return
     problems = 0
     with Stage("verify", unit="bytes") as stage:
-        for finding in store.verify(options.limit):
+        for finding in verify(store, options.limit):
             stage.count(finding.bytes)
             if finding.problem:
                 problems += 1

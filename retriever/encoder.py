@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from retriever.batching import TextTokenizer, Tokens, padded, plan
@@ -161,5 +162,5 @@ def _load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool) 
         return kind.from_pretrained(
             recipe.backbone, dtype=dtype, trust_remote_code=trust_remote_code, **recipe.config_args
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         raise InputError(f"{recipe.backbone}: {str(error).strip().splitlines()[0]}") from error

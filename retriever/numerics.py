@@ -1,8 +1,11 @@
-"""Which arithmetic a process uses: dtype, instruction set, eager or compiled."""
+"""Which arithmetic a process uses: dtype, processor, instruction set, eager or compiled."""
 
 from __future__ import annotations
 
+import functools
+import re
 import shutil
+from pathlib import Path
 
 import torch
 
@@ -25,16 +28,31 @@ def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
+@functools.cache
+def cpu_vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Who made the processor: "intel", "amd", …; "unknown" where the system does not tell (ARM, macOS).
+
+    Libraries take other code paths, and so other roundings, per vendor at the same instruction set.
+    """
+    try:
+        found = re.search(r"^vendor_id\s*:\s*(\S+)", cpuinfo.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    name = found.group(1).lower() if found else "unknown"
+    return {"genuineintel": "intel", "authenticamd": "amd", "hygongenuine": "hygon"}.get(name, name)
+
+
 def describe_numerics(device: torch.device, dtype: torch.dtype, compiled: bool) -> str:
     """The numerics class in one line: vectors are byte-identical within one, and close (cosine 0.9999) across."""
     if device.type == "cuda":
         unit = f"cuda {torch.cuda.get_device_name(device)}"
     elif dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
-        unit = "cpu amx"
+        unit = f"cpu {cpu_vendor()} amx"
     elif dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported():
-        unit = "cpu avx512_bf16"
+        unit = f"cpu {cpu_vendor()} avx512_bf16"
     else:
-        unit = f"{device.type} {torch.backends.cpu.get_cpu_capability().lower()}"
+        vendor = f"cpu {cpu_vendor()}" if device.type == "cpu" else device.type
+        unit = f"{vendor} {torch.backends.cpu.get_cpu_capability().lower()}"
     name = str(dtype).removeprefix("torch.")
     return f"{unit} {name} {'compiled' if compiled else 'eager'} torch-{torch.__version__}"
 

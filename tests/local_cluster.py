@@ -185,8 +185,7 @@ class Job:
         out, err = self.process.communicate(timeout=patience)
         said = f"{self.command}: {self.process.returncode}\n{out}\n{err}"
         assert self.process.returncode == 0, said
-        noise = [line for line in [*out.splitlines(), *err.splitlines()] if re.search(r"raylet|\.cc:\d+|ray::|WARN", line)]
-        assert not noise, said
+        assert not re.search(r"raylet|\.cc:\d+|ray::|WARN", out + err), said
         return out
 
     def refused(self, patience: float = PATIENCE) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from local_cluster import REPOSITORY, LocalCluster, local_cluster, run, start, submit
 from tiny import save_bert, write_corpus
 
+from indexing.artifact import Artifact
 from indexing.runs import read_run
 from indexing.store import Store
 
@@ -40,7 +42,8 @@ class Way:
         yield "encode_corpus", "--store", store, "--encoder", self.model, "--name", "tiny", "--compile", "never"
         yield "build_index", "--store", store, "--factory", "IVF16,SQ8", "--shards", 4, "--recall", "0.2"
         for mode in RUNS:
-            yield "search", "--store", store, "--mode", mode, "--k", 50, "--name", mode, "--run", results / f"{mode}.trec"
+            trec = results / f"{mode}.trec"
+            yield "search", "--store", store, "--mode", mode, "--k", 50, "--name", mode, "--run", trec
         yield "evaluate", "--store", store, "--run", *RUNS, "--json", results / "evaluation.json"
         yield "verify", "--store", store
 
@@ -58,8 +61,24 @@ def way(tmp_path_factory: pytest.TempPathFactory) -> Way:
 @pytest.fixture(scope="module")
 def cluster(s3_server: str) -> Iterator[LocalCluster]:
     """Every node was started with what reaches S3: credentials are each node's own."""
-    with local_cluster(workers=2, **{name: value for name, value in os.environ.items() if name.startswith("AWS_")}) as made:
+    reach = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    with local_cluster(workers=2, **reach) as made:
         yield made
+
+
+def test_a_submission_needs_the_token_and_sends_the_code_alone(way: Way, cluster: LocalCluster) -> None:
+    job = ("verify", "--store", way.store)
+    status, said = submit(cluster, REPOSITORY, *job, token=False)
+    assert status != 0
+    assert "401" in said or "nauthenticated" in said or "authentication token" in said, said
+    status, said = submit(cluster, REPOSITORY, *job)
+    assert status == 0, said
+    assert "artifacts are as they were committed" in said
+    [package] = cluster.folder.glob("session_2*/runtime_resources/working_dir_files/_ray_pkg_*/")
+    size = sum(path.stat().st_size for path in package.rglob("*") if path.is_file())
+    print(f"--working-dir . unpacks to {size / 1e6:.1f} MB")
+    assert size < 50e6
+    assert not {".git", ".venv", "data"} & {path.name for path in package.iterdir()}
 
 
 @pytest.mark.parametrize("kind", ["local", "s3"])
@@ -72,16 +91,54 @@ def test_the_whole_way_gives_what_one_machine_gives(
         assert status == 0, said
         assert not re.search(r"\(raylet\)|\.cc:\d+", said), said
 
-    alone, there = Store(str(way.store)), Store(store)
+    alone, there = artifacts(str(way.store)), artifacts(store)
     assert there.keys() == alone.keys()
-    for key in alone.keys():
-        ours, theirs = (each.open(*key.split("/", 1)) for each in (there, alone))
-        assert ours.parts == theirs.parts, key  # every name, number of rows, and sha256
-        assert ours.fingerprint == theirs.fingerprint, key
+    for key, artifact in alone.items():
+        assert there[key].parts == artifact.parts, key  # every name, number of rows, and sha256
+        assert there[key].fingerprint == artifact.fingerprint, key
     for mode in RUNS:
         assert (tmp_path / f"{mode}.trec").read_bytes() == (way.root / "alone" / f"{mode}.trec").read_bytes()
-        [block] = read_run(there.open("runs", mode))
+        [block] = read_run(there[f"runs/{mode}"])
         assert len(set(block["query_id"].to_pylist())) == QUERIES
     figures = [json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path, way.root / "alone")]
     assert figures[0]["per_query"] == figures[1]["per_query"]
     assert figures[0]["mean"]["exact"]["R@100"] > 0.5  # a question is the start of the passage that answers it
+
+
+def artifacts(store: str) -> dict[str, Artifact]:
+    """Key -> artifact of all that is complete in a store."""
+    opened = Store(store)
+    return {key: opened.open(*key.split("/", 1)) for key in opened.keys("")}
+
+
+def test_a_folder_that_one_node_does_not_see_is_refused(way: Way, cluster: LocalCluster, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(way.store / "corpus", store / "corpus")
+    before = sorted(store.rglob("*"))
+    blind = cluster.add(hide=store)  # a mount that only this node has, as root may
+    try:
+        job = start("encode_corpus", "--store", store, "--encoder", way.model, environment=cluster.environment)
+        line = job.refused()
+    finally:
+        cluster.lose(blind)
+    assert f"{store}: node {blind.address} does not see this folder; use one that all nodes share, or s3://" in line
+    assert [path for path in sorted(store.rglob("*")) if path.name != ".tmp"] == before
+
+
+def test_a_worker_of_another_numerics_class_is_refused(way: Way, cluster: LocalCluster, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    run("import_corpus", "--store", store, "--source", way.source, "--part-size", 50, environment=cluster.environment)
+    large = save_bert(tmp_path / "large", hidden=512, layers=6)  # work enough for all four nodes to get some
+    odd = cluster.add(ATEN_CPU_CAPABILITY="default")  # without the vector instructions that the others have
+    try:
+        job = start(
+            "encode_corpus", "--store", store, "--encoder", large, "--compile", "never", "--dtype", "float32",
+            "--min-workers", 4, "--max-workers", 4, environment=cluster.environment,
+        )  # fmt: skip
+        line = job.refused()
+    finally:
+        cluster.lose(odd)
+    [(one, other)] = re.findall(r"is of the numerics class `([^`]+)`, this worker's is `([^`]+)`: one artifact", line)
+    assert one != other
+    assert "default" in one + other
+    assert Store(str(store)).keys("embeddings") == []

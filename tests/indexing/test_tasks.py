@@ -2,11 +2,14 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from indexing import tasks
+from indexing.encoding import Pool, choose_pool
 from indexing.tasks import node_cores, num_slots, run_tasks
 from retriever.errors import InputError
 
@@ -45,6 +48,15 @@ def die_once(item: int, folder: str) -> int:
     return item
 
 
+def wait_for(item: int, file: str) -> int:
+    end = time.monotonic() + 60
+    while not Path(file).exists():
+        if time.monotonic() > end:
+            raise TimeoutError(file)
+        time.sleep(0.05)
+    return item
+
+
 def test_every_item_comes_back_once_with_its_result() -> None:
     found = list(run_tasks(multiply, range(20), 3))
     assert sorted(found) == [(item, item * 3) for item in range(20)]
@@ -61,11 +73,11 @@ def test_items_are_drawn_as_there_is_room() -> None:
             drawn += 1
             yield drawn
 
-    tasks = run_tasks(multiply, endless(), 1, max_in_flight=3)
+    found = run_tasks(multiply, endless(), 1, max_in_flight=3)
     for taken in range(1, 8):
-        next(tasks)
+        next(found)
         assert drawn <= taken + 3
-    tasks.close()
+    found.close()
     assert drawn <= 10
 
 
@@ -89,3 +101,69 @@ def test_cores_and_slots_are_those_of_the_nodes() -> None:
     assert num_slots(1) >= cores >= 1
     assert num_slots(cores) >= 1
     assert num_slots(10_000) == 1  # never none: the task then waits for a node that can
+
+
+def test_a_cluster_that_grows_gets_more_before_any_task_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without cores gets four tasks, for its autoscaler to see; no task ends before the sixteenth item is drawn."""
+    import ray
+
+    sizes = [{}, {"CPU": 1.0}, {"CPU": 8.0}]
+    looks: list[int] = []  # items drawn at each look
+    drawn: list[int] = []
+
+    def resources() -> dict[str, float]:
+        looks.append(len(drawn))
+        return sizes[min(len(looks), len(sizes)) - 1]
+
+    def endless() -> Iterator[int]:
+        while True:
+            drawn.append(len(drawn))
+            if len(drawn) == 16:
+                (tmp_path / "go").touch()
+            yield drawn[-1]
+
+    monkeypatch.setattr(ray, "cluster_resources", resources)
+    monkeypatch.setattr(tasks, "LOOK", 0.2)
+    found = run_tasks(wait_for, endless(), str(tmp_path / "go"))
+    next(found)
+    assert looks[:3] == [0, 4, 4]
+    assert len(drawn) == 16
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ((1, None, 0, 0), "--cpus 0: expected at least 1"),
+        ((1, None, -2, 0), "--cpus -2: expected at least 1"),
+        ((1, None, 1, 2), "--gpus 2: expected 0 or 1"),
+        ((1, None, 1, -1), "--gpus -1: expected 0 or 1"),
+        ((0, None, 1, 0), "--min-workers 0: expected at least 1"),
+        ((3, 2, 1, 0), "--max-workers 2: expected at least the 3 of --min-workers"),
+        ((1, 0, 1, 0), "--max-workers 0: expected at least the 1 of --min-workers"),
+        ((1, None, 10_000, 0), "--cpus 10000: the largest node has 2 cores now; name --max-workers to wait"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused_in_one_line(asked: tuple, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 1e5}}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    with pytest.raises(InputError) as raised:
+        choose_pool(*asked)
+    assert str(raised.value).startswith(line)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_pool_waits_for_larger_nodes_where_max_workers_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's cores count only where it has what else an encoder takes: the large one has no GPU."""
+    import ray
+
+    nodes = [{"CPU": 32.0}, {"CPU": 4.0, "GPU": 1.0}]
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": node} for node in nodes])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 36.0, "GPU": 1.0})
+    assert choose_pool(1, 5, 64, 0) == Pool(1, 5, 64, 0)
+    assert choose_pool(1, None, 16, 0) == Pool(1, 2, 16, 0)
+    assert choose_pool(1, None, 4, 1) == Pool(1, 1, 4, 1)
+    with pytest.raises(InputError, match="--cpus 5: the largest node with a GPU has 4 cores now"):
+        choose_pool(1, None, 5, 1)

@@ -15,6 +15,7 @@ from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.encoding import Encoding
 from indexing.store import Store
+from indexing.verify import verify
 from retriever.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
@@ -184,7 +185,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path, mo
         filler.unlink()
         done(*encode)
         assert store.keys() == ["corpus/g0000", "embeddings/enc/g0000"]
-        assert all(finding.problem is None for finding in store.verify())
+        assert all(finding.problem is None for finding in verify(store))
     finally:
         subprocess.run(["umount", "-l", small], check=True)
 

@@ -69,7 +69,7 @@ def test_a_set_is_found_done_and_another_of_its_name_is_refused(
     done(*command)
     question_folder(tmp_path / "more", queries[:5], judged[:5])
     line = refused(*command)
-    assert f"{world.store}/queries/more was begun otherwise: config.source" in line
+    assert f"{world.store}/queries/more was imported otherwise (source" in line
     assert files_of(world.store, but=()) == before
 
 

@@ -48,7 +48,8 @@ def test_every_damaged_file_is_named_with_status_1(world, job, damage: str) -> N
 
 
 def test_what_is_not_complete_is_told_and_is_no_damage(world, done) -> None:
-    (world.store / "runs/dense/manifest.json").unlink()
+    for file in ("manifest.json", "provenance.json"):
+        (world.store / "runs/dense" / file).unlink()
     out = done("verify", "--store", world.store)
     assert f"incomplete: {world.store}/runs/dense: the command that makes it goes on with it" in out
     assert "5 artifacts are as they were committed" in out

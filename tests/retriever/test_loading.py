@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from retriever import files
 from retriever.encoder import EncoderOptions, describe, resolve
 from retriever.errors import InputError
+from retriever.numerics import cpu_vendor, expected_numerics
 
 Tiny = Callable[..., Path]
 
@@ -81,3 +87,100 @@ def test_unsupported_activation_and_settings(tiny: Tiny) -> None:
 def test_wrong_options(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         EncoderOptions(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def partial(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub's cache with what AutoModel.from_pretrained leaves of the model some/model: configuration and weights."""
+    from huggingface_hub import constants
+
+    model = tmp_path / "hub" / "models--some--model"
+    snapshot = model / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(snapshot.name)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny("bert") / name, snapshot)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return snapshot
+
+
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+def test_the_hub_completes_what_another_program_left(partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    online(monkeypatch)
+    asked = []
+
+    def download(name: str, *, allow_patterns: list[str], local_files_only: bool = False, **_: object) -> str:
+        if not local_files_only:
+            asked.append((name, "*.json" in allow_patterns))
+            (partial / "modules.json").write_text("[]")
+        return str(partial)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name, timeout: None)
+    assert resolve("some/model") == partial
+    assert (partial / "modules.json").exists()
+    assert asked == [("some/model", True)]
+
+
+@pytest.mark.parametrize("hub", ["silent", "refusing", "offline"])
+def test_without_the_hub_the_cache_is_used_with_a_warning(
+    partial: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hub: str
+) -> None:
+    from huggingface_hub import constants
+
+    server = socket.create_server(("127.0.0.1", 0))  # takes connections and never answers
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+    monkeypatch.setattr(files, "_HUB_SECONDS", 0.3, raising=False)
+    if hub != "offline":
+        online(monkeypatch)
+    if hub == "refusing":
+        server.close()
+    begun = time.monotonic()
+    with server, caplog.at_level(logging.INFO):
+        assert resolve("some/model") == partial
+        assert time.monotonic() - begun < 10  # a process's first request waits 3 s more, for a list of the hub's own
+        (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert message.startswith("some/model: ")
+        assert "no modules.json" in message
+        assert "pooling is the default (mean) unless given" in message
+        assert "\n" not in message
+        caplog.clear()
+        (partial / "modules.json").write_text("[]")
+        assert resolve("some/model") == partial
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_silent_hub_and_an_empty_cache(partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    online(monkeypatch)
+    monkeypatch.setattr(files, "_HUB_SECONDS", 0.3, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(InputError, match=r"other/model: .*not from the Hugging Face hub either \(.*timed out"):
+            resolve("other/model")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "vendor"),
+    [("processor\t: 0\nvendor_id\t: GenuineIntel\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n", "intel"),
+     ("processor\t: 0\nvendor_id\t: AuthenticAMD\n", "amd"), ("vendor_id : CentaurHauls\n", "centaurhauls"),
+     ("processor\t: 0\nCPU implementer\t: 0x41\n", "unknown"), (None, "unknown")],
+)  # fmt: skip
+def test_the_vendor_of_the_processor(tmp_path: Path, cpuinfo: str | None, vendor: str) -> None:
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert cpu_vendor(tmp_path / "cpuinfo") == vendor
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_numerics_class_names_the_vendor(dtype: str) -> None:
+    assert expected_numerics(EncoderOptions(dtype=dtype), "cpu").startswith(f"cpu {cpu_vendor()} ")  # type: ignore[arg-type]

@@ -1,0 +1,148 @@
+"""The node's cache: how often it hashes, and what it does when another process evicts at the same time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from indexing import cache as cache_module
+from indexing.cache import CorruptError, NodeCache
+from indexing.storage import LocalStorage
+
+OLD = 1_000_000_000  # long before KEEP_SECONDS ago
+
+
+class Remote:
+    """As much of a remote storage as a cache uses; `while_fetching` runs once a file is written."""
+
+    url = "remote"
+
+    def __init__(self, **contents: bytes):
+        self.contents = contents
+        self.fetched: list[str] = []
+        self.while_fetching: Callable[[str, Path], object] = lambda key, path: None
+
+    def fetch(self, key: str, path: Path) -> None:
+        self.fetched.append(key)
+        path.write_bytes(self.contents[key])
+        self.while_fetching(key, path)
+
+
+def open_part(cache: NodeCache, storage: object, key: str, content: bytes) -> Path:
+    return cache.local(storage, key, len(content), hashlib.sha256(content).hexdigest())  # type: ignore[arg-type]
+
+
+def leave_unused(path: Path) -> None:
+    os.utime(path, (OLD, path.stat().st_mtime))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files hashed so far."""
+    calls: list[Path] = []
+    hash_file = cache_module.file_sha256
+    monkeypatch.setattr(cache_module, "file_sha256", lambda path: calls.append(path) or hash_file(path))
+    return calls
+
+
+@pytest.mark.parametrize(("check", "times"), [("once", 1), ("always", 4), ("size", 0)])
+def test_how_often_a_fetched_part_is_hashed(tmp_path: Path, hashed: list[Path], check: str, times: int) -> None:
+    storage = Remote(a=b"vectors")
+    for _ in range(4):
+        assert open_part(NodeCache(tmp_path, 100, check), storage, "a", b"vectors").read_bytes() == b"vectors"  # type: ignore[arg-type]
+    assert storage.fetched == ["a"]
+    assert len(hashed) == times
+
+
+def test_a_fetched_part_that_changes_is_hashed_again(tmp_path: Path, hashed: list[Path]) -> None:
+    cache, storage = NodeCache(tmp_path, 100), Remote(a=b"vectors")
+    path = open_part(cache, storage, "a", b"vectors")
+    path.write_bytes(b"vectorz")
+    with pytest.raises(CorruptError, match="remote/a: its sha256"):
+        open_part(cache, storage, "a", b"vectors")
+    assert len(hashed) == 2
+
+
+def test_a_local_file_that_changes_behind_its_time_is_noticed(tmp_path: Path, hashed: list[Path]) -> None:
+    """A local store's file is not touched by the cache, so that its ctime tells of a change that hides its mtime."""
+    storage = LocalStorage(str(tmp_path / "store"))
+    storage.put_new("a", b"vectors")
+    cache = NodeCache(tmp_path / "cache", 100)
+    for _ in range(3):
+        path = open_part(cache, storage, "a", b"vectors")
+    assert len(hashed) == 1
+    before = path.stat()
+    path.write_bytes(b"vectorz")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(CorruptError):
+        open_part(cache, storage, "a", b"vectors")
+
+
+@pytest.mark.parametrize("moment", ["before it is touched", "after it is touched"])
+def test_a_part_evicted_while_it_is_opened_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    cache, storage = NodeCache(tmp_path, 100), Remote(a=b"vectors")
+    cached = open_part(cache, storage, "a", b"vectors")
+    touch = os.utime
+
+    def evicted(path: Path, *args: object, **kwargs: object) -> None:
+        monkeypatch.setattr(os, "utime", touch)
+        if moment == "before it is touched":
+            cached.unlink()
+        touch(path, *args, **kwargs)  # type: ignore[arg-type]
+        cached.unlink()
+
+    monkeypatch.setattr(os, "utime", evicted)
+    assert open_part(cache, storage, "a", b"vectors").read_bytes() == b"vectors"
+    assert storage.fetched == ["a", "a"]
+
+
+def test_eviction_takes_the_stamp_along(tmp_path: Path) -> None:
+    cache, storage = NodeCache(tmp_path, 10), Remote(a=b"a" * 8, b=b"b" * 8)
+    first = open_part(cache, storage, "a", b"a" * 8)
+    leave_unused(first)
+    second = open_part(cache, storage, "b", b"b" * 8)
+    assert not first.exists()
+    assert [stamp.name[:64] for stamp in (tmp_path / "verified").glob("*/*")] == [second.stem]
+
+
+def test_what_was_just_handed_out_overruns_the_bound(tmp_path: Path) -> None:
+    cache, storage = NodeCache(tmp_path, 10), Remote(a=b"a" * 8, b=b"b" * 8)
+    paths = [open_part(cache, storage, key, storage.contents[key]) for key in "ab"]
+    assert all(path.exists() for path in paths)
+
+
+def test_eviction_spares_a_part_handed_out_since_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, storage = NodeCache(tmp_path, 10), Remote(a=b"a" * 8, b=b"b" * 8)
+    path = open_part(cache, storage, "a", b"a" * 8)
+    leave_unused(path)
+    now = time.time
+
+    def hand_out() -> float:  # the clock is read between the listing and the removal
+        monkeypatch.setattr(time, "time", now)
+        open_part(cache, storage, "a", b"a" * 8)
+        return now()
+
+    monkeypatch.setattr(time, "time", hand_out)
+    open_part(cache, storage, "b", b"b" * 8)
+    assert path.exists()
+
+
+def test_eviction_spares_a_part_that_is_long_in_coming(tmp_path: Path) -> None:
+    """A file still written to counts as used, and one just come too, where the mount never changes access times."""
+    cache, storage = NodeCache(tmp_path, 10), Remote(a=b"a" * 8, b=b"b" * 8)
+
+    def slow(key: str, path: Path) -> None:
+        if key == "a":
+            leave_unused(path)
+            open_part(cache, storage, "b", b"b" * 8)
+
+    storage.while_fetching = slow
+    path = open_part(cache, storage, "a", b"a" * 8)
+    assert path.stat().st_atime > time.time() - 60
