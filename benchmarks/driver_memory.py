@@ -1,0 +1,78 @@
+"""The driver's memory while it encodes: peaks over a few parts and over ten times as many, and their ratio.
+
+    python benchmarks/driver_memory.py --parts 200 2000
+
+The driver is the process of jobs/encode_corpus.py, its peak VmHWM: the largest resident set that it ever had, libraries
+included. The encoder is tiny and a part holds ten passages, so that what grows with the number of parts can be seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))
+
+from tiny import save_bert, write_corpus  # noqa: E402
+
+PASSAGES = 10  # of a part
+
+
+def encode(folder: Path, model: Path, parts: int) -> tuple[int, float]:
+    """(peak resident bytes of the driver, seconds) of encoding so many parts."""
+    source, store = write_corpus(folder / f"raw-{parts}", parts * PASSAGES), folder / f"store-{parts}"
+    job([sys.executable, str(ROOT / "jobs/import_corpus.py"), "--store", store, "--source", source, "--part-size", PASSAGES])
+    started = time.monotonic()
+    command = [sys.executable, str(ROOT / "jobs/encode_corpus.py"), "--store", store, "--encoder", model]
+    peak = job([*command, "--compile", "never", "--name", "tiny"])
+    records = list((store / "embeddings/tiny/g0000").glob("part-?????.json"))
+    assert len(records) == parts, f"{len(records)} parts are committed, expected {parts}"
+    return peak, time.monotonic() - started
+
+
+def job(command: list[object]) -> int:
+    """Run a job to its end; the peak resident bytes of its process alone. Raises where it fails."""
+    process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
+    status, peak = Path(f"/proc/{process.pid}/status"), 0
+    while process.poll() is None:
+        if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text()):  # none while it ends
+            peak = int(found.group(1)) * 1024
+        time.sleep(0.1)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=int, nargs=2, default=[200, 2000])
+    parser.add_argument("--json", default="results/driver_memory.json")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="riptide-driver-"))
+    figures = []
+    try:
+        model = save_bert(folder / "model")
+        for parts in options.parts:
+            peak, seconds = encode(folder, model, parts)
+            figures.append({"parts": parts, "peak_bytes": peak, "seconds": round(seconds, 1)})
+            print(f"{parts:,} parts: the driver's peak is {peak / 1e6:,.0f} MB ({seconds:.0f} s)", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    few, many = figures
+    growth = (many["peak_bytes"] - few["peak_bytes"]) / (many["parts"] - few["parts"])
+    print(f"ratio {many['peak_bytes'] / few['peak_bytes']:.3f}: {growth / 1e3:,.1f} kB more for each further part")
+    path = Path(options.json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
