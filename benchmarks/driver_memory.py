@@ -29,18 +29,19 @@ PASSAGES = 10  # of a part
 def encode(folder: Path, model: Path, parts: int) -> tuple[int, float]:
     """(peak resident bytes of the driver, seconds) of encoding so many parts."""
     source, store = write_corpus(folder / f"raw-{parts}", parts * PASSAGES), folder / f"store-{parts}"
-    job([sys.executable, str(ROOT / "jobs/import_corpus.py"), "--store", store, "--source", source, "--part-size", PASSAGES])
+    job("import_corpus", "--store", store, "--source", source, "--part-size", PASSAGES)
     started = time.monotonic()
-    command = [sys.executable, str(ROOT / "jobs/encode_corpus.py"), "--store", store, "--encoder", model]
-    peak = job([*command, "--compile", "never", "--name", "tiny"])
+    peak = job("encode_corpus", "--store", store, "--encoder", model, "--compile", "never", "--name", "tiny")
+    seconds = time.monotonic() - started
     records = list((store / "embeddings/tiny/g0000").glob("part-?????.json"))
     assert len(records) == parts, f"{len(records)} parts are committed, expected {parts}"
-    return peak, time.monotonic() - started
+    return peak, seconds
 
 
-def job(command: list[object]) -> int:
+def job(name: str, *arguments: object) -> int:
     """Run a job to its end; the peak resident bytes of its process alone. Raises where it fails."""
-    process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
+    command = [sys.executable, str(ROOT / "jobs" / f"{name}.py"), *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     status, peak = Path(f"/proc/{process.pid}/status"), 0
     while process.poll() is None:
         if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text()):  # none while it ends
