@@ -137,8 +137,8 @@ class EncodeWorker:
             self._open(store, drafts, name, options, numerics, pool)
         except InputError as error:
             self.error = str(error)
-        self.ready = time.time()
-        self.startup = self.ready - started
+        self.ready = 0.0
+        self.startup = time.time() - started
 
     def _open(
         self, store: Store, drafts: list[Draft], name: str, options: EncoderOptions, numerics: str, pool: Pool
@@ -155,6 +155,7 @@ class EncodeWorker:
 
     def __call__(self, item: Mapping[str, int]) -> dict[str, Any]:
         rows = tokens = 0
+        self.ready = self.ready or time.time()
         error = self.error
         try:
             if not error:
@@ -184,12 +185,21 @@ def check_encoder(encoder: Encoder, pinned: Mapping[str, Any]) -> None:
 
 
 def encode_part(encoder: Encoder, part: RowPart, rows: int, device: threading.Lock) -> tuple[int, np.ndarray]:
-    """(tokens, float16 [rows, dim]) of the first `rows` passages of a part; `device` is held while the model runs."""
+    """(tokens, float16 [rows, dim]) of the first `rows` passages of a part; `device` is held while the model runs.
+
+    Beside a GPU, one part is tokenised while another is on it. On the processor both would want all cores at once, and
+    the model's threads would wait for one another.
+    """
     table = open_table(part).slice(0, rows)
     texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
-    tokens = encoder.tokenize(texts, side="passage")
-    with device:
-        vectors = encoder.forward(tokens)
+    if encoder.device.type == "cpu":
+        with device:
+            tokens = encoder.tokenize(texts, side="passage")
+            vectors = encoder.forward(tokens)
+    else:
+        tokens = encoder.tokenize(texts, side="passage")
+        with device:
+            vectors = encoder.forward(tokens)
     half = vectors.astype(np.float16)
     if not np.isfinite(half).all():
         row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])

@@ -28,7 +28,7 @@ def save_bert(folder: Path, *, seed: int = 0, hidden: int = 32, layers: int = 2)
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(pieces), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=4,
-        intermediate_size=2 * hidden, max_position_embeddings=64, initializer_range=0.3,
+        intermediate_size=2 * hidden, max_position_embeddings=64, initializer_range=0.02,
     )  # fmt: skip
     BertModel(config).save_pretrained(folder)
     return folder
@@ -49,7 +49,7 @@ def write_corpus(folder: Path, passages: int, *, questions: int = 0, words: int 
         asked = generator.sample(range(passages), questions)
         with open(folder / "queries.jsonl", "w") as file:
             for number in asked:
-                text = " ".join(texts[number].split()[:12])
+                text = " ".join(texts[number].split()[:20])
                 file.write(json.dumps({"_id": f"q{number}", "text": text}) + "\n")
         lines = ["query-id\tcorpus-id\tscore", *(f"q{number}\td{number}\t1" for number in asked)]
         (folder / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")

@@ -2,7 +2,7 @@
 
 A seed decides what dies and when; the moment is counted in committed parts, never in time. Ten kills by default:
 
-    driver   the job's own process: all of its private Ray dies with it; started again, the job goes on
+    driver   the job's own process: all of its private Ray ends with it; started again, the job goes on
     worker   a process that imports, encodes or fills just then, on a cluster of three nodes: the job goes on by itself
     node     every process of a node that works just then: the job goes on by itself
 
@@ -50,20 +50,13 @@ class Stage:
 
 @dataclass
 class World:
-    """Each stage's store before and after an undisturbed run, and the cluster, which starts when it is first needed."""
+    """A cluster, and each stage's store before and after an undisturbed run on it."""
 
     root: Path
     stages: dict[str, Stage]
+    cluster: LocalCluster
     before: dict[str, Path] = field(default_factory=dict)
     after: dict[str, Path] = field(default_factory=dict)
-    _cluster: LocalCluster | None = None
-    _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-    @property
-    def cluster(self) -> LocalCluster:
-        if self._cluster is None:
-            self._cluster = self._open.enter_context(local_cluster(workers=2))
-        return self._cluster
 
     def start(self, stage: str, store: Path, environment: Mapping[str, str]) -> Job:
         own = {"RIPTIDE_CACHE": str(self.root / "cache")}
@@ -85,14 +78,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "index": Stage("build_index", ("--factory", "IVF32,SQ8", "--shards", SHARDS, "--recall", "0.01"),
                        "index/tiny/g0000", "shard", SHARDS, "ray::fill"),
     }  # fmt: skip
-    made = World(root, stages)
     store = root / "store"
     store.mkdir()
-    for name in stages:
-        made.before[name] = copied(store, root / f"before-{name}")
-        made.start(name, store, {}).end()
-        made.after[name] = copied(store, root / f"after-{name}")
-    with made._open:
+    with local_cluster(workers=2) as cluster:
+        made = World(root, stages, cluster)
+        for name in stages:
+            made.before[name] = copied(store, root / f"before-{name}")
+            made.start(name, store, cluster.environment).end()
+            made.after[name] = copied(store, root / f"after-{name}")
         yield made
 
 

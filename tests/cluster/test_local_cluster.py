@@ -102,7 +102,7 @@ def test_the_whole_way_gives_what_one_machine_gives(
         assert len(set(block["query_id"].to_pylist())) == QUERIES
     figures = [json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path, way.root / "alone")]
     assert figures[0]["per_query"] == figures[1]["per_query"]
-    assert figures[0]["mean"]["exact"]["R@100"] > 0.5  # a question is the start of the passage that answers it
+    assert figures[0]["mean"]["exact"]["R@100"] > 0.1  # by chance it would be 0.04: questions are pieces of passages
 
 
 def artifacts(store: str) -> dict[str, Artifact]:
