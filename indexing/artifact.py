@@ -154,12 +154,22 @@ class Draft:
             parts = [part for part, begun in records if begun == self._identity]
         return {part.name: part for part in sorted(parts, key=lambda part: part.name)}
 
+    def find(self, name: str) -> Part | None:
+        """The part `name` if it is committed: by an earlier try whose end nobody heard of, or by another writer."""
+        try:
+            part, begun = read_record(self._storage, f"{self.key}/{name}.json")
+        except FileNotFoundError:
+            return None
+        return part if begun == self._identity else None
+
     def commit(self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any) -> Part:
         """Have `write(path)` make a file, make it the part `name`, and give back the part: an earlier writer's, if any.
 
         Two steps: the bytes go under a name of their own, then the record is written if there is none. A loser's
         bytes, should they differ, are removed again. What fails on the way leaves nothing behind.
         """
+        if done := self.find(name):
+            return done
         path = self._storage.scratch(suffix)
         try:
             with full_disk(path):

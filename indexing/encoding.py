@@ -167,6 +167,8 @@ class EncodeWorker:
     def encode(self, item: Mapping[str, int]) -> tuple[int, int]:
         """Encode and commit a part; (passages, tokens)."""
         part, rows = self.corpus.parts[item["part"]], item["rows"]
+        if self.drafts[part.artifact.key].find(part.part.name):
+            return rows, 0  # Ray tries again what it did not hear the end of
         tokens, vectors = encode_part(self.encoder, part, rows, self.device)
         draft = self.drafts[part.artifact.key]
         draft.commit(
