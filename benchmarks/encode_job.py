@@ -48,8 +48,8 @@ def run(*command: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", default="examples/squad")
-    parser.add_argument("--passages", type=int, default=6_000)
-    parser.add_argument("--part-size", type=int, default=1_000)
+    parser.add_argument("--passages", type=int, default=12_000)
+    parser.add_argument("--part-size", type=int, default=1_500)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--json", default="results/encode_job.json")
     parser.add_argument("--bare", help=argparse.SUPPRESS)

@@ -9,7 +9,7 @@ import numpy as np
 
 from indexing.artifact import Artifact, Draft, Part
 from indexing.embeddings import Embeddings
-from indexing.exact import Hits, merge
+from indexing.exact import Hits
 from indexing.faiss_index import (
     check_factory,
     choose_factory,
@@ -24,7 +24,7 @@ from indexing.faiss_index import (
     write_index,
 )
 from indexing.index import Index, Shard, check_lineage
-from indexing.searching import rescore_pieces, search_exact
+from indexing.searching import folded, rescore_pieces, search_exact
 from indexing.store import Store, generation
 from indexing.tasks import node_cores, run_tasks
 from retriever.errors import InputError
@@ -154,15 +154,10 @@ class Building:
         width = min(201, self.end)
         nothing = np.empty(0, np.int64)
         exact = search_exact(self.embeddings, queries, width, nothing, end=self.end)
-        cores = node_cores()
 
         def search(nprobe: int) -> dict[int, np.ndarray]:
-            tasks = run_tasks(
-                probe_shard, shards, self.embeddings, queries, width, nprobe, DEPTHS, cores, num_cpus=cores
-            )
-            by_shard = [hits for _, hits in tasks]
-            merged = {depth: merge([hits[depth] for hits in by_shard], width) for depth in DEPTHS}
-            return {depth: without(hits.rows, own_rows) for depth, hits in merged.items()}
+            found = probe(shards, self.embeddings, queries, width, nprobe)
+            return {depth: without(rows, own_rows) for depth, rows in found.items()}
 
         return turn_dials(search, without(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall)
 
@@ -229,12 +224,23 @@ def fill(
     )  # fmt: skip
 
 
+def probe(
+    shards: Sequence[Shard], embeddings: Embeddings, queries: np.ndarray, k: int, nprobe: int
+) -> dict[int, np.ndarray]:
+    """The rows of the best k over all shards, int64 [q, k], for each of DEPTHS; one shard's hits wait at a time."""
+    cores = node_cores()
+    tasks = run_tasks(probe_shard, shards, embeddings, queries, k, nprobe, DEPTHS, cores, num_cpus=cores)
+    best = folded((hits for _, hits in tasks), k)
+    return dict(zip(DEPTHS, np.split(best.rows, len(DEPTHS)), strict=True))
+
+
 def probe_shard(
     shard: Shard, embeddings: Embeddings, queries: np.ndarray, k: int, nprobe: int, depths: Sequence[int], threads: int
-) -> dict[int, Hits]:
-    """One task of the measurement: the re-scored top k at each depth."""
+) -> Hits:
+    """One task of the measurement: the re-scored top k [depths * q, k], those at the first depth first."""
     rows = search_shard(
         read_index(shard.artifact.local(shard.part)), queries, max(depths), nprobe=nprobe, threads=threads
     )
     pieces = embeddings.between(shard.first_row, shard.end)
-    return {depth: rescore_pieces(queries, rows[:, :depth], pieces, k, threads) for depth in depths}
+    found = [rescore_pieces(queries, rows[:, :depth], pieces, k, threads) for depth in depths]
+    return Hits(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -132,9 +132,11 @@ class EncodeWorker:
     ):
         started = time.time()
         self.error = ""
-        self.device = threading.Lock()
+        # All that runs the model runs in this one thread. OpenMP keeps a pool of threads for each thread that calls it,
+        # and once these are more than the cores its workers sleep between steps instead of waiting at the ready.
+        self.device = ThreadPoolExecutor(1, "device")
         try:
-            self._open(store, drafts, name, options, numerics, pool)
+            self.device.submit(self._open, store, drafts, name, options, numerics, pool).result()
         except InputError as error:
             self.error = str(error)
         self.ready = 0.0
@@ -186,8 +188,8 @@ def check_encoder(encoder: Encoder, pinned: Mapping[str, Any]) -> None:
         )
 
 
-def encode_part(encoder: Encoder, part: RowPart, rows: int, device: threading.Lock) -> tuple[int, np.ndarray]:
-    """(tokens, float16 [rows, dim]) of the first `rows` passages of a part; `device` is held while the model runs.
+def encode_part(encoder: Encoder, part: RowPart, rows: int, device: Executor) -> tuple[int, np.ndarray]:
+    """(tokens, float16 [rows, dim]) of the first `rows` passages of a part; the model runs on the thread of `device`.
 
     Beside a GPU, one part is tokenised while another is on it. On the processor both would want all cores at once, and
     the model's threads would wait for one another.
@@ -195,13 +197,10 @@ def encode_part(encoder: Encoder, part: RowPart, rows: int, device: threading.Lo
     table = open_table(part).slice(0, rows)
     texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
     if encoder.device.type == "cpu":
-        with device:
-            tokens = encoder.tokenize(texts, side="passage")
-            vectors = encoder.forward(tokens)
+        tokens = device.submit(encoder.tokenize, texts, side="passage").result()
     else:
         tokens = encoder.tokenize(texts, side="passage")
-        with device:
-            vectors = encoder.forward(tokens)
+    vectors = device.submit(encoder.forward, tokens).result()
     half = vectors.astype(np.float16)
     if not np.isfinite(half).all():
         row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])

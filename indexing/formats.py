@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indexing.raw import Piece, allow_long_fields, clip, one_line, open_input
-from indexing.sources import Format
+from indexing.sources import CHUNK_BYTES, Format
 from retriever.errors import InputError
 
 PARQUET_BATCH = 16_384
+PARQUET_BUFFER = 8 << 20  # bytes of a column that are read at a time where a row group is large
 # One passage or question: its line, id, title ("" for a question), text and the fields for its metadata. A plain tuple,
 # which is twice as fast to make as a named one.
 Row = tuple[int, str, str, str, dict[str, Any]]
@@ -91,7 +92,11 @@ def _kilt(piece: Piece) -> Iterator[Row]:
 def _parquet(piece: Piece) -> Iterator[Row]:
     with open_input(piece.file) as opened:
         try:
-            file = pq.ParquetFile(opened)
+            footer = pq.read_metadata(opened)
+            groups = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
+            # A row group is read whole, and ahead, which is fast, unless one is too large to be held.
+            whole = max(groups, default=0) <= CHUNK_BYTES
+            file = pq.ParquetFile(opened, metadata=footer, pre_buffer=whole, buffer_size=0 if whole else PARQUET_BUFFER)
             names = file.schema_arrow.names
             id_name = next((name for name in ("_id", "id") if name in names), None)
             if id_name is None or "text" not in names:
@@ -123,7 +128,7 @@ def _batches(file: Any, piece: Piece) -> Iterator[tuple[int, Any]]:
             start = start if groups else row
             groups.append(group)
         row += num_rows
-    for batch in file.iter_batches(PARQUET_BATCH, row_groups=groups, use_threads=False):
+    for batch in file.iter_batches(min(PARQUET_BATCH, piece.rows), row_groups=groups, use_threads=False):
         skip = max(first - start, 0)
         part = batch.slice(skip, max(min(end - start, len(batch)) - skip, 0))
         if len(part):

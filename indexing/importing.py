@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,12 +24,14 @@ from indexing.store import Store, generation
 from indexing.tasks import run_tasks
 from retriever.errors import InputError
 
+IN_FLIGHT_BYTES = 4 << 30  # of raw text: the driver and the object store both hold what is being parsed
+
 
 @dataclass(frozen=True)
 class ImportOptions:
     """What shapes a corpus generation."""
 
-    part_size: int = 10_000  # rows a part: 30 to 60 s of one encoding worker
+    part_size: int = 10_000  # rows a part, fewer of long ones: 30 to 60 s of one encoding worker
     filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
     limit: int | None = None
 
@@ -94,7 +97,9 @@ class Importing:
         def missing() -> Iterator[Chunk]:
             for chunk in chunks(source, self.options.part_size, limit=self.options.limit):
                 part = committed.get(f"part-{chunk.index:05d}")
-                if part and [piece[3] for piece in part.facts["source"]] != [digest(piece) for piece in chunk.pieces]:
+                if part and [piece[1:] for piece in part.facts["source"]] != [
+                    [piece.first_line, piece.rows, digest(piece)] for piece in chunk.pieces
+                ]:
                     raise InputError(
                         f"{chunk.pieces[0].file}:{chunk.pieces[0].first_line}: changed since {part.name} was made; "
                         f"remove {self.draft.key} (jobs/store.py remove) and import again"
@@ -104,10 +109,27 @@ class Importing:
                 else:
                     yield chunk
 
-        for _, rows in run_tasks(import_part, missing(), self.draft, source.format, dict(self.options.filters)):
-            yield False, rows
+        for together in rounds(missing(), IN_FLIGHT_BYTES):
+            for _, rows in run_tasks(import_part, together, self.draft, source.format, dict(self.options.filters)):
+                yield False, rows
         for rows in kept:
             yield True, rows
+
+
+def rounds(items: Iterator[Chunk], max_bytes: int) -> Iterator[Iterator[Chunk]]:
+    """The chunks in groups of at most `max_bytes` (or one chunk): drawn one by one, each group before the next."""
+    number = size = 0
+
+    def round_of(chunk: Chunk) -> int:
+        nonlocal number, size
+        held = sum(len(piece.data) for piece in chunk.pieces if piece.data is not None)
+        if size and size + held > max_bytes:
+            number, size = number + 1, 0
+        size += held
+        return number
+
+    for _, together in itertools.groupby(items, round_of):
+        yield together
 
 
 def import_part(chunk: Chunk, draft: Draft, format: Any, filters: Mapping[str, str]) -> int:
@@ -142,13 +164,17 @@ def _commit_ids(draft: Draft, before: Corpus) -> None:
         raise InputError(f"{draft.url}: the source has no passages; nothing is imported")
     buckets = num_buckets(total)
     todo = [b for b in range(buckets) if f"ids-{b:05d}" not in committed]
-    for _ in run_tasks(merge_ids, todo, draft, before.generations, buckets):
+    for _ in run_tasks(merge_ids, todo, draft, committed, before.generations, buckets):
         pass
 
 
-def merge_ids(bucket: int, draft: Draft, previous: Sequence[Artifact], buckets: int) -> None:
-    """Commit one bucket of the generation's id file. Raises InputError for an id that comes twice."""
-    committed = draft.committed()
+def merge_ids(
+    bucket: int, draft: Draft, committed: Mapping[str, Part], previous: Sequence[Artifact], buckets: int
+) -> None:
+    """Commit one bucket of the generation's id file, from its parts' hashes, all of them `committed`.
+
+    Raises InputError for an id that comes twice.
+    """
     before = Corpus(previous)
     parts = [part for name, part in committed.items() if name.startswith("part-")]
     starts = before.num_rows + np.cumsum([0, *(part.rows for part in parts)])

@@ -2,7 +2,9 @@
 
 import csv
 import gzip
+import sys
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
@@ -26,6 +28,7 @@ class Piece:
     file: str
     first_line: int  # 1-based line of the file, for Parquet its 1-based row
     rows: int  # lines
+    size: int  # bytes of them: for Parquet what its footer says, spread evenly over a row group
     data: bytes | None  # whole lines, the last one without its newline
 
 
@@ -39,26 +42,35 @@ class Lines:
         self.ends: np.ndarray = np.empty(0, np.int64)  # the block's newlines, of which `used` are given
         self.used = 0
 
-    def take(self, num_lines: int) -> Piece | None:
-        """The next `num_lines` lines, fewer at the end of the file, then None."""
-        parts, rows = [], 0
-        while rows + len(self.ends) - self.used < num_lines:
+    def take(self, num_lines: int, max_bytes: int = sys.maxsize) -> Piece | None:
+        """The next `num_lines` lines, fewer at the end of the file, then None.
+
+        Fewer too where a line brings them to `max_bytes`: it is the last, so that every piece has one.
+        """
+        parts, rows, size = [], 0, 0
+        while (last := self._last(num_lines - rows, max_bytes - size)) == len(self.ends):
             parts.append(self.block[self.start :] if self.start else self.block)
-            rows += len(self.ends) - self.used
+            rows, size = rows + len(self.ends) - self.used, size + len(parts[-1])
             self.block, self.start, self.used = next(self.blocks, b""), 0, 0
             self.ends = np.flatnonzero(np.frombuffer(self.block, np.uint8) == 10)
             if not self.block:  # read_blocks leaves no newline at the end
                 rest = b"".join(parts)
                 return self._give(rest, rows + 1) if rest else None
-        self.used += num_lines - rows
-        end = int(self.ends[self.used - 1])
+        end = int(self.ends[last])
         parts.append(self.block[self.start : end])
-        self.start = end + 1
-        return self._give(b"".join(parts), num_lines)
+        rows, self.used, self.start = rows + last + 1 - self.used, last + 1, end + 1
+        return self._give(b"".join(parts), rows)
+
+    def _last(self, num_lines: int, max_bytes: int) -> int:
+        """Which of the block's newlines ends what is asked for; the number of them where the block does not hold it."""
+        full = len(self.ends)
+        if max_bytes < len(self.block):
+            full = max(self.used, int(np.searchsorted(self.ends, self.start + max_bytes)))
+        return min(self.used + num_lines - 1, full)
 
     def _give(self, data: bytes, rows: int) -> Piece:
         self.line += rows
-        return Piece(self.file, self.line - rows, rows, data)
+        return Piece(self.file, self.line - rows, rows, len(data), data)
 
 
 class ParquetRows:
@@ -66,18 +78,30 @@ class ParquetRows:
 
     def __init__(self, file: str):
         self.file, self.row = file, 0
+        self.groups: deque[tuple[int, int]] = deque()  # of those to give: the row after it, bytes of one of its rows
         with open_input(file) as opened:
             try:
-                self.num_rows = pq.read_metadata(opened).num_rows
+                footer = pq.read_metadata(opened)
             except (pa.ArrowInvalid, OSError) as error:
                 raise InputError(
                     f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again"
                 ) from None
+        end = 0
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            if group.num_rows:
+                end += group.num_rows
+                self.groups.append((end, max(1, group.total_byte_size // group.num_rows)))
 
-    def take(self, num_rows: int) -> Piece | None:
-        rows = min(num_rows, self.num_rows - self.row)
-        self.row += rows
-        return Piece(self.file, self.row - rows + 1, rows, None) if rows else None
+    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> Piece | None:
+        """Like Lines.take."""
+        first, size = self.row, 0
+        while self.groups and self.row < first + num_rows and size < max_bytes:
+            end, width = self.groups[0]
+            rows = min(end - self.row, first + num_rows - self.row, -(-(max_bytes - size) // width))
+            self.row, size = self.row + rows, size + rows * width
+            if self.row == end:
+                self.groups.popleft()
+        return Piece(self.file, first + 1, self.row - first, size, None) if size else None
 
 
 def open_input(file: str) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import hashlib
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any
 
 from indexing.storage import full_disk
 from retriever.errors import InputError
+
+UPLOAD = "?uploadId="  # between an object's key and the upload that is to become it, as in S3's own addresses
 
 
 class S3Storage:
@@ -102,8 +106,42 @@ class S3Storage:
             return not self.s3.list_objects_v2(Bucket=self.bucket, Prefix=self.key(""), MaxKeys=1)["KeyCount"]
 
     def delete(self, key: str) -> None:
+        key, _, upload = key.partition(UPLOAD)
         with self._told(key):
-            self.s3.delete_object(Bucket=self.bucket, Key=self.key(key))
+            if not upload:
+                self.s3.delete_object(Bucket=self.bucket, Key=self.key(key))
+                return
+            with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # it ended meanwhile
+                self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
+
+    def uploads(self, older_than: float) -> builtins.list[tuple[str, int]]:
+        """(KEY?uploadId=ID, bytes so far) of uploads that nothing came to for so many seconds: their writer was killed.
+
+        They are no objects, so nothing lists them, but they are paid for. `delete` takes the name and ends the upload.
+        """
+        found, latest = [], time.time() - older_than
+        with self._told(""):
+            uploads = self._pages("list_multipart_uploads", "Uploads", Prefix=self.key(""))
+            for key, upload, begun in [(u["Key"], u["UploadId"], u["Initiated"]) for u in uploads]:
+                with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # it ended meanwhile
+                    parts = self._pages("list_parts", "Parts", Key=key, UploadId=upload)
+                    if max([begun, *(part["LastModified"] for part in parts)]).timestamp() < latest:
+                        name = f"{key.removeprefix(self.key(''))}{UPLOAD}{upload}"
+                        found.append((name, sum(part["Size"] for part in parts)))
+        return sorted(found)
+
+    def _pages(self, call: str, field: str, **options: str) -> builtins.list[dict[str, Any]]:
+        """The entries of all pages of a listing."""
+        pages = self.s3.get_paginator(call).paginate(Bucket=self.bucket, **options)
+        return [entry for page in pages for entry in page.get(field, [])]
+
+    def modified(self, key: str) -> float:
+        """When `key` was written, in seconds since 1970. Raises FileNotFoundError."""
+        with self._told(key):
+            info = self.files.get_file_info(self.path(key))
+        if not info.is_file:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key))
+        return info.mtime_ns / 1e9
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         with self._told(key):

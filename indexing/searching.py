@@ -30,7 +30,7 @@ def search_exact(
     cores = node_cores()
     stretches = _stretches(first_row, end, num_slots(cores))
     found = run_tasks(exact_stretch, stretches, embeddings, queries, k, deleted, cores, num_cpus=cores)
-    return _folded((hits for _, hits in found), k)
+    return folded((hits for _, hits in found), k)
 
 
 def exact_stretch(
@@ -58,7 +58,7 @@ def search_dense(
     depth = max(k, depth or index.depth)
     shared = (embeddings, queries, k, deleted, nprobe or index.nprobe, depth, cores)
     found = run_tasks(dense_shard, index.shards, *shared, num_cpus=cores)
-    return _folded((hits for _, hits in found), k)
+    return folded((hits for _, hits in found), k)
 
 
 def dense_shard(
@@ -78,7 +78,7 @@ def dense_shard(
     return rescore_pieces(queries, rows, embeddings.between(shard.first_row, shard.end), k, threads)
 
 
-def _folded(found: Iterable[Hits], k: int) -> Hits:
+def folded(found: Iterable[Hits], k: int) -> Hits:
     """The best k of all, merged two at a time as they arrive: only one waits, and any order gives the same bytes."""
     best: Hits | None = None
     for hits in found:

@@ -1,11 +1,12 @@
-"""Raw corpora as people have them: which format a folder or file is in, and its rows cut into chunks of a fixed number.
+"""Raw corpora as people have them: which format a folder or file is in, and its rows cut into chunks.
 
     source = detect("data/scifact")                 # BEIR, MS MARCO, DPR, KILT or Parquet; local or s3://bucket/prefix
     for chunk in chunks(source, rows_per_chunk=50_000):
         table = parse_corpus(source.format, chunk)  # indexing/parse.py, on any worker
 
 A chunk carries whole raw lines (or, for Parquet, a row range that its worker reads itself), so cutting is cheap and
-parsing is what is spread over workers. Lines end with LF alone (CRLF is tolerated): U+2028 and its like are text.
+parsing is what is spread over workers. It ends at a number of rows or of bytes, whichever comes first, so that memory
+is bounded however long the rows are. Lines end with LF alone (CRLF is tolerated): U+2028 and its like are text.
 """
 
 import fnmatch
@@ -22,6 +23,7 @@ from retriever.errors import InputError
 
 Format = Literal["beir", "msmarco", "dpr", "kilt", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+CHUNK_BYTES = 256 << 20  # of raw text: the row that reaches it is the chunk's last; which rows share a part hangs on it
 DPR_HEADER = ["id", "text", "title"]
 # In a folder, a format's corpus is the files that match one of these.
 CORPUS_FILES: dict[Format, tuple[str, ...]] = {
@@ -119,25 +121,26 @@ def detect_queries(path: str, format: str = "auto") -> Source:
 def chunks(source: Source, rows_per_chunk: int, *, limit: int | None = None) -> Iterator[Chunk]:
     """Cut the corpus into chunks of `rows_per_chunk` rows (KILT: lines), of the first `limit` rows (lines) if given.
 
-    Streams: memory is a chunk or two, whatever the size of the files. InputError: unreadable file or no rows at all.
+    One that has CHUNK_BYTES of raw text ends with fewer. Streams: memory is a chunk or two, whatever the size of the
+    files. InputError: unreadable file or no rows at all.
     """
     if rows_per_chunk < 1 or (limit is not None and limit < 1):
         raise InputError(f"found {rows_per_chunk=} and {limit=}, expected at least 1; raise them")
-    index = first = held = 0
+    index = first = held = size = 0
     pieces: list[Piece] = []
     for file in source.corpus:
         rows = ParquetRows(file) if source.format == "parquet" else Lines(file)
         if source.format == "dpr":
             _skip_header(rows)
         while wanted := (rows_per_chunk if limit is None else min(rows_per_chunk, limit - first)) - held:
-            piece = rows.take(wanted)
+            piece = rows.take(wanted, CHUNK_BYTES - size)
             if piece is None:
                 break
             pieces.append(piece)
-            held += piece.rows
-            if held == rows_per_chunk:
+            held, size = held + piece.rows, size + piece.size
+            if held == rows_per_chunk or size >= CHUNK_BYTES:
                 yield Chunk(index, None if source.format == "kilt" else first, held, tuple(pieces))
-                index, first, held, pieces = index + 1, first + held, 0, []
+                index, first, held, size, pieces = index + 1, first + held, 0, 0, []
     if pieces:
         yield Chunk(index, None if source.format == "kilt" else first, held, tuple(pieces))
     elif first == 0:

@@ -21,6 +21,8 @@ from indexing.s3 import S3Storage
 from indexing.storage import TEMPORARY, LocalStorage, Storage
 from retriever.errors import InputError
 
+TEMPORARY_AGE = 3600.0  # seconds after which a file or an upload that nobody went on with is no longer being written
+ABANDONED_AGE = 86400.0  # the same of a begun artifact, to which hours of work add one object
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -115,24 +117,40 @@ class Store:
 
     def remove(self, key: str) -> int:
         """Remove an artifact and give back the bytes freed. Raises InputError where another one needs it."""
-        files = [(k, size) for k, size in self.storage.list(key) if k.rpartition("/")[0] == key]
+        files = self._removal(key)
         if not files:
             raise InputError(f"{self.url}/{key}: no such artifact; jobs/store.py list shows what there is")
         if needed_by := self.dependents(key):
             raise InputError(f"{self.url}/{key} is needed by {', '.join(needed_by)}: remove those first")
-
-        def order(entry: tuple[str, int]) -> int:
-            name = entry[0].rpartition("/")[2]
-            return {MANIFEST: 0, BEGUN: 3}.get(name, 1 if name.endswith(".json") else 2)
-
-        # Killed midway, it is incomplete, and no record is without its bytes.
-        for name, _ in sorted(files, key=order):
+        for name, _ in files:
             self.storage.delete(name)
         return sum(size for _, size in files)
 
-    def garbage(self, older_than: float = 3600.0) -> list[tuple[str, int]]:
-        """(key, bytes) of what nothing names: losers of a race, temporary files older than so many seconds."""
+    def superseded(self) -> list[str]:
+        """Keys of the index generations that were begun and that nothing will end: a later one took their rows.
+
+        Only an index leaves generations out; one that another was made from has lost its manifest, and is needed.
+        """
+        complete = self.keys()
+        return [
+            key
+            for key in self.incomplete()
+            if re.fullmatch(r"(index|bm25)/[^/]+/g\d{4}", key)
+            and any(other > key and other[:-4] == key[:-4] for other in complete)
+            and not self.dependents(key)
+        ]
+
+    def garbage(self) -> list[tuple[str, int]]:
+        """(key, bytes) of what nothing names or ends, in the order to delete it.
+
+        Losers of a race; temporary files and uploads after TEMPORARY_AGE; superseded generations after ABANDONED_AGE.
+        """
         found = []
+        for key in self.superseded():
+            files = self._removal(key)
+            with contextlib.suppress(FileNotFoundError):  # somebody else removes it
+                if files and max(self._modified(file) for file, _ in files) < time.time() - ABANDONED_AGE:
+                    found += files
         for key in self.keys():
             with contextlib.suppress(CorruptError):  # what is damaged is for `verify` to name, and not to be touched
                 named = {part.file for part in Artifact(self.storage, self.cache, key).parts}
@@ -142,9 +160,27 @@ class Store:
                         found.append((file, size))
         if isinstance(self.storage, LocalStorage):
             for path in sorted((self.storage.root / TEMPORARY).glob("*")):
-                if path.stat().st_mtime < time.time() - older_than:
+                if path.stat().st_mtime < time.time() - TEMPORARY_AGE:
                     found.append((f"{TEMPORARY}/{path.name}", path.stat().st_size))
+        if isinstance(self.storage, S3Storage):
+            found += self.storage.uploads(TEMPORARY_AGE)
         return found
+
+    def _removal(self, key: str) -> list[tuple[str, int]]:
+        """An artifact's (key, bytes) in an order such that, killed midway, no record is without its bytes."""
+
+        def order(entry: tuple[str, int]) -> int:
+            name = entry[0].rpartition("/")[2]
+            return {MANIFEST: 0, BEGUN: 3}.get(name, 1 if name.endswith(".json") else 2)
+
+        return sorted([(k, size) for k, size in self.storage.list(key) if k.rpartition("/")[0] == key], key=order)
+
+    def _modified(self, key: str) -> float:
+        """When `key` was written, in seconds since 1970. Raises FileNotFoundError."""
+        if isinstance(self.storage, S3Storage):
+            return self.storage.modified(key)
+        assert isinstance(self.storage, LocalStorage)
+        return self.storage.path(key).stat().st_mtime
 
     def _why_missing(self, key: str) -> str:
         self.require()

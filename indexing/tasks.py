@@ -18,6 +18,7 @@ def run_tasks(
     items: Iterable[T],
     *shared: Any,
     num_cpus: float = 1,
+    num_gpus: int = 0,
     max_in_flight: int | None = None,
 ) -> Iterator[tuple[T, R]]:
     """Run `function(item, *shared)` on the cluster for every item; yield (item, result) as they are done.
@@ -30,7 +31,7 @@ def run_tasks(
     """
     import ray
 
-    task = ray.remote(num_cpus=num_cpus, max_retries=RETRIES)(function)
+    task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=RETRIES)(function)
     handles = [ray.put(value) for value in shared]
     pending: dict[Any, T] = {}
     source = iter(items)

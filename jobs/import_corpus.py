@@ -16,7 +16,7 @@ from indexing.corpus import Corpus
 from indexing.importing import Importing, ImportOptions
 from indexing.queries import import_queries
 from indexing.raw import open_input
-from indexing.sources import Source, detect
+from indexing.sources import CHUNK_BYTES, Source, detect
 from indexing.store import Store
 from retriever.errors import InputError
 
@@ -28,7 +28,8 @@ class ImportCorpus(Common):
     format: Literal["auto", "beir", "msmarco", "dpr", "kilt", "parquet"] = "auto"
     """auto: from the names of the files, or a file's first line."""
     part_size: int = 10_000
-    """Passages a part (KILT: pages), the unit of work and of retry: 30 to 60 s of one encoding worker."""
+    """Passages a part (KILT: pages), the unit of work and of retry: 30 to 60 s of one encoding worker. Fewer where they
+    are long: a part ends at 256 MiB of raw text."""
     filters: dict[str, str] = field(default_factory=dict)
     """Metadata fields to filter by, with types: year int64 lang string (also float64, bool, timestamp)."""
     append: bool = False
@@ -76,7 +77,8 @@ def plan(store: Store, source: Source | None, options: ImportCorpus) -> None:
                 sizes.append(opened.size() * (3 if file.endswith(".gz") else 1))
         say(f"source   {source.format}: {len(source.corpus)} corpus files, about {human(sum(sizes))} of text")
         say(f"queries  {len(source.queries)} files, splits: {', '.join(source.qrels) or 'none'}")
-        say(f"disk     about {human(sum(sizes) * 1.05)}; memory a few parts of {options.part_size:,} passages a core")
+        part = f"{options.part_size:,} passages, at most {human(CHUNK_BYTES)}"
+        say(f"disk     about {human(sum(sizes) * 1.05)}; memory a few parts a core ({part} each)")
     if options.delete:
         say(f"delete   the ids in {options.delete}")
 

@@ -82,6 +82,7 @@ def hush() -> None:
 def check_visible(store: Store) -> None:
     """Raises InputError unless every node sees a probe file in a local store's folder."""
     import ray
+    from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -93,7 +94,11 @@ def check_visible(store: Store) -> None:
         probe = ray.remote(num_cpus=0)(sees)
         for node in nodes:
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            if not ray.get(probe.options(scheduling_strategy=where).remote(str(store.storage.path(key)))):
+            try:
+                visible = ray.get(probe.options(scheduling_strategy=where).remote(str(store.storage.path(key))))
+            except (TaskUnschedulableError, NodeDiedError, WorkerCrashedError):  # it has left
+                continue
+            if not visible:
                 raise InputError(
                     f"{store.url}: node {node['NodeManagerAddress']} does not see this folder; use one that all nodes "
                     "share, or s3://bucket/prefix"

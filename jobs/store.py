@@ -55,8 +55,12 @@ def list_artifacts(store: Store, limit: int | None) -> None:
         size = human(sum(part.bytes for part in artifact.parts))
         parents = ", ".join(entry["artifact"] for entry in artifact.inputs.values()) or "-"
         say(f"{key:32} {size:>10} {artifact.rows:>14,} rows  {artifact.fingerprint[:12]}  from {parents}")
+    superseded = store.superseded()
     for key in store.incomplete()[:limit]:
-        say(f"{key:32} incomplete: the command that makes it goes on with it")
+        if key in superseded:
+            say(f"{key:32} superseded: a later generation has its rows; gc removes it a day after its last change")
+        else:
+            say(f"{key:32} incomplete: the command that makes it goes on with it")
 
 
 def show(store: Store, key: str, limit: int | None) -> None:

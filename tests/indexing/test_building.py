@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
-from indexing.building import turn_dials, without
+from indexing import building
+from indexing.building import DEPTHS, probe, turn_dials, without
+from indexing.faiss_index import fill_shard, train_quantizer, write_index
+from indexing.index import Shard
 
 TRUTH = np.arange(100)[None].repeat(5, axis=0)
 
@@ -43,3 +51,53 @@ def test_a_flat_index_has_nothing_to_probe() -> None:
 def test_a_query_that_is_a_passage_does_not_count_itself() -> None:
     rows = np.array([[7, 1, 2], [3, 9, 4], [5, 6, 8]])
     np.testing.assert_array_equal(without(rows, np.array([7, 9, 0])), [[1, 2], [3, 4], [5, 6]])
+
+
+class Rows:
+    """As much of Embeddings, and of an artifact with one file, as probing asks for."""
+
+    def __init__(self, vectors: np.ndarray, file: Path | None = None):
+        self.vectors, self.file = vectors, file
+
+    def between(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
+        return [(first_row, self.vectors[first_row:end])]
+
+    def local(self, part: object) -> Path | None:
+        return self.file
+
+
+def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best so far and one shard's are all that is held; what comes out is brute force over what a depth reaches."""
+    vectors = np.random.default_rng(0).normal(size=(2_400, 8)).astype(np.float16)
+    queries = vectors[:20].astype(np.float32)
+    products = (queries.astype(np.float64) @ vectors.astype(np.float64).T).astype(np.float32)
+    shards = []
+    reached = {depth: np.full_like(products, -np.inf) for depth in DEPTHS}
+    for first in range(0, 2_400, 400):
+        file = tmp_path / f"{first}.faiss"
+        write_index(fill_shard(train_quantizer(queries, "Flat", seed=0), [vectors[first : first + 400]], first), file)
+        shards.append(Shard(Rows(vectors, file), "", first, first + 400))  # type: ignore[arg-type]
+        for depth, scores in reached.items():
+            best = first + np.argsort(-products[:, first : first + 400], axis=1)[:, :depth]
+            np.put_along_axis(scores, best, np.take_along_axis(products, best, 1), 1)
+    alive: list[weakref.ref] = []
+    held = []
+
+    def one_by_one(function: Any, items: Any, *shared: Any, num_cpus: int) -> Iterator[tuple[Any, Any]]:
+        for item in items:
+            found = function(item, *shared)
+            alive.append(weakref.ref(found.rows))
+            held.append(sum(each() is not None for each in alive))
+            yield item, found
+            del found
+
+    monkeypatch.setattr(building, "node_cores", lambda: 1)
+    monkeypatch.setattr(building, "run_tasks", one_by_one)
+    found = probe(shards, Rows(vectors), queries, 1_500, 1)  # type: ignore[arg-type]
+    assert list(found) == list(DEPTHS)
+    for depth, rows in found.items():
+        some = min(1_500, 6 * depth)
+        np.testing.assert_array_equal(rows[:, :some], np.argsort(-reached[depth], axis=1, kind="stable")[:, :some])
+        assert (rows[:, some:] == -1).all()
+    assert len(held) == 6
+    assert max(held) <= 2

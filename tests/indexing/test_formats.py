@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import random
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 
 import pyarrow as pa
@@ -190,3 +192,30 @@ def test_bad_parquet_is_named(tmp_path):
     whole = file.read_bytes()
     refused(file, whole[:-7], "parquet", r"a\.parquet: found no Parquet")
     refused(file, b"", "parquet", r"a\.parquet: found no Parquet")
+
+
+PEAK = """
+import sys
+import pyarrow as pa
+from indexing import formats, sources
+from indexing.parse import parse_corpus
+formats.CHUNK_BYTES = sources.CHUNK_BYTES = 2_000_000
+formats.PARQUET_BUFFER = 1 << 20
+found = list(sources.chunks(sources.detect(sys.argv[1]), 1_000))
+ids = [parse_corpus("parquet", found[index])["id"].to_pylist() for index in (0, 20, 31)]
+print(len(found), ids, pa.default_memory_pool().max_memory())
+"""
+
+
+def test_long_rows_of_one_row_group_are_read_a_chunk_at_a_time(tmp_path):
+    """Arrow holds some chunks of 2 MB, in a process of its own, not the row group of 64 MB, however many its rows."""
+    table = pa.table({
+        "id": [str(n) for n in range(64)], "text": [random.Random(n).randbytes(500_000).hex() for n in range(64)]
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "x.parquet", compression="none", use_dictionary=False, write_batch_size=1)
+    assert pq.read_metadata(tmp_path / "x.parquet").num_row_groups == 1
+    command = [sys.executable, "-c", PEAK, str(tmp_path / "x.parquet")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    start = "32 [['0', '1'], ['40', '41'], ['62', '63']] "
+    assert printed.startswith(start)
+    assert 2_000_000 < int(printed.removeprefix(start)) < 16_000_000

@@ -131,7 +131,7 @@ def test_hits_fold_to_the_same_bytes_in_any_order_of_arrival() -> None:
     assert (expected.scores[:, 1:] == expected.scores[:, :-1]).mean() > 0.5
     assert all(len({(row - FIRST) // 800 for row in rows}) > 1 for rows in expected.rows.tolist())
     for order in itertools.permutations(hits):
-        same_bytes(searching._folded(iter(order), 30), expected)
+        same_bytes(searching.folded(iter(order), 30), expected)
 
 
 class Rows:

@@ -12,7 +12,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from raw_files import DATA, write
 
-from indexing import raw
+from indexing import raw, sources
 from indexing.parse import parse_corpus
 from indexing.sources import Source, chunks, detect, detect_queries
 from retriever.errors import InputError
@@ -86,6 +86,61 @@ def test_the_last_chunk_ends_at_the_limit_and_the_others_do_not_change(tmp_path)
     for bad in ((0, None), (4, 0)):
         with pytest.raises(InputError, match="expected at least 1"):
             list(chunks(beir(file), bad[0], limit=bad[1]))
+
+
+def cut(files: list[list[bytes]], most_rows: int, most_bytes: int) -> list[list[tuple[int, int, bytes]]]:
+    """(file, 1-based first line, lines) of each chunk's pieces, line by line."""
+    found, held, size = [[]], 0, 0
+    for file, lines in enumerate(files):
+        for number, line in enumerate(lines, 1):
+            pieces = found[-1]
+            if pieces and pieces[-1][0] == file:
+                pieces[-1] = (*pieces[-1][:2], pieces[-1][2] + b"\n" + line)
+                size += 1 + len(line)
+            else:
+                pieces.append((file, number, line))
+                size += len(line)
+            held += 1
+            if held == most_rows or size >= most_bytes:
+                found.append([])
+                held = size = 0
+    return [pieces for pieces in found if pieces]
+
+
+@pytest.mark.parametrize("block", [1, 3, 7, 64, 1 << 20])
+def test_a_chunk_of_long_rows_ends_with_the_row_that_makes_its_bytes(tmp_path, monkeypatch, block):
+    """Wherever blocks and files end, as counted line by line; and what is below the bound is cut by rows alone."""
+    monkeypatch.setattr(raw, "BLOCK", block)
+    generator = random.Random(0)
+    texts = [b"x" * generator.choice([0, 1, 5, 20, 100]) + b"y" for _ in range(40)]
+    texts[7:9] = [b"", b""]
+    files = [texts[:15], texts[15:16], texts[16:]]
+    names = [str(write(tmp_path / f"{n}.jsonl.gz", b"\n".join(lines) + b"\n")) for n, lines in enumerate(files)]
+    whole = list(chunks(beir(*map(Path, names)), 6))
+    for most_bytes in (1, 2, 21, 22, 50, 300, 10_000):
+        monkeypatch.setattr(sources, "CHUNK_BYTES", most_bytes)
+        for most_rows in (1, 2, 6, 100):
+            found = list(chunks(beir(*map(Path, names)), most_rows))
+            pieces = [[(names.index(p.file), p.first_line, p.data) for p in chunk.pieces] for chunk in found]
+            assert pieces == cut(files, most_rows, most_bytes)
+            assert [p.size for chunk in found for p in chunk.pieces] == [len(p[2]) for each in pieces for p in each]
+            assert [chunk.first_row for chunk in found] == [sum(c.rows for c in found[:n]) for n in range(len(found))]
+    assert list(chunks(beir(*map(Path, names)), 6)) == whole
+
+
+def test_parquet_is_cut_by_the_bytes_that_its_footer_tells(tmp_path, monkeypatch):
+    """About CHUNK_BYTES each, every row once, over row groups and files; short rows by their number as before."""
+    texts = [random.Random(n).randbytes(5_000 if n < 40 else 50).hex() for n in range(100)]
+    for name, rows in (("a", slice(0, 60)), ("b", slice(60, 100))):
+        table = pa.table({"id": [str(n) for n in range(100)][rows], "text": texts[rows]})
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20)
+    assert [chunk.rows for chunk in chunks(detect(str(tmp_path)), 30)] == [30, 30, 30, 10]
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 70_000)
+    found = list(chunks(detect(str(tmp_path)), 30))
+    assert [chunk.rows for chunk in found] == [7, 7, 7, 7, 7, 30, 30, 5]
+    tables = [parse_corpus("parquet", chunk) for chunk in found]
+    assert max(sum(map(len, table["text"].to_pylist())) for table in tables) < 80_000
+    assert pa.concat_tables(tables)["id"].to_pylist() == [str(n) for n in range(100)]
 
 
 def test_chunks_stream(tmp_path, monkeypatch):

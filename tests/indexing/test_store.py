@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from indexing import store as store_module
 from indexing.artifact import Draft, Part
 from indexing.cache import CorruptError, NodeCache
 from indexing.s3 import S3Storage
@@ -230,6 +231,90 @@ def test_garbage_is_only_what_nothing_names(tmp_path: Path) -> None:
     os.utime(old, (0, 0))
     (tmp_path / "store/.tmp/new").write_bytes(b"being written")
     assert [key for key, _ in store.garbage()] == ["embeddings/e/part-00000-0123456789abcdef.bin", ".tmp/old"]
+
+
+def test_an_upload_that_was_killed_is_garbage_once_nothing_comes_to_it(bucket: str, monkeypatch) -> None:
+    """Of this store alone, with the bytes that came; ended as a file is deleted. (moto's uploads all begin in 2010.)"""
+    store = Store(f"{bucket}/some/prefix")
+    make(store, "e", [b"x"])
+    s3, name = store.storage.s3, store.storage.bucket  # type: ignore[attr-defined]
+
+    def begin(key: str, *parts: bytes) -> str:
+        upload = s3.create_multipart_upload(Bucket=name, Key=key)["UploadId"]
+        for number, data in enumerate(parts, 1):
+            s3.upload_part(Bucket=name, Key=key, UploadId=upload, PartNumber=number, Body=data)
+        return upload
+
+    silent = begin("some/prefix/embeddings/e/part-00001-aa.npy")
+    alive = begin("some/prefix/embeddings/e/part-00002-bb.npy", b"x" * 5, b"y")
+    other = begin("some/prefix2/embeddings/e/part-00001-aa.npy")
+    named = f"embeddings/e/part-00001-aa.npy?uploadId={silent}"
+    assert store.garbage() == [(named, 0)]
+    monkeypatch.setattr(store_module, "TEMPORARY_AGE", -60.0)
+    assert store.garbage() == [(named, 0), (f"embeddings/e/part-00002-bb.npy?uploadId={alive}", 6)]
+    for key, _ in store.garbage():
+        store.storage.delete(key)
+        store.storage.delete(key)  # it ended meanwhile
+    assert store.garbage() == []
+    assert [u["UploadId"] for u in s3.list_multipart_uploads(Bucket=name)["Uploads"]] == [other]
+    assert store.open("embeddings", "e").local("part-00000").read_bytes() == b"x"
+
+
+def chain(store: Store, kind: str, *numbers: int, begun: tuple[int, ...]) -> None:
+    """Generations of kind/x, each made from the last one that is complete; the `begun` ones are not ended."""
+    previous = None
+    for number in numbers:
+        inputs = {"previous": previous} if previous else {}
+        draft = store.create(kind, f"x/g{number:04d}", inputs=inputs)
+        write_part(draft, 0, b"rows")
+        if number not in begun:
+            draft.finish()
+            previous = store.open(kind, f"x/g{number:04d}")
+
+
+def test_a_generation_that_a_later_one_took_the_rows_of_is_garbage_a_day_after_its_last_object(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(store_url)
+    chain(store, "index", 0, 1, 2, 3, begun=(1, 3))  # 3 is the last one: its command goes on with it
+    chain(store, "embeddings", 0, 1, 2, begun=(1,))  # a corpus generation's only embeddings
+    before = dict(store.storage.list(""))
+    assert store.superseded() == ["index/x/g0001"]
+    assert store.garbage() == []  # it may be work in progress
+    last = {key: store._modified(key) for key in before if key.startswith("index/x/g0001/")}
+    monkeypatch.setattr(store_module.time, "time", lambda: max(last.values()) + 86_399)
+    assert store.garbage() == []
+    monkeypatch.setattr(store_module.time, "time", lambda: max(last.values()) + 86_401)
+    names = [key for key, _ in store.garbage()]
+    assert set(names) == set(last)
+    assert names[0].endswith("part-00000.json")  # no record without its bytes, wherever it is stopped
+    assert names[-1].endswith("manifest.begun.json")
+    for key in names:
+        store.storage.delete(key)
+    assert dict(store.storage.list("")) == {key: size for key, size in before.items() if key not in last}
+    assert store.incomplete() == ["embeddings/x/g0001", "index/x/g0003"]
+    assert not [finding for finding in verify(store) if finding.problem]
+
+
+def test_one_new_object_keeps_a_superseded_generation(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    chain(store, "bm25", 0, 1, begun=(0,))
+    for path in (tmp_path / "bm25/x/g0000").iterdir():
+        os.utime(path, (0, 0))
+    assert len(store.garbage()) == 3
+    write_part(store.create("bm25", "x/g0000"), 1, b"a shard that was long in the making")
+    assert store.superseded() == ["bm25/x/g0000"]
+    assert store.garbage() == []
+
+
+def test_a_generation_that_lost_its_manifest_and_is_needed_is_no_garbage(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    chain(store, "index", 0, 1, begun=())
+    (tmp_path / "index/x/g0000/manifest.json").unlink()
+    for path in (tmp_path / "index/x/g0000").iterdir():
+        os.utime(path, (0, 0))
+    assert store.incomplete() == ["index/x/g0000"]
+    assert store.superseded() == store.garbage() == []
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b/c", "", ".hidden", "with space", "a//b"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import subprocess
@@ -14,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from samples import files_of, make_passages, make_queries, write_beir, write_lines
 
-from indexing import importing
+from indexing import ids, importing, sources
+from indexing.artifact import Draft, Part
 from indexing.corpus import Corpus, Passage
 from indexing.queries import Queries
 from indexing.store import Store
@@ -152,6 +154,99 @@ def test_an_interrupted_import_shows_nothing_and_goes_on_to_the_same_bytes(
     }
     for name, changed in committed.items():
         assert (tmp_path / "s/corpus/g0000" / name).stat().st_mtime_ns == changed
+
+
+def test_a_part_of_long_passages_ends_at_a_number_of_bytes(
+    tmp_path: Path, world, job, done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same parts from any run; what one run committed another one keeps; and short passages are cut as ever."""
+    passages = [{"_id": f"p{n}", "text": "word " * (2_000 if n < 12 else 20)} for n in range(40)]
+    source = write_beir(tmp_path / "raw", passages)
+    command = ("import_corpus", "--source", source, "--part-size", 10, "--store")
+    done(*command, tmp_path / "by rows")
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 30_000)
+    assert "40 passages in 7 parts" in done(*command, tmp_path / "by bytes")
+    corpus = Corpus.open(Store(str(tmp_path / "by bytes")))
+    assert [part.part.rows for part in corpus.parts] == [3, 3, 3, 3, 10, 10, 8]
+    assert [p.id for p in passages_of(tmp_path / "by bytes")] == [p["_id"] for p in passages]
+    done(*command, tmp_path / "again")
+    made = files_of(tmp_path / "by bytes")
+    assert files_of(tmp_path / "again") == made
+    for name in [*(tmp_path / "again/corpus/g0000").glob("*-00001*"), tmp_path / "again/corpus/g0000/manifest.json"]:
+        name.unlink()
+    done(*command, tmp_path / "again")
+    assert files_of(tmp_path / "again") == made
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 40_000)
+    done("import_corpus", "--store", tmp_path / "short", "--source", world.source, "--part-size", 60)
+    assert files_of(tmp_path / "short") == {
+        name: data for name, data in files_of(world.store).items() if name.startswith(("corpus/", "queries/"))
+    }
+
+
+def test_parts_that_were_cut_elsewhere_are_refused(tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Parquet too, whose rows the driver does not read: begun under another bound, here, its parts would overlap."""
+    pq.write_table(pa.table({"id": [*"abcdefghij", "a"], "text": ["x" * 100] * 11}), tmp_path / "x.parquet")
+    command = ("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "x.parquet", "--part-size", 5)
+    assert "id 'a' comes a second time" in refused(*command)
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 30)
+    assert "x.parquet:1: changed since part-00000 was made; remove corpus/g0000" in refused(*command)
+
+
+def test_what_is_being_parsed_is_bounded_by_bytes(tmp_path: Path, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tasks a cluster runs at once: here it draws all that it is given before the first one ends."""
+    passages = [{"_id": f"p{n}", "text": "word " * (50 if n % 10 else 800)} for n in range(60)]
+    source = write_beir(tmp_path / "raw", passages)
+    command = ("import_corpus", "--source", source, "--part-size", 4, "--store")
+    drawn: list[list[int]] = []
+    original = importing.run_tasks
+
+    def greedy(function, items, *shared, **options):
+        items = list(items)
+        if function is importing.import_part:
+            drawn.append([sum(len(piece.data) for piece in chunk.pieces) for chunk in items])
+        yield from original(function, items, *shared, **options)
+
+    monkeypatch.setattr(importing, "run_tasks", greedy)
+    done(*command, tmp_path / "at once")
+    [sizes] = drawn
+    assert len(sizes) == 15
+    assert sum(sizes) > 30_000
+    for most in (12_000, 3_000):
+        drawn.clear()
+        monkeypatch.setattr(importing, "IN_FLIGHT_BYTES", most)
+        done(*command, tmp_path / str(most))
+        assert [size for together in drawn for size in together] == sizes
+        assert all(sum(together) <= most or len(together) == 1 for together in drawn)
+        assert all(sum(one) + other[0] > most for one, other in itertools.pairwise(drawn))  # and full
+        assert files_of(tmp_path / str(most)) == files_of(tmp_path / "at once")
+
+
+def test_the_records_are_read_as_often_for_many_buckets_of_ids_as_for_one(
+    tmp_path: Path, done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks run here, so that their reads are counted too."""
+    source = write_beir(tmp_path / "raw", make_passages(60))
+    reads: list[str] = []
+    original = Draft.committed
+
+    def committed(draft: Draft) -> dict[str, Part]:
+        reads.append(draft.key)
+        return original(draft)
+
+    def here(function, items, *shared):
+        for item in items:
+            yield item, function(item, *shared)
+
+    monkeypatch.setattr(importing, "run_tasks", here)
+    monkeypatch.setattr(Draft, "committed", committed)
+    counted = []
+    for rows, buckets in ((1 << 24, 1), (4, 16)):
+        monkeypatch.setattr(ids, "BUCKET_ROWS", rows)
+        reads.clear()
+        done("import_corpus", "--store", tmp_path / str(rows), "--source", source, "--part-size", 10)
+        assert len(list((tmp_path / str(rows) / "corpus/g0000").glob("ids-*.npy"))) == buckets
+        counted.append(len(reads))
+    assert counted[0] == counted[1]
 
 
 def test_a_finished_import_is_found_done(world, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:

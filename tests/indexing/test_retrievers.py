@@ -1,0 +1,229 @@
+"""The grammar of sources: what it names, how it is written back, and what is refused; fusion of what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_bm25 import build, extend
+from test_lucene import pairs
+
+from indexing import bm25 as bm25_module
+from indexing.artifact import Artifact
+from indexing.exact import Hits
+from indexing.retrieval import label, source_of
+from indexing.retrievers import FUSION_DEPTH, Fusion, Retrievers
+from indexing.store import Store
+from retriever.errors import InputError
+
+Best = list[tuple[int, float]]
+
+
+@dataclass
+class Listed:
+    """A source that finds what it was given: for query n the n-th list of (row, score)."""
+
+    source: str
+    lists: list[Best]
+    dials: dict[str, Any] = field(default_factory=dict)
+    asked: list[int] = field(default_factory=list)
+
+    def inputs(self) -> dict[str, Artifact]:
+        return {}
+
+    def search(self, texts: Sequence[str], k: int) -> Hits:
+        self.asked.append(k)
+        rows = np.full((len(texts), k), -1, np.int64)
+        scores = np.full((len(texts), k), -np.inf, np.float32)
+        for query, best in enumerate(self.lists):
+            for rank, (row, score) in enumerate(best[:k]):
+                rows[query, rank], scores[query, rank] = row, score
+        return Hits(scores, rows)
+
+
+def fused_by_rank(lists: Sequence[Best], k: int) -> Best:
+    """Cormack, Clarke and Buettcher (2009), with dictionaries."""
+    sums: dict[int, float] = {}
+    for best in lists:
+        for rank, (row, _) in enumerate(best, start=1):
+            sums[row] = sums.get(row, 0) + 1 / (60 + rank)
+    return sorted(sums.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
+
+
+def fused_by_weight(lists: Sequence[Best], weights: Sequence[float], k: int) -> Best:
+    """Min-max within each list, then the weighted sum; 0 for what a list lacks."""
+    sums: dict[int, float] = {}
+    for best, weight in zip(lists, weights, strict=True):
+        scores = [score for _, score in best]
+        for row, score in best:
+            share = (score - min(scores)) / (max(scores) - min(scores)) if max(scores) > min(scores) else 1
+            sums[row] = sums.get(row, 0) + weight * share
+    return sorted(sums.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
+
+
+def two_sources(queries: int = 5, count: int = 40) -> list[Listed]:
+    rng = np.random.default_rng(0)
+    made = []
+    for name, scale in (("a", 10.0), ("b", 0.5)):
+        lists = []
+        for _ in range(queries):
+            rows = rng.permutation(60)[:count].tolist()
+            scores = np.sort(rng.random(count).astype(np.float32) * scale)[::-1].tolist()
+            lists.append(list(zip(rows, scores, strict=True)))
+        made.append(Listed(name, lists))
+    return made
+
+
+def close(found: Best, expected: Best) -> None:
+    assert [row for row, _ in found] == [row for row, _ in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-5)
+
+
+def test_sources_are_fused_by_rank_or_by_weight_from_all_that_each_has() -> None:
+    """A passage that is the 40th of both lists is seen although only three are asked for."""
+    sources = two_sources()
+    texts = [""] * 5
+    by_rank = Fusion(sources, None, {"fusion_depth": FUSION_DEPTH}).search(texts, 3)  # type: ignore[arg-type]
+    by_weight = Fusion(sources, [0.3, 0.7], {"fusion_depth": FUSION_DEPTH}).search(texts, 3)  # type: ignore[arg-type]
+    for query in range(5):
+        lists = [source.lists[query] for source in sources]
+        close(pairs(by_rank, query), fused_by_rank(lists, 3))
+        close(pairs(by_weight, query), fused_by_weight(lists, [0.3, 0.7], 3))
+    assert sources[0].asked == [1_000, 1_000]
+    Fusion(sources, None, {"fusion_depth": FUSION_DEPTH}).search(texts, 2_000)  # type: ignore[arg-type]
+    assert sources[0].asked[-1] == 2_000
+
+
+def test_a_fusion_writes_itself_in_the_grammar() -> None:
+    sources = two_sources()
+    assert Fusion(sources, None, {}).source == "a+b"  # type: ignore[arg-type]
+    assert Fusion(sources, [0.4, 1.0], {}).source == "0.4*a+1*b"  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def retrievers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Retrievers:
+    """Over a store with two BM25s, `bm25` and `wide`, and nothing else."""
+
+    def here(function: Callable, items: Sequence, *shared: Any, num_cpus: float = 1) -> Iterator:
+        for item in items:
+            yield item, function(item, *shared)
+
+    monkeypatch.setattr(bm25_module, "run_tasks", here)
+    monkeypatch.setattr(bm25_module, "node_cores", lambda: 1)
+    monkeypatch.setattr(bm25_module, "num_slots", lambda cores: 1)
+    corpus = extend(tmp_path, [["w1 w2", "w2 w2 w3 w4", "w5", "w1 w3 w3 w3 w3 w3"]])
+    build(corpus, tmp_path)
+    build(corpus, tmp_path, "wide", k1=2.0, b=1.0)
+    return Retrievers(Store(str(tmp_path / "store")), corpus)
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("bm25", "bm25"),
+        ("bm25:bm25", "bm25"),
+        ("bm25:wide", "bm25:wide"),
+        ("bm25:wide+bm25", "bm25:wide+bm25"),
+        ("0.40*bm25:bm25+.6*bm25:wide", "0.4*bm25+0.6*bm25:wide"),
+        ("1.*bm25+2*bm25:wide", "1*bm25+2*bm25:wide"),
+    ],
+)
+def test_a_source_is_written_back_so_that_it_reads_the_same(retrievers: Retrievers, given: str, written: str) -> None:
+    opened = retrievers.open(given)
+    assert opened.source == written
+    assert retrievers.open(written).source == written
+    names = {name for name in ("bm25", "wide") if name in given.replace("bm25:", "").replace("+", " ")}
+    names = {"wide"} if given == "bm25:wide" else names
+    keys = {artifact.key for artifact in opened.inputs().values()}
+    assert keys == {f"bm25/{name}/g0000" for name in names}
+
+
+def test_a_fusion_finds_what_its_sources_find_apart(retrievers: Retrievers) -> None:
+    texts = ["w1 w3", "w5", "nowhere", "w2"]
+    apart = [retrievers.open(name).search(texts, 1_000) for name in ("bm25", "bm25:wide")]
+    assert not np.array_equal(apart[0].scores, apart[1].scores)
+    by_rank = retrievers.open("bm25+bm25:wide").search(texts, 4)
+    by_weight = retrievers.open("2*bm25+0.5*bm25:wide").search(texts, 4)
+    for query in range(4):
+        lists = [pairs(hits, query) for hits in apart]
+        close(pairs(by_rank, query), fused_by_rank(lists, 4))
+        close(pairs(by_weight, query), fused_by_weight(lists, [2, 0.5], 4))
+    assert pairs(by_rank, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("splade", "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, or A+B"),
+        ("splade:x+bm25", "source 'splade:x': expected"),
+        ("exact", "source 'exact': expected"),
+        ("index:", "source 'index:': expected"),
+        ("", "source '': expected"),
+        ("bm25+", "source '': expected"),
+        ("0.4*bm25", "source '0.4*bm25': expected"),
+        ("-1*bm25+1*bm25:wide", "give every one of the sources a weight, or none"),
+        ("0.4*bm25+bm25:wide", "source '0.4*bm25+bm25:wide': give every one of the sources a weight, or none"),
+        ("bm25+0.6*bm25:wide", "give every one of the sources a weight, or none"),
+        ("bm25+bm25:bm25", "source 'bm25+bm25:bm25': a source comes twice"),
+        ("1*bm25+2*bm25", "a source comes twice"),
+        ("bm25:none", "bm25/none: there is no such artifact (complete bm25: bm25, wide)"),
+        ("bm25:a b", "name 'a b'"),
+        ("bm25+exact:enc", "embeddings/enc"),
+        ("bm25+index:idx", "index/idx: there is no such artifact (complete index: none)"),
+        ("0*bm25+0*bm25:wide", "every weight is 0"),
+    ],
+)
+def test_what_is_not_in_the_grammar_or_the_store_is_named(retrievers: Retrievers, source: str, told: str) -> None:
+    with pytest.raises(InputError) as raised:
+        retrievers.open(source)
+    assert told in str(raised.value)
+
+
+class Names:
+    """As much of a store as `source_of` asks for."""
+
+    def __init__(self, **names: list[str]):
+        self._names = names
+
+    def names(self, kind: str) -> list[str]:
+        return self._names.get(kind, [])
+
+    def only(self, kind: str, name: str | None = None) -> str:
+        [found] = [name] if name else self.names(kind)
+        return found
+
+    def generations(self, kind: str, name: str) -> list[Any]:
+        return [type("Made", (), {"config": {"embeddings": f"of-{name}"}})]
+
+
+def test_modes_stand_for_sources() -> None:
+    both, bare = Names(embeddings=["enc"], index=["idx"]), Names(embeddings=["enc"])
+    table = {
+        ("bm25", both): "bm25",
+        ("exact", both): "exact:enc",
+        ("dense", both): "index:idx",
+        ("hybrid", both): "0.5*bm25+0.5*index:idx",
+        ("hybrid", bare): "0.5*bm25+0.5*exact:enc",
+    }
+    assert {asked: source_of(*asked) for asked in table} == table  # type: ignore[arg-type]
+    assert source_of("hybrid", both, embeddings="enc") == "0.5*bm25+0.5*exact:enc"  # type: ignore[arg-type]
+    assert source_of("hybrid", both, index="other") == "0.5*bm25+0.5*index:other"  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="index/idx is over embeddings/of-idx, not enc"):
+        source_of("dense", both, embeddings="enc")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "piece"),
+    [
+        ("bm25", "bm25"),
+        ("index:minilm", "dense-minilm"),
+        ("exact:mini.lm", "exact-mini.lm"),
+        ("0.4*bm25+0.6*index:a_b", "0.4-bm25-0.6-dense-a-b"),
+    ],
+)
+def test_a_source_is_part_of_a_runs_name(source: str, piece: str) -> None:
+    assert label(source) == piece

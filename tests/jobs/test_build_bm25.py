@@ -1,0 +1,235 @@
+"""BM25 by its job: built, grown with its corpus, resumed, refused; what it finds against one built anew."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs import build_bm25
+
+import pytest
+from samples import files_of, make_passages, write_beir
+
+from indexing.runs import read_run
+from indexing.store import Store
+
+Done = Callable[..., str]
+Found = dict[str, list[tuple[str, float]]]
+
+
+def command(world, *more: object) -> tuple:
+    return ("build_bm25", "--store", world.store, *more)
+
+
+def hits_of(store: Path, run: str) -> Found:
+    found: Found = {}
+    for table in read_run(Store(str(store)).open("runs", run)):
+        for row in table.to_pylist():
+            found.setdefault(row["query_id"], []).append((row["id"], row["score"]))
+    return found
+
+
+def searched(done: Done, store: Path, name: str, *more: object, k: int = 50) -> Found:
+    done("search", "--store", store, "--split", "all", "--k", k, "--name", name, *(more or ("--mode", "bm25")))
+    return hits_of(store, name)
+
+
+def times(store: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("work was done")
+
+    monkeypatch.setattr(build_bm25, "connect", never)
+
+
+def test_any_number_of_shards_finds_the_same(world, done: Done) -> None:
+    out = done(*command(world))
+    assert f"{world.store}/bm25/bm25/g0000: 240 passages in 1 shards, k1 0.9, b 0.4, Lucene " in out
+    assert "240 passages in 7 shards" in done(*command(world, "--name", "seven", "--shards", 7))
+    one = searched(done, world.store, "one", "--source", "bm25:bm25")
+    seven = searched(done, world.store, "seven", "--source", "bm25:seven")
+    assert len(one) == 40
+    assert seven == one
+
+
+def test_growth_indexes_what_is_new_and_finds_what_a_store_built_anew_finds(
+    world, done: Done, refused, tmp_path: Path
+) -> None:
+    new = make_passages(24, seed=11, prefix="n")
+    at = ("--store", world.store)
+    done(*command(world, "--shards", 2))
+    before = searched(done, world.store, "before")
+    done("import_corpus", *at, "--source", write_beir(tmp_path / "more", new), "--append", "--part-size", 10)
+    line = refused("search", *at, "--mode", "bm25", "--name", "after")
+    assert "bm25/bm25 covers 240 of the corpus' 264 passages: run jobs/build_bm25.py --name bm25 again" in line
+
+    kept = times(world.store)
+    assert "264 passages in 4 shards" in done(*command(world, "--shards", 2))
+    parts = Store(str(world.store)).open("bm25", "bm25/g0001").parts
+    assert [(part.facts["first_row"], part.facts["end"]) for part in parts] == [(240, 252), (252, 264)]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+    anew = write_beir(tmp_path / "anew", [*world.passages, *new], world.queries, {"test": world.judged})
+    fresh = tmp_path / "fresh"
+    done("import_corpus", "--store", fresh, "--source", anew, "--part-size", 100)
+    done("build_bm25", "--store", fresh, "--shards", 3)
+    grown = searched(done, world.store, "grown")
+    assert grown == searched(done, fresh, "anew")
+    assert grown != before
+    assert any(id.startswith("n") for hits in grown.values() for id, _ in hits)
+
+    # A run was made of what there was: under its name another one is refused.
+    line = refused("search", *at, "--mode", "bm25", "--split", "all", "--k", 50, "--name", "before")
+    assert "runs/before was begun otherwise" in line
+    assert "bm25/g0001" in line
+
+
+def test_deleted_passages_are_left_out_at_once_and_all_hits_are_still_found(world, done: Done, tmp_path: Path) -> None:
+    done(*command(world))
+    whole = searched(done, world.store, "whole", k=240)
+    gone = {hits[0][0] for hits in whole.values()} | {f"p{n}" for n in range(0, 240, 2)}
+    (tmp_path / "gone").write_text("\n".join(sorted(gone)))
+    done("import_corpus", "--store", world.store, "--delete", tmp_path / "gone")
+    kept = files_of(world.store / "bm25", but=())
+    assert "240 passages in 1 shards" in done(*command(world))
+    assert files_of(world.store / "bm25", but=()) == kept
+    less = searched(done, world.store, "less", k=20)
+    for query, hits in whole.items():
+        assert less.get(query, []) == [hit for hit in hits if hit[0] not in gone][:20]
+    assert max(len(hits) for hits in less.values()) == 20
+
+
+def test_what_is_left_is_filled_and_the_rest_kept(world, done: Done) -> None:
+    build = command(world, "--shards", 4)
+    done(*build)
+    before = searched(done, world.store, "before")
+    folder = world.store / "bm25/bm25/g0000"
+    done("store", "remove", "runs/before", "--store", world.store)
+    for path in [folder / "manifest.json", folder / "shard-00002.json", *folder.glob("shard-00001*")]:
+        path.unlink()
+    assert f"bm25/bm25/g0000{' ' * 17} incomplete" in done("store", "list", "--store", world.store)
+    kept = times(folder)
+    assert "240 passages (120 kept)" in done(*build)
+    assert {path: path.stat().st_mtime_ns for path in kept if path.name != "provenance.json"} == {
+        path: time for path, time in kept.items() if path.name != "provenance.json"
+    }
+    assert searched(done, world.store, "after") == before
+    done("verify", "--store", world.store)
+
+
+def test_a_finished_one_is_found_done_and_another_refused(world, done: Done, refused, monkeypatch) -> None:
+    done(*command(world, "--shards", 2))
+    monkeypatch.setattr(build_bm25, "connect", lambda store: pytest.fail("work was done"))
+    before = files_of(world.store, but=())
+    assert "240 passages in 2 shards" in done(*command(world, "--shards", 2))
+    line = refused(*command(world, "--k1", 1.2, "--b", 0.75, "--language", "de"))
+    assert (
+        f"{world.store}/bm25/bm25 was built otherwise (k1 0.9, now 1.2, b 0.4, now 0.75, language en, now de, " in line
+    )
+    assert "shards 2, now None): give the same options or another --name" in line
+    assert files_of(world.store, but=()) == before
+
+
+def test_one_of_another_corpus_is_refused_with_both_fingerprints(world, done: Done, refused, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    source = write_beir(tmp_path / "source", make_passages(10, seed=5))
+    done("import_corpus", "--store", other, "--source", source)
+    done("build_bm25", "--store", other)
+    os.rename(other / "bm25", world.store / "bm25")
+    prints = [Store(str(store)).open("corpus", "g0000").fingerprint[:12] for store in (other, world.store)]
+    for line in (refused(*command(world)), refused("search", "--store", world.store, "--mode", "bm25")):
+        assert f"bm25/bm25/g0000 was built from corpus/g0000 {prints[0]}, the corpus is now {prints[1]}" in line
+
+
+def test_a_limit_is_of_the_name_and_takes_the_first_passages(world, done: Done) -> None:
+    assert "bm25/bm25-limit50/g0000: 50 passages" in done(*command(world, "--limit", 50))
+    found = searched(done, world.store, "few")
+    names = {id for hits in found.values() for id, _ in hits}
+    assert names == {f"p{n}" for n in range(50)} & names
+    assert len(names) > 25
+
+
+@pytest.mark.usefixtures("no_work")
+def test_plan_says_what_and_does_nothing(world, done: Done) -> None:
+    before = files_of(world.store, but=())
+    out = done(*command(world, "--plan", "--shards", 7, "--limit", 100))
+    assert "corpus   100 passages to index" in out
+    assert "shards   7 of about 14 passages" in out
+    assert f"{world.store}/bm25/bm25-limit100" in out
+    assert "2 GB of Java" in out
+    assert files_of(world.store, but=()) == before
+
+
+@pytest.mark.usefixtures("no_work")
+def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path) -> None:
+    before = files_of(world.store, but=())
+    assert "--k1 -1.0 --b 0.4: expected k1 >= 0 and 0 <= b <= 1" in refused(*command(world, "--k1", -1))
+    assert "--b 1.5" in refused(*command(world, "--b", 1.5))
+    assert "--k1 nan" in refused(*command(world, "--k1", "nan"))
+    assert "--shards 0" in refused(*command(world, "--shards", 0))
+    assert "--limit 0" in refused(*command(world, "--limit", 0))
+    assert "name 'a b'" in refused(*command(world, "--name", "a b"))
+    assert files_of(world.store, but=()) == before
+    assert "there is no store here" in refused("build_bm25", "--store", tmp_path / "none")
+
+
+def test_an_unknown_language_is_named_and_leaves_nothing(world, refused) -> None:
+    before = files_of(world.store, but=())
+    line = refused(*command(world, "--language", "xx"))
+    assert "language 'xx': Anserini has no analyzer for it" in line
+    assert files_of(world.store, but=()) == before
+
+
+def test_a_flipped_byte_is_found_by_verify_and_not_searched(world, done: Done, job, refused) -> None:
+    done(*command(world, "--shards", 2))
+    [file] = (world.store / "bm25/bm25/g0000").glob("shard-00001-*.cfs")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    outcome = job("verify", "--store", world.store)
+    assert outcome.status == 1
+    assert [line.split(": ")[1] for line in outcome.out.splitlines() if line.startswith("bad: ")] == [str(file)]
+    line = refused("search", "--store", world.store, "--mode", "bm25", "--name", "bad")
+    assert f"{file.name}: its sha256 is not the committed one" in line
+    assert "bad" not in Store(str(world.store)).names("runs")
+
+
+def test_the_store_knows_it(world, done: Done, refused) -> None:
+    done(*command(world))
+    done("search", "--store", world.store, "--mode", "bm25", "--name", "words")
+    [line] = [line for line in done("store", "list", "--store", world.store).splitlines() if line.startswith("bm25/")]
+    assert "240 rows" in line
+    assert line.endswith("from corpus/g0000")
+    shown = done("store", "show", "bm25/bm25/g0000", "--store", world.store)
+    config = json.loads(shown.partition("config ")[2].partition("notes ")[0])
+    assert config.items() >= {"k1": 0.9, "b": 0.4, "language": "en", "limit": None}.items()
+    assert {"lucene", "anserini"} <= set(config)
+    assert "needed by    runs/words" in shown
+    assert "is needed by runs/words" in refused("store", "remove", "bm25/bm25/g0000", "--store", world.store)
+    for key in ("runs/words", "bm25/bm25/g0000"):
+        done("store", "remove", key, "--store", world.store)
+    assert not list((world.store / "bm25").rglob("*.*"))
+    assert "there is no such artifact (complete bm25: none)" in refused(
+        "search", "--store", world.store, "--mode", "bm25"
+    )
+
+
+@pytest.mark.slow
+def test_scifact_reaches_the_figures_published_for_its_flat_index(
+    shared_data: Path, tmp_path: Path, done: Done
+) -> None:
+    """Anserini's two-click reproduction of BEIR, BM25 over title and text as one field, k1 0.9, b 0.4."""
+    at = ("--store", tmp_path / "s")
+    done("import_corpus", *at, "--source", shared_data / "scifact", "--part-size", 1000)
+    done("build_bm25", *at, "--shards", 3)
+    done("search", *at, "--mode", "bm25", "--k", 100, "--name", "bm25")
+    done("evaluate", *at, "--run", "bm25", "--metrics", "nDCG@10", "R@100", "--json", tmp_path / "e.json")
+    mean = json.loads((tmp_path / "e.json").read_text())["mean"]["bm25"]
+    assert mean["nDCG@10"] == pytest.approx(0.6789, abs=0.002)
+    assert mean["R@100"] == pytest.approx(0.9253, abs=0.002)

@@ -1,0 +1,290 @@
+"""The re-ranker gives the probabilities of transformers and sentence-transformers, which hang on the pair alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from retriever.errors import InputError
+from retriever.pairs import PairTokenizer
+from retriever.reranker import Reranker, RerankerOptions, describe_reranker, expected_reranker_numerics
+
+FLOAT32 = RerankerOptions(dtype="float32")
+WORDS = [f"w{number}" for number in range(60)]
+KINDS = ["bert", "roberta", "distilbert", "qwen3"]
+
+
+def save_classifier(folder: Path, kind: str = "bert", labels: int = 1, seed: int = 0) -> Path:
+    """A random cross-encoder of 48 positions (Qwen3: relative ones) that tells question from passage."""
+    vocabulary = {piece: n for n, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    types = (0, 1) if kind == "bert" else (0, 0)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair=f"[CLS] $A [SEP] $B:{types[1]} [SEP]:{types[1]}",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )  # fmt: skip
+    names = ["input_ids", "token_type_ids", "attention_mask"] if kind == "bert" else ["input_ids", "attention_mask"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        model_max_length=48, model_input_names=names,
+    ).save_pretrained(folder)  # fmt: skip
+    torch.manual_seed(seed)
+    size = len(vocabulary)
+    shape = {"vocab_size": size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "intermediate_size": 64, "initializer_range": 0.4, "num_labels": labels, "pad_token_id": 0}  # fmt: skip
+    if kind == "bert":
+        model: torch.nn.Module = BertForSequenceClassification(BertConfig(**shape, max_position_embeddings=48))
+    elif kind == "roberta":
+        config = RobertaConfig(**shape, max_position_embeddings=49, type_vocab_size=1, bos_token_id=2, eos_token_id=3)
+        model = RobertaForSequenceClassification(config)
+    elif kind == "distilbert":
+        own = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 48}
+        common = {key: shape[key] for key in ("vocab_size", "initializer_range", "num_labels", "pad_token_id")}
+        model = DistilBertForSequenceClassification(DistilBertConfig(**common, **own))
+    else:
+        more = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
+        model = Qwen3ForSequenceClassification(Qwen3Config(**shape, **more))
+    model.save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def change_config(folder: Path, **changes: object) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return folder
+
+
+@pytest.fixture
+def pairs() -> tuple[list[str], list[str]]:
+    """Pairs of many lengths in no order: some are cut, in some the question is the longer one, some are empty."""
+    draw = np.random.default_rng(3)
+    sizes = [(int(draw.integers(1, 12)), int(draw.integers(1, 70))) for _ in range(60)]
+    sizes += [(60, 3), (50, 50), (0, 5), (4, 0), (0, 0), (1, 1)]
+    made = [[" ".join(draw.choice(WORDS, size=side)) for side in size] for size in sizes]
+    return [query for query, _ in made], [passage for _, passage in made]
+
+
+def one_by_one(folder: Path, queries: list[str], passages: list[str], label: int | None) -> np.ndarray:
+    """The specification: each pair alone through transformers, float32."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    scores = []
+    for query, passage in zip(queries, passages, strict=True):
+        inputs = tokenizer([query], [passage], truncation=True, max_length=48, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**inputs).logits[0]
+        scores.append(torch.sigmoid(logits[0]) if label is None else torch.softmax(logits, 0)[label])
+    return np.array(scores, np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("labels", [1, 2])
+def test_equals_a_loop_of_single_pairs(tmp_path: Path, pairs, kind: str, labels: int) -> None:
+    folder = save_classifier(tmp_path / "ce", kind, labels)
+    reranker = Reranker(str(folder), FLOAT32)
+    found = reranker.score(*pairs)
+    expected = one_by_one(folder, *pairs, label=None if labels == 1 else 1)
+    assert (found.dtype, found.shape) == (np.float32, (66,))
+    assert expected.std() > 0.05
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    assert reranker.config["probability"] == ("sigmoid" if labels == 1 else "softmax[1]")
+
+
+def test_equals_the_cross_encoder_of_sentence_transformers(tmp_path: Path, pairs) -> None:
+    for labels in (1, 2):
+        folder = save_classifier(tmp_path / f"ce{labels}", labels=labels)
+        peer = CrossEncoder(str(folder), device="cpu")
+        expected = peer.predict(list(zip(*pairs, strict=True)), apply_softmax=labels == 2)
+        expected = expected if labels == 1 else expected[:, 1]
+        np.testing.assert_allclose(Reranker(str(folder), FLOAT32).score(*pairs), expected, atol=1e-5, rtol=0)
+        peer.save_pretrained(str(tmp_path / f"saved{labels}"))
+        saved = Reranker(str(tmp_path / f"saved{labels}"), FLOAT32)
+        np.testing.assert_allclose(saved.score(*pairs), expected, atol=1e-5, rtol=0)
+
+
+def test_the_chosen_label_of_several(tmp_path: Path, pairs) -> None:
+    folder = save_classifier(tmp_path / "ce", labels=3)
+    with pytest.raises(InputError, match=r"3 labels \(0 LABEL_0, 1 LABEL_1, 2 LABEL_2\).*positive_label"):
+        Reranker(str(folder), FLOAT32)
+    reranker = Reranker(str(folder), RerankerOptions(dtype="float32", positive_label=2))
+    np.testing.assert_allclose(reranker.score(*pairs), one_by_one(folder, *pairs, label=2), atol=1e-5, rtol=0)
+    assert reranker.config["probability"] == "softmax[2]"
+    with pytest.raises(InputError, match="has 3 label"):
+        Reranker(str(folder), RerankerOptions(positive_label=3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_mates_and_order_change_nothing(tmp_path: Path, pairs, kind: str) -> None:
+    reranker = Reranker(str(save_classifier(tmp_path / "ce", kind)), FLOAT32)
+    queries, passages = map(np.array, pairs)
+    together = reranker.score(list(queries), list(passages))
+    alone = [reranker.score([query], [passage])[0] for query, passage in zip(*pairs, strict=True)]
+    np.testing.assert_allclose(together, alone, atol=1e-5, rtol=0)
+    shuffled = np.random.default_rng(0).permutation(len(queries))
+    found = reranker.score(list(queries[shuffled]), list(passages[shuffled]))
+    np.testing.assert_allclose(found, together[shuffled], atol=1e-5, rtol=0)
+
+
+def test_the_same_list_gives_the_same_bytes(tmp_path: Path, pairs) -> None:
+    folder = str(save_classifier(tmp_path / "ce"))
+    for dtype in ("float32", "bfloat16"):
+        options = RerankerOptions(dtype=dtype)  # type: ignore[arg-type]
+        first, second = Reranker(folder, options, threads=1), Reranker(folder, options, threads=2)
+        assert first.score(*pairs).tobytes() == first.score(*pairs).tobytes() == second.score(*pairs).tobytes()
+
+
+def test_bfloat16_is_near(tmp_path: Path, pairs) -> None:
+    folder = str(save_classifier(tmp_path / "ce"))
+    found = Reranker(folder, RerankerOptions(dtype="bfloat16"))
+    assert "bfloat16 eager" in found.numerics
+    np.testing.assert_allclose(found.score(*pairs), Reranker(folder, FLOAT32).score(*pairs), atol=0.05)
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager(tmp_path: Path, pairs) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs a compiler")
+    folder = str(save_classifier(tmp_path / "ce"))
+    found = Reranker(folder, RerankerOptions(dtype="float32", compile="always"))
+    assert "compiled" in found.numerics
+    np.testing.assert_allclose(found.score(*pairs), Reranker(folder, FLOAT32).score(*pairs), atol=1e-5)
+
+
+def test_numerics_are_told_beforehand(tmp_path: Path) -> None:
+    folder = str(save_classifier(tmp_path / "ce"))
+    for options in (FLOAT32, RerankerOptions()):
+        assert Reranker(folder, options, device="cpu").numerics == expected_reranker_numerics(options, "cpu")
+
+
+def test_description_without_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_classifier(tmp_path / "ce")
+    reranker = Reranker(str(folder), FLOAT32)
+    other = save_classifier(tmp_path / "other", seed=1)
+    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", None)
+    assert describe_reranker(str(folder), FLOAT32) == reranker.config
+    assert reranker.config["max_length"] == 48
+    assert describe_reranker(str(folder), RerankerOptions(max_length=20))["max_length"] == 20
+    differing = {key for key, value in describe_reranker(str(other), FLOAT32).items() if value != reranker.config[key]}
+    assert differing == {"weights"}
+    assert describe_reranker(shutil.copytree(folder, tmp_path / "copy"), FLOAT32) == reranker.config
+
+
+def test_max_length_cuts_the_longer_text(tmp_path: Path) -> None:
+    tokenizer = PairTokenizer(save_classifier(tmp_path / "ce"), 13)
+    tokens, types = tokenizer(["w0 w1 w2"], [" ".join(WORDS)])
+    assert tokens.ids.tolist() == [2, 4, 5, 6, 3, 4, 5, 6, 7, 8, 9, 10, 3]
+    assert types.ids.tolist() == [0] * 5 + [1] * 8
+
+
+def test_titles(tmp_path: Path) -> None:
+    folder = str(save_classifier(tmp_path / "ce"))
+    expected = {"space": "t x", "newline": "t\nx", "sep": "t [SEP] x", "none": "x"}
+    for title, text in expected.items():
+        reranker = Reranker(folder, RerankerOptions(title=title))  # type: ignore[arg-type]
+        assert reranker.compose(["t", ""], ["x", "y"]) == [text, "y"]
+
+
+def test_nothing_to_score(tmp_path: Path) -> None:
+    found = Reranker(str(save_classifier(tmp_path / "ce")), FLOAT32).score([], [])
+    assert (found.shape, found.dtype) == ((0,), np.float32)
+
+
+def test_bad_pairs_are_named(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path / "ce")
+    reranker = Reranker(str(folder), FLOAT32)
+    with pytest.raises(InputError, match="2 queries and 1 passages"):
+        reranker.score(["a", "b"], ["c"])
+    with pytest.raises(InputError, match="pair 1 of 2"):
+        reranker.score(["w1", "w2"], ["w3", "\ud800"])
+    with pytest.raises(InputError, match="pair 0 of 1"):
+        reranker.score(["w1"], [None])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_that_is_not_finite_names_its_pair(tmp_path: Path, value: float) -> None:
+    """One word's embedding is spoilt: the pair that holds it is named, wherever the batch has put it."""
+    folder = save_classifier(tmp_path / "ce")
+    model = BertForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        model.bert.embeddings.word_embeddings.weight[4 + 7] = value
+    model.save_pretrained(folder)
+    reranker = Reranker(str(folder), FLOAT32)
+    assert np.isfinite(reranker.score(["w1"], ["w2"])).all()
+    with pytest.raises(InputError, match=r"the score of pair 2 \(and of 0 more of 4\) is not finite"):
+        reranker.score(["w1", "w2", "w3", "w4 w5"], ["w2", "w2 w3", "w1 w7", "w1 w2 w3"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["BertModel"]}, "BertModel is no cross-encoder"),
+        ({"architectures": None}, "no architecture is no cross-encoder"),
+        ({"model_type": "nonsense"}, "nonsense"),
+    ],
+)
+def test_other_models_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    folder = change_config(save_classifier(tmp_path / "ce"), **changes)
+    for attempt in (Reranker, describe_reranker):
+        with pytest.raises(InputError, match=message) as raised:
+            attempt(str(folder))  # type: ignore[operator]
+        assert "\n" not in str(raised.value)
+
+
+def test_a_head_that_was_never_trained_is_refused(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path / "ce")
+    BertForSequenceClassification.from_pretrained(folder).bert.save_pretrained(folder)
+    change_config(folder, architectures=["BertForSequenceClassification"])
+    with pytest.raises(InputError, match=r"the weights lack classifier\.bias, classifier\.weight"):
+        Reranker(str(folder))
+
+
+def test_several_modules_are_refused(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path / "ce")
+    (folder / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_LogitScore"}]))
+    with pytest.raises(InputError, match="several modules"):
+        describe_reranker(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 49}, "max_length=49 is more than the 48 positions"),
+        ({"max_length": 4}, "max_length=4 leaves no room beside 3 special tokens"),
+        ({"max_length": 0}, "max_length=0 must be at least 1"),
+        ({"positive_label": -1}, "positive_label=-1"),
+        ({"positive_label": 1}, "has 1 label"),
+        ({"title": "tab"}, "title='tab' is not one of space, newline, sep, none"),
+        ({"dtype": "float16"}, "dtype='float16'"),
+        ({"compile": "maybe"}, "compile='maybe'"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options: dict, message: str) -> None:
+    folder = str(save_classifier(tmp_path / "ce"))
+    with pytest.raises(InputError, match=message):
+        Reranker(folder, RerankerOptions(**options))
+
+
+def test_unknown_model() -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        Reranker("./nowhere")
