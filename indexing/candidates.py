@@ -6,7 +6,7 @@ candidates/NAME      part-*.parquet   PART_QUERIES questions each, pooled (minin
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from indexing.store import Store
 from indexing.tasks import run_tasks
 from retriever.errors import InputError
 
-PART_QUERIES = 512  # whose pairs a processor's re-ranker scores in about a minute
+PART_QUERIES = 512  # whose pairs a processor's re-ranker scores in a minute or two
 
 
 class Asked(NamedTuple):
@@ -50,10 +50,12 @@ class MiningOptions:
     sources: tuple[str, ...]
     depth: int = 200  # hits of each source (DPTDR, section 4.1)
     drop_answers: bool = False  # passages that contain a known answer are no negatives
+    part_queries: int = PART_QUERIES  # of a part, the unit of work and of resume
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise InputError(f"--depth {self.depth}: expected at least 1")
+        for name in ("depth", "part_queries"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected at least 1")
 
 
 class Mining:
@@ -92,7 +94,7 @@ class Mining:
             "split": split,
             "depth": options.depth,
             "drop_answers": options.drop_answers,
-            "part_queries": PART_QUERIES,
+            "part_queries": options.part_queries,
             "limit": limit,
         }
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
@@ -103,23 +105,29 @@ class Mining:
     def draft(self) -> Draft:
         return self.store.create("candidates", self.name, **self._lineage)
 
-    def parts(self) -> list[tuple[str, int]]:
-        """(name, first question) of each part."""
-        starts = range(0, len(self.asked.ids), PART_QUERIES)
-        return [(f"part-{number:05d}", start) for number, start in enumerate(starts)]
+    def parts(self) -> list[tuple[str, Asked]]:
+        """The name and the questions of each part."""
+        size = self.options.part_queries
+        starts = range(0, len(self.asked.ids), size)
+        return [(f"part-{number:05d}", self.asked.part(start, size)) for number, start in enumerate(starts)]
 
     def pool(self) -> Iterator[tuple[bool, int]]:
         """Search for the questions of the parts that are left, and pool; yields (kept, questions)."""
         with self.draft() as draft:
             committed = draft.committed()
-            left = [(name, start) for name, start in self.parts() if name not in committed]
-            yield True, len(self.asked.ids) - sum(len(self.asked.part(s, PART_QUERIES).ids) for _, s in left)
-            per_block = QUERY_BLOCK // PART_QUERIES
-            for first in range(0, len(left), per_block):
-                yield from self._pool_block(draft, left[first : first + per_block])
+            left = {name for name, _ in self.parts()} - committed.keys()
+            yield True, sum(len(part.ids) for name, part in self.parts() if name not in left)
+            # A block is searched whole where one of its parts is left: vectors and FAISS' sums depend on the batch.
+            per_block = max(1, QUERY_BLOCK // self.options.part_queries)
+            for first in range(0, len(self.parts()), per_block):
+                block = self.parts()[first : first + per_block]
+                if any(name in left for name, _ in block):
+                    yield from self._pool_block(draft, block, left)
 
-    def _pool_block(self, draft: Draft, parts: Sequence[tuple[str, int]]) -> Iterator[tuple[bool, int]]:
-        asked = [self.asked.part(start, PART_QUERIES) for _, start in parts]
+    def _pool_block(
+        self, draft: Draft, parts: Sequence[tuple[str, Asked]], left: Container[str]
+    ) -> Iterator[tuple[bool, int]]:
+        asked = [part for _, part in parts]
         texts = [text for part in asked for text in part.texts]
         # Positives are dropped from a list of `depth`: the first hits of each source, as they were found.
         found = {r.source: r.search(texts, self.options.depth) for r in self.retrievers}
@@ -127,7 +135,8 @@ class Mining:
         items = []
         for (name, _), part, end in zip(parts, asked, ends, strict=True):
             start = end - len(part.ids)
-            items.append((name, part, {s: Hits(h.scores[start:end], h.rows[start:end]) for s, h in found.items()}))
+            if name in left:
+                items.append((name, part, {s: Hits(h.scores[start:end], h.rows[start:end]) for s, h in found.items()}))
         shared = (draft, self.options.depth, self.corpus if self.options.drop_answers else None)
         for (_, part, _), _ in run_tasks(pool_part, items, *shared, num_cpus=1):
             yield False, len(part.ids)

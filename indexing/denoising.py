@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from indexing import mining
 from indexing.artifact import Artifact, Draft
-from indexing.candidates import PART_QUERIES, Asked, Mining
+from indexing.candidates import Asked, Mining
 from indexing.corpus import Corpus
 from indexing.queries import Queries
 from indexing.rescoring import RerankWorker, open_reranker, rerank_resources, reranker_inputs
@@ -188,12 +188,7 @@ class Drawing:
         with self.draft() as draft:
             committed = draft.committed()
             yield True, sum(part.rows for part in committed.values())
-            asked = self.mining.asked
-            items = [
-                (name, asked.part(start, PART_QUERIES))
-                for name, start in self.mining.parts()
-                if name not in committed
-            ]
+            items = [(name, part) for name, part in self.mining.parts() if name not in committed]
             for (_, part), _ in run_tasks(
                 draw_part, items, draft, self.candidates, self.scores, self.draw, num_cpus=1
             ):

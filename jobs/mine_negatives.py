@@ -39,6 +39,8 @@ class MineNegatives(Common):
     """Hits of each source."""
     drop_answers: bool = False
     """Leave out passages that contain an answer which is known for the question (its metadata's `answers`)."""
+    part_queries: int = 512
+    """Questions of a part, the unit of work and of resume."""
     candidates: str | None = None
     """The pool's name; default: queries-split-sources."""
     name: str | None = None
@@ -66,7 +68,7 @@ class MineNegatives(Common):
 
 def main(options: MineNegatives) -> None:
     store = Store(options.store).require()
-    shape = MiningOptions(tuple(options.sources), options.depth, options.drop_answers)
+    shape = MiningOptions(tuple(options.sources), options.depth, options.drop_answers, options.part_queries)
     search = SearchOptions(encoder=options.encoder)
     mining = Mining(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit

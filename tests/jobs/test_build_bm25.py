@@ -204,7 +204,6 @@ def test_the_store_knows_it(world, done: Done, refused) -> None:
     done(*command(world))
     done("search", "--store", world.store, "--mode", "bm25", "--name", "words")
     [line] = [line for line in done("store", "list", "--store", world.store).splitlines() if line.startswith("bm25/")]
-    assert "240 rows" in line
     assert line.endswith("from corpus/g0000")
     shown = done("store", "show", "bm25/bm25/g0000", "--store", world.store)
     config = json.loads(shown.partition("config ")[2].partition("notes ")[0])

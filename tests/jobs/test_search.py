@@ -342,7 +342,7 @@ def test_queries_that_find_nothing_are_listed(world, done: Done, monkeypatch, tm
     assert {line.split()[0] for line in (tmp_path / "r.trec").read_text().splitlines()} == {"known"}
     monkeypatch.setattr("jobs.search.SHOWN", 1)
     assert "  3 queries found nothing: stopped and 2 more\n" in done(*ask)
-    assert "found nothing" not in done(*command(world, "exact", "--k", 20, "--name", "exact"))
+    assert "found nothing" not in done(*command(world, "exact", "--queries", "odd", "--split", "all", "--k", 3))
 
 
 def by_hand(runs: list[Found], weights: list[float] | None, k: int) -> dict[str, list[tuple[int, float]]]:
