@@ -8,11 +8,13 @@
 from indexing.corpus import Corpus, Passage
 from indexing.embeddings import Embeddings
 from indexing.exact import Hits, exact_search
+from indexing.fusion import reciprocal_rank, weighted
 from indexing.index import Index
 from indexing.queries import Queries
 from indexing.store import Store
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
+from retriever.reranker import Reranker, RerankerOptions
 
 __all__ = [
     "Corpus",
@@ -24,6 +26,10 @@ __all__ = [
     "InputError",
     "Passage",
     "Queries",
+    "Reranker",
+    "RerankerOptions",
     "Store",
     "exact_search",
+    "reciprocal_rank",
+    "weighted",
 ]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+MODES = ("exact", "dense", "bm25", "hybrid")
 QUESTIONS_SHOWN = 3
 
 
@@ -54,10 +55,11 @@ def main() -> None:
     job("import_corpus", *at, "--source", "examples/squad", "--part-size", "500")
     job("encode_corpus", *at, "--encoder", MODEL, "--name", "minilm")
     job("build_index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
-    for mode in ("exact", "dense"):
+    job("build_bm25", *at)
+    for mode in MODES:
         job("search", *at, "--mode", mode, "--k", "100", "--name", f"demo-{mode}", "--run", f"results/demo-{mode}.trec")
-    job("evaluate", *at, "--run", "demo-exact", "demo-dense", "--json", "results/demo.json")
-    show(store, "demo-dense")
+    job("evaluate", *at, "--run", *(f"demo-{mode}" for mode in MODES), "--json", "results/demo.json")
+    show(store, "demo-hybrid")
     print(f"\nThe store is {store} (python jobs/store.py list --store {store}), the runs are results/demo-*.trec, the")
     print(
         f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; run it again, and all is found done."

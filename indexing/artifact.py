@@ -92,7 +92,7 @@ class Artifact:
 
     @property
     def rows(self) -> int:
-        return sum(part.rows for part in self.group("part"))
+        return sum(part.rows for part in [*self.group("part"), *self.group("shard")])
 
     def group(self, prefix: str) -> list[Part]:
         """The parts PREFIX-00000, PREFIX-00001, … in order."""

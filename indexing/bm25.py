@@ -142,6 +142,12 @@ class Bm25Building:
     def fill(self) -> Iterator[tuple[bool, int]]:
         """Fill the shards that are left; yields (kept from an earlier run, passages) for each; then it is complete."""
         [(_, made)] = run_tasks(made_with, [self.language])
+        before = {key: self.previous[0].config[key] for key in made} if self.previous else made
+        if before != made:
+            raise InputError(
+                f"{self.store.url}/bm25/{self.name} was built with {before}, this is {made}, whose terms may differ: "
+                "build another one (--name)"
+            )
         inputs = {f"corpus/{n}": artifact for n, artifact in enumerate(self.corpus.generations)}
         if self.previous:
             inputs["previous"] = self.previous[-1]

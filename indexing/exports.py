@@ -47,7 +47,7 @@ def export_tevatron(tables: Iterable[pa.Table], questions: Mapping[str, str], co
     left out: Tevatron's trainer stops at one. Raises InputError for a question without text, and where none is left.
     """
     rows, left_out = 0, []
-    with _whole(path) as temporary, open(temporary, "wb") as file:
+    with whole_file(path) as temporary, open(temporary, "wb") as file:
         for block in _blocks(tables, corpus):
             for group in block:
                 if not group.positives or not group.negatives:
@@ -85,7 +85,7 @@ def export_sentence_transformers(
     names = ["query", "positive", *(f"negative_{number}" for number in range(1, num_negatives + 1))]
     schema = pa.schema([(name, pa.string()) for name in names])
     rows, most, left_out = 0, 0, []
-    with _whole(path) as temporary:
+    with whole_file(path) as temporary:
         with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
             for block in _blocks(tables, corpus):
                 tuples = []
@@ -137,8 +137,11 @@ def _contents(passage: Passage) -> str:
 
 
 @contextlib.contextmanager
-def _whole(path: str) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its name when the block ends and goes when it fails."""
+def whole_file(path: str) -> Iterator[Path]:
+    """A file beside `path` to write to, which takes its name when the block ends and goes when it fails.
+
+    Makes the folder. Raises InputError where no file can be.
+    """
     target = result_path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -83,7 +83,22 @@ def analyzer(language: str) -> Any:
 
 
 def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") -> LuceneShard:
-    """Index passages, in their order, as the one segment of a new index in an empty folder."""
+    """Index passages, in their order, as the one segment of a new index in an empty folder.
+
+    Raises InputError where the folder's disk is full.
+    """
+    try:
+        return _write_shard(passages, folder, language)
+    except Exception as error:
+        if "java.io.IOException" not in str(error):
+            raise
+        reason = str(error).splitlines()[0].rpartition(": ")[2]
+        raise InputError(
+            f"{folder}: Lucene cannot write there: {reason}; free some space, or set TMPDIR to a folder that has it"
+        ) from error
+
+
+def _write_shard(passages: Iterable[str], folder: Path, language: str) -> LuceneShard:
     java = lucene()
     config = _type("index.IndexWriterConfig")(_as("analysis.Analyzer", analyzer(language)))
     config.setRAMBufferSizeMB(BUFFER_MB)
@@ -179,9 +194,7 @@ def open_shard(shard: LuceneShard, bulk: Path) -> Any:
             (folder / name).write_bytes(content)
         (folder / shard.bulk).symlink_to(bulk.resolve())
         directory = _type("store.MMapDirectory")(java.type("java.nio.file.Paths").get(str(folder)))
-        return _type("index.DirectoryReader").open(
-            _as("store.Directory", directory)
-        )
+        return _type("index.DirectoryReader").open(_as("store.Directory", directory))
     except Exception as error:
         if "JVM exception" not in str(error):
             raise

@@ -17,13 +17,20 @@ import pyarrow as pa
 import xxhash
 
 from indexing.exact import Hits
+from retriever.errors import InputError
 
 SCORING, DRAWING = 0, 1  # streams of random numbers
 _SHIFT = 44  # bits of a row, in a number made of question and row
+MOST_QUESTIONS = 1 << (63 - _SHIFT)  # of a pool
 
 
 def pool(query_ids: Sequence[str], found: Mapping[str, Hits], positives: Sequence[np.ndarray], depth: int) -> pa.Table:
-    """The first `depth` hits of every source, joined, less each question's positives (int64 rows)."""
+    """The first `depth` hits of every source, joined, less each question's positives (int64 rows).
+
+    Raises InputError for more questions than MOST_QUESTIONS, whose numbers would not fit beside a row.
+    """
+    if len(query_ids) > MOST_QUESTIONS:
+        raise InputError(f"{len(query_ids):,} questions in one pool: at most {MOST_QUESTIONS:,}, cut them into parts")
     keys = {}
     for source, hits in found.items():
         rows = hits.rows[:, :depth]
@@ -33,7 +40,8 @@ def pool(query_ids: Sequence[str], found: Mapping[str, Hits], positives: Sequenc
         np.repeat(np.arange(len(query_ids)), [len(rows) for rows in positives]),
         np.concatenate([*positives, np.empty(0, np.int64)]),
     )
-    joined = np.unique(np.concatenate([key for key, _, _ in keys.values()]))
+    joined = np.sort(np.concatenate([np.empty(0, np.int64), *(key for key, _, _ in keys.values())]))
+    joined = joined[np.diff(joined, prepend=-1) > 0]  # np.unique hashes: most of the time of all this
     joined = joined[~np.isin(joined, answering)]
     questions = joined >> _SHIFT
     columns: dict[str, pa.Array] = {

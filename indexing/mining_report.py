@@ -6,7 +6,6 @@ import base64
 import html
 import io
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,16 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from indexing.corpus import Corpus
+from indexing.exports import whole_file
 from indexing.mining import sources_of
 from retriever.errors import InputError
 
 THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
 PROBABILITY_BINS = 50
+PROBABILITY_EDGES = [number / PROBABILITY_BINS for number in range(PROBABILITY_BINS + 1)]
 _MOST_BINS = 64  # of a histogram whose range is not known beforehand
 _COMBINATIONS = 12  # that the picture shows; the table has all
 
@@ -61,24 +63,34 @@ class Histogram:
     def add(self, values: np.ndarray) -> None:
         """values: any finite numbers, [n]."""
         values = np.asarray(values, np.float64)
-        if not len(values):
-            return
-        low, high = float(values.min()), float(values.max())
+        if len(values):
+            self._cover(float(values.min()), float(values.max()), self.width)
+            numbers, counts = np.unique(np.floor(values / self.width).astype(np.int64), return_counts=True)
+            self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+
+    def merge(self, other: Histogram) -> None:
+        """Count what another one, of the same least width, has counted."""
+        if other._counts:
+            self._cover(min(other._counts) * other.width, max(other._counts) * other.width, other.width)
+            self._take(other._counts, other.width)
+
+    def _cover(self, low: float, high: float, width: float) -> None:
+        """Make bins of at least this width that low and high fall into besides what came."""
         if self._counts:
             low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)
-        width = self.width
+        width = max(width, self.width)
         # Numbers far from 0 get wider bins, in which a float64 still counts exactly.
         while (last := math.floor(high / width)) - (first := math.floor(low / width)) >= _MOST_BINS or (
             max(-first, last) > 2**50
         ):
             width *= 2
-        if width > self.width:
-            wider: Counter[int] = Counter()
-            for number, count in self._counts.items():
-                wider[math.floor(number * self.width / width)] += count
-            self._counts, self.width = wider, width
-        numbers, counts = np.unique(np.floor(values / width).astype(np.int64), return_counts=True)
-        self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        counts, narrow = self._counts, self.width
+        self._counts, self.width = Counter(), width
+        self._take(counts, narrow)
+
+    def _take(self, counts: Counter[int], narrow: float) -> None:
+        for number, count in counts.items():
+            self._counts[math.floor(number * narrow / self.width)] += count
 
     def bins(self) -> tuple[list[float], list[int]]:
         """(edges, ascending, one more than counts; counts); two empty lists where nothing came."""
@@ -90,7 +102,7 @@ class Histogram:
 
 
 class Statistics:
-    """Numbers about a pool and its scores, gathered part by part, in any order."""
+    """Numbers about a pool and its scores, gathered part by part, in any order and in any number of pieces."""
 
     def __init__(self) -> None:
         self.questions = self.candidates = self.scored = 0
@@ -106,25 +118,37 @@ class Statistics:
         Raises InputError where the part has other sources than those before it.
         """
         sources = sources_of(table)
-        if self.ranks and sources != list(self.ranks):
-            raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
+        self._expect(sources)
         self.questions += len(table["query"].unique())
         self.candidates += len(table)
-        found = np.zeros((len(table), len(sources)), bool)
+        kinds = np.zeros(len(table), np.int64)  # a bit for each source: rows of bools are slow to sort
         for number, source in enumerate(sources):
             column = table[f"rank:{source}"]
-            found[:, number] = ~np.asarray(column.is_null())
+            kinds |= np.asarray(column.is_valid()).astype(np.int64) << number
             ranks = np.asarray(column.drop_null(), np.float64) - 1  # bins start at a multiple of their width: at 0
             self.ranks.setdefault(source, Histogram(1.0)).add(ranks)
             self.scores.setdefault(source, Histogram()).add(np.asarray(table[f"score:{source}"].drop_null()))
-        kinds, counts = np.unique(found, axis=0, return_counts=True)
-        for kind, count in zip(kinds, counts.tolist(), strict=True):
-            self.overlap[tuple(source for source, here in zip(sources, kind, strict=True) if here)] += count
+        for kind, count in zip(*(each.tolist() for each in np.unique(kinds, return_counts=True)), strict=True):
+            self.overlap[tuple(source for number, source in enumerate(sources) if kind >> number & 1)] += count
         if probabilities is not None:
             known = probabilities[~np.isnan(probabilities)]
             self.scored += len(known)
             self.probabilities += np.histogram(known, PROBABILITY_BINS, (0, 1))[0]
             self.removed += [int((~(known < threshold)).sum()) for threshold in THRESHOLDS]  # as mining compares
+
+    def merge(self, other: Statistics) -> None:
+        """Add what was gathered elsewhere. Raises InputError where it is of other sources."""
+        self._expect(list(other.ranks or self.ranks))
+        for name in ("questions", "candidates", "scored", "probabilities", "removed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.overlap.update(other.overlap)
+        for mine, others in ((self.ranks, other.ranks), (self.scores, other.scores)):
+            for source, histogram in others.items():
+                mine.setdefault(source, Histogram(histogram.width)).merge(histogram)
+
+    def _expect(self, sources: Sequence[str]) -> None:
+        if self.ranks and list(sources) != list(self.ranks):
+            raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
 
     def numbers(self) -> dict[str, Any]:
         """All of it as plain values, for JSON. Shares are of 1; bins are [start, end), a rank's too."""
@@ -137,17 +161,16 @@ class Statistics:
                 "scores": _bins(self.scores[source], 0),
             }
         ordered = sorted(self.overlap.items(), key=lambda item: (-item[1], item[0]))
-        edges = [number / PROBABILITY_BINS for number in range(PROBABILITY_BINS + 1)]
-        shares = [{"threshold": t, "pairs": n, "share": n / self.scored if self.scored else None}
-                  for t, n in zip(THRESHOLDS, self.removed.tolist(), strict=True)]  # fmt: skip
+        removed = zip(THRESHOLDS, self.removed.tolist(), strict=True)
         return {
             "questions": self.questions,
             "candidates": self.candidates,
             "scored": self.scored,
             "sources": sources,
             "overlap": [{"sources": list(kind), "candidates": count} for kind, count in ordered],
-            "probabilities": {"edges": edges, "counts": self.probabilities.tolist()},
-            "removed": shares,
+            "probabilities": {"edges": PROBABILITY_EDGES, "counts": self.probabilities.tolist()},
+            "removed": [{"threshold": t, "pairs": n, "share": n / self.scored if self.scored else None}
+                        for t, n in removed],  # fmt: skip
         }
 
 
@@ -159,23 +182,13 @@ def _bins(histogram: Histogram, shift: int) -> dict[str, list]:
 def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus, count: int) -> list[Example]:
     """The first `count` questions of a table of negatives (mining.sample) that have some."""
     sources = sources_of(table)
-    examples: list[Example] = []
-    for line in range(len(table)):
-        if len(examples) == count:
-            break
-        fields = {name: values[0] for name, values in table.slice(line, 1).to_pydict().items()}
-        if not fields["negatives"]:
-            continue
+    examples = []
+    for fields in table.filter(pc.list_value_length(pc.field("negatives")) > 0).slice(0, count).to_pylist():
         negatives = [
-            Negative(
-                passage.title,
-                passage.text,
-                {source: fields[f"rank:{source}"][place] for source in sources},
-                fields["probability"][place],
-                fields["denoised"][place],
-            )
+            Negative(passage.title, passage.text, {source: fields[f"rank:{source}"][place] for source in sources},
+                     fields["probability"][place], fields["denoised"][place])
             for place, passage in enumerate(corpus.passages(fields["negatives"]))
-        ]
+        ]  # fmt: skip
         positives = [f"{p.title} {p.text}" if p.title else p.text for p in corpus.passages(fields["positives"])]
         examples.append(Example(questions[fields["query_id"]], positives, negatives))
     return examples
@@ -186,22 +199,11 @@ def write_report(folder: str, statistics: Statistics, examples: Sequence[Example
 
     Raises InputError where the folder cannot be made.
     """
-    target = Path(folder)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: no folder for the report: {error.strerror}; name another one") from error
-    numbers = statistics.numbers()
-    page = _page(numbers, examples, title)
-    for name, content in (("report.json", orjson.dumps(numbers, option=orjson.OPT_INDENT_2)),
-                          ("report.html", page.encode())):  # fmt: skip
-        temporary = target / f".{name}.{os.getpid()}"
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, target / name)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return target / "report.html"
+    page, numbers = Path(folder) / "report.html", statistics.numbers()
+    with whole_file(str(page)) as written, whole_file(str(page.with_suffix(".json"))) as beside:
+        beside.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2))
+        written.write_text(_page(numbers, examples, title), encoding="utf-8")
+    return page
 
 
 _STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
@@ -228,9 +230,8 @@ def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> s
             _table(("threshold", "removed", "of the scored"),
                    [(f"{row['threshold']}", f"{row['pairs']:,}", f"{row['share']:.1%}") for row in numbers["removed"]]),
         ]  # fmt: skip
-    pieces += [_example(example) for example in examples]
     head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
-    body = "\n".join((f"<h1>{html.escape(title)}</h1>", *pieces))
+    body = "\n".join((f"<h1>{html.escape(title)}</h1>", *pieces, *map(_example, examples)))
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
 
 
@@ -289,8 +290,8 @@ def _pictures(numbers: dict[str, Any]) -> list[str]:
     for name, figure in pictures:
         png = io.BytesIO()
         figure.savefig(png, format="png", dpi=110)
-        data = base64.b64encode(png.getvalue()).decode()
-        elements.append(f"<p><img alt='{html.escape(name)}' src='data:image/png;base64,{data}'></p>")
+        source = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+        elements.append(f"<p><img alt='{html.escape(name)}' src='{source}'></p>")
     return elements
 
 

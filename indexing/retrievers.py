@@ -9,6 +9,7 @@ A+B+…                    several of these, by reciprocal rank
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -208,6 +209,12 @@ def encode_queries(
     texts: list[str], name: str, options: EncoderOptions, pinned: Mapping[str, Any], threads: int
 ) -> np.ndarray:
     """One task: float32 [q, dim]."""
-    encoder = Encoder(name, options, threads=threads)
+    encoder = _opened(name, options, threads)
     check_encoder(encoder, pinned)
     return encoder.encode(texts, side="query")
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(name: str, options: EncoderOptions, threads: int) -> Encoder:
+    """Kept by its process for the next block of questions."""
+    return Encoder(name, options, threads=threads)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -290,3 +292,32 @@ def test_opening_and_searching_leave_no_folder_behind(tmp_path: Path, monkeypatc
     with pytest.raises(InputError):
         open_shard(made[0][0], tmp_path / "nowhere")
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+    """A process whose files may not grow past 3,000 bytes stands for it; it goes on when there is room again."""
+    code = """
+import resource, sys
+from pathlib import Path
+from indexing.lucene import lucene, write_shard
+from retriever.errors import InputError
+lucene()
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, hard))
+try:
+    write_shard((f"w{n}" for n in range(5_000)), Path(sys.argv[1]))
+except InputError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+print(write_shard(["w1"], Path(sys.argv[2])).bulk)
+"""
+    folders = [tmp_path / "full", tmp_path / "free"]
+    for folder in folders:
+        folder.mkdir()
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", code, *map(str, folders)]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    told, bulk = ended.stdout.splitlines()
+    assert told.startswith(f"{folders[0]}: Lucene cannot write there: File too large; free some space")
+    assert bulk.endswith(".cfs")

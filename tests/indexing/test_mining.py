@@ -13,6 +13,7 @@ import xxhash
 
 from indexing import mining
 from indexing.exact import Hits
+from retriever.errors import InputError
 
 SOURCES = ("bm25", "exact:minilm", "a+b:c")
 CORPUS = 60
@@ -126,6 +127,40 @@ def test_pool_is_the_union_of_the_first_hits_less_the_positives(seed: int, depth
     assert table.to_pylist() == expected
     assert mining.sources_of(table) == list(SOURCES)
     assert [str(field.type) for field in table.schema] == ["int32", "string", "int64", *["int32", "float"] * 3]
+
+
+def test_rows_of_a_large_corpus_and_many_questions() -> None:
+    """Billions of passages; the last question of the largest pool; neighbours in all of their bits."""
+    rows = np.array([0, 1, (1 << 20) + 1, (1 << 31) - 1, 1 << 31, (1 << 32) + 1, (1 << 44) - 1])
+    questions = 3000
+    found = {
+        "bm25": Hits(np.zeros((questions, len(rows)), np.float32), np.tile(rows, (questions, 1))),
+        "exact:minilm": Hits(np.zeros((questions, 2), np.float32), np.tile(rows[[-1, 2]], (questions, 1))),
+    }
+    positives = [rows[[number % len(rows)]] for number in range(questions)]
+    table = mining.pool([f"q{number}" for number in range(questions)], found, positives, 10)
+    expected = [(n, row) for n in range(questions) for at, row in enumerate(rows.tolist()) if at != n % len(rows)]
+    assert list(zip(table["query"].to_pylist(), table["row"].to_pylist(), strict=True)) == expected
+    ranks = {row: rank for rank, row in enumerate(rows.tolist(), 1)}
+    assert table["rank:bm25"].to_pylist() == [ranks[row] for _, row in expected]
+    ranks = {int(rows[-1]): 1, int(rows[2]): 2}
+    assert table["rank:exact:minilm"].to_pylist() == [ranks.get(row) for _, row in expected]
+
+
+def test_more_questions_than_numbers() -> None:
+    most = mining.MOST_QUESTIONS
+    last = np.full((most, 1), -1, np.int64)
+    last[-1] = (1 << 44) - 1
+    found = {"bm25": Hits(np.zeros((most, 1), np.float32), last)}
+    table = mining.pool(["q"] * most, found, [np.empty(0, np.int64)] * most, 1)
+    assert (table["query"].to_pylist(), table["row"].to_pylist()) == ([most - 1], [(1 << 44) - 1])
+    with pytest.raises(InputError, match="524,289 questions in one pool: at most 524,288"):
+        mining.pool(["q"] * (most + 1), found, [], 1)
+
+
+def test_no_source_finds_nothing() -> None:
+    table = mining.pool(["a"], {}, [np.array([3])], 5)
+    assert (len(table), table.column_names) == (0, ["query", "query_id", "row"])
 
 
 def test_an_empty_pool_goes_all_the_way() -> None:

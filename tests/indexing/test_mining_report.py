@@ -133,18 +133,49 @@ def test_histogram_of_any_range_in_any_order(least: float) -> None:
         edges, counts = found[0]
         assert found[1] == found[2] == (edges, counts)
         assert len(edges) == len(counts) + 1 <= 65
+        half = histogram.width / 2
+        assert histogram.width == least or (
+            math.floor(values.max() / half) - math.floor(values.min() / half) >= 64 or abs(values).max() / half > 2**50
+        ), "half as wide would do"
         assert counts == [int(((a <= values) & (values < b)).sum()) for a, b in itertools.pairwise(edges)]
         assert sum(counts) == len(values)
         assert min(counts[0], counts[-1]) > 0
+        pieces = [Histogram(least) for _ in range(4)]
+        for number, value in enumerate(values):
+            pieces[draw.choice([0, 1, 3])].add(values[number : number + 1])  # one stays empty
+            assert value in values
+        draw.shuffle(pieces)
+        for piece in pieces[1:]:
+            pieces[0].merge(piece)
+        assert pieces[0].bins() == found[0]
+        assert pieces[0].width == histogram.width
     assert Histogram().bins() == ([], [])
 
 
+def test_merged_pieces_are_the_whole() -> None:
+    expected = gathered([0, 1, 2, 3]).numbers()
+    for order in itertools.permutations(range(4)):
+        for cut in range(5):  # a piece may be empty
+            first, second = gathered(list(order[:cut])), gathered(list(order[cut:]))
+            untouched = second.numbers()
+            first.merge(second)
+            assert first.numbers() == expected
+            assert second.numbers() == untouched
+            first.add(pool(0))
+            assert second.numbers() == untouched, "nothing is shared"
+
+
 def test_parts_of_other_sources() -> None:
-    statistics = Statistics()
+    statistics, elsewhere = Statistics(), Statistics()
     statistics.add(pool(0))
     other = pool(0).drop(["rank:bm25", "score:bm25"])
+    elsewhere.add(other)
+    before = statistics.numbers()
     with pytest.raises(InputError, match="a part with the sources"):
         statistics.add(other)
+    with pytest.raises(InputError, match="a part with the sources"):
+        statistics.merge(elsewhere)
+    assert statistics.numbers() == before
 
 
 class Page(HTMLParser):
@@ -196,6 +227,11 @@ def test_the_page_shows_everything_and_runs_nothing(tmp_path: Path) -> None:
     for picture in page.pictures:
         assert picture.startswith(b"\x89PNG\r\n\x1a\n")
         assert len(picture) > 4000
+    before = path.read_bytes()
+    with pytest.raises(AttributeError):
+        write_report(str(folder), statistics, [None], title="broken")  # type: ignore[list-item]
+    assert path.read_bytes() == before
+    assert sorted(file.name for file in folder.iterdir()) == ["report.html", "report.json"]
     write_report(str(folder), statistics, examples, title="again")
     assert "<title>again</title>" in path.read_text(encoding="utf-8")
 
@@ -217,7 +253,7 @@ def test_without_scores_and_without_candidates(tmp_path: Path) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(InputError, match="no folder for the report"):
+        with pytest.raises(InputError, match="no folder"):
             write_report(str(folder), Statistics(), [], title="x")
 
 
