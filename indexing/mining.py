@@ -41,7 +41,7 @@ def pool(query_ids: Sequence[str], found: Mapping[str, Hits], positives: Sequenc
         np.concatenate([*positives, np.empty(0, np.int64)]),
     )
     joined = np.sort(np.concatenate([np.empty(0, np.int64), *(key for key, _, _ in keys.values())]))
-    joined = joined[np.diff(joined, prepend=-1) > 0]  # np.unique hashes: most of the time of all this
+    joined = joined[np.diff(joined, prepend=-1) != 0]  # np.unique hashes: most of the time of all this
     joined = joined[~np.isin(joined, answering)]
     questions = joined >> _SHIFT
     columns: dict[str, pa.Array] = {
@@ -79,13 +79,14 @@ def without_answers(table: pa.Table, contains: Callable[[int, np.ndarray], np.nd
     return table.filter(pa.array(~dropped))
 
 
-def seeded_order(seed: int, query_ids: Sequence[str], rows: np.ndarray, stream: int = 0) -> np.ndarray:
+def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarray, stream: int = 0) -> np.ndarray:
     """Random numbers uint64 [n], a function of (seed, stream, question's id, row) alone: sorting by them shuffles.
 
     So a question's order depends on no other question, no part and no machine. splitmix64 over xxh3 of the id.
     """
-    hashes = {id: xxhash.xxh3_64_intdigest(f"{stream} {id}".encode(), seed) for id in set(query_ids)}
-    state = np.fromiter((hashes[id] for id in query_ids), np.uint64, len(query_ids))
+    ids = pa.array(query_ids, pa.string()).dictionary_encode()  # each is hashed once
+    hashes = [xxhash.xxh3_64_intdigest(f"{stream} {id}".encode(), seed) for id in ids.dictionary.to_pylist()]
+    state = np.array(hashes, np.uint64)[ids.indices.to_numpy()]
     with np.errstate(over="ignore"):
         state = state + (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -106,7 +107,7 @@ def to_score(
     if all_pairs:
         return np.flatnonzero(fresh)
     hopeful = fresh | (known < threshold)
-    keys = seeded_order(seed, table["query_id"].to_pylist(), table["row"].to_numpy(), SCORING)
+    keys = seeded_order(seed, table["query_id"].combine_chunks(), table["row"].to_numpy(), SCORING)
     chosen = []
     for _, start, end in _questions(table):
         order = start + np.argsort(keys[start:end], kind="stable")
@@ -138,7 +139,7 @@ def sample(
     """
     sources = sources_of(table)
     rows = table["row"].to_numpy()
-    ids = table["query_id"].to_pylist()
+    ids = table["query_id"].combine_chunks()
     scoring, drawing = (seeded_order(seed, ids, rows, stream) for stream in (SCORING, DRAWING))
     scored = np.full(len(table), np.nan, np.float32) if known is None else known
     chosen: list[np.ndarray] = [np.empty(0, np.int64)] * len(query_ids)

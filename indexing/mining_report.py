@@ -117,8 +117,7 @@ class Statistics:
 
         Raises InputError where the part has other sources than those before it.
         """
-        sources = sources_of(table)
-        self._expect(sources)
+        self._expect(sources := sources_of(table))
         self.questions += len(table["query"].unique())
         self.candidates += len(table)
         kinds = np.zeros(len(table), np.int64)  # a bit for each source: rows of bools are slow to sort
@@ -161,7 +160,8 @@ class Statistics:
                 "scores": _bins(self.scores[source], 0),
             }
         ordered = sorted(self.overlap.items(), key=lambda item: (-item[1], item[0]))
-        removed = zip(THRESHOLDS, self.removed.tolist(), strict=True)
+        shares = [{"threshold": t, "pairs": n, "share": n / self.scored if self.scored else None}
+                  for t, n in zip(THRESHOLDS, self.removed.tolist(), strict=True)]  # fmt: skip
         return {
             "questions": self.questions,
             "candidates": self.candidates,
@@ -169,8 +169,7 @@ class Statistics:
             "sources": sources,
             "overlap": [{"sources": list(kind), "candidates": count} for kind, count in ordered],
             "probabilities": {"edges": PROBABILITY_EDGES, "counts": self.probabilities.tolist()},
-            "removed": [{"threshold": t, "pairs": n, "share": n / self.scored if self.scored else None}
-                        for t, n in removed],  # fmt: skip
+            "removed": shares,
         }
 
 
