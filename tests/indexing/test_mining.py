@@ -352,6 +352,22 @@ def test_the_same_whatever_the_parts_are(size: int) -> None:
     assert scored == all_asked
 
 
+def test_a_pool_in_chunks_as_parquet_gives_it() -> None:
+    case = Case(4)
+    table = case.pool()
+    chunks = pa.concat_tables([table.slice(start, 9) for start in range(0, len(table), 9)])
+    assert chunks["query_id"].num_chunks > 10
+    nothing = np.full(len(table), np.nan, np.float32)
+    known, asked = score_until_done(table, nothing)
+    chunked, chunks_asked = score_until_done(chunks, nothing)
+    assert (chunked.tobytes(), chunks_asked) == (known.tobytes(), asked)
+    assert sample(case, chunks, known).equals(sample(case, table, known))
+    odd = [lambda question, rows: rows % 2 == 1] * 2
+    kept, expected = map(mining.without_answers, (chunks, table), odd)
+    assert kept.equals(expected)
+    assert mining.short(sample(case, chunks, known), 5) == mining.short(sample(case, table, known), 5)
+
+
 def test_other_seeds_draw_others() -> None:
     case = Case(0)
     table = case.pool()
