@@ -61,7 +61,17 @@ class Bm25:
         return found
 
     def searcher(self) -> LuceneSearch:
-        """The shards, opened in this process; kept for the next call that asks for the same."""
+        """The shards, opened in this process; kept for the next call that asks for the same.
+
+        Raises InputError where this Lucene is not the one that they were made with: its terms may be others.
+        """
+        config = self.generations[0].config
+        for package, version in versions().items():
+            if config[package] != version:
+                raise InputError(
+                    f"{self.generations[0].url} was made with {package} {config[package]}, here is {version}: build "
+                    "another one (--name), or install that version of pyserini"
+                )
         files = []
         for artifact, part in self.shards:
             small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small"].items())

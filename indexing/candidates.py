@@ -6,6 +6,7 @@ candidates/NAME      part-*.parquet   PART_QUERIES questions each, pooled (minin
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -76,7 +77,7 @@ class Mining:
         self.store, self.options = store, options
         self.corpus = Corpus.open(store)
         self.queries = Queries.open(store, queries)
-        self.asked = read_asked(self.corpus, self.queries, split, limit)
+        self.asked = read_asked(self.corpus, self.queries, split, limit, answers=options.drop_answers)
         if options.drop_answers and not any(self.asked.answers):
             raise InputError(
                 f"--drop-answers: no query of {self.queries.artifact.key} {split} has answers in its metadata"
@@ -86,8 +87,10 @@ class Mining:
         sources = [retriever.source for retriever in self.retrievers]
         if len(set(sources)) < len(sources) or not sources:
             raise InputError(f"--sources {' '.join(options.sources)}: expected at least one, and each once")
-        own = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{label('+'.join(sources))}"
-        self.name = own if limit is None else f"{own}-limit{limit}"
+        self.limit = limit
+        self.name = self.limited(
+            name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{label('+'.join(sources))}"
+        )
         config = {
             "sources": sources,
             "dials": {retriever.source: retriever.dials for retriever in self.retrievers},
@@ -101,6 +104,10 @@ class Mining:
         for retriever in self.retrievers:
             inputs |= retriever.inputs()
         self._lineage: dict[str, Any] = {"inputs": inputs, "config": config}
+
+    def limited(self, name: str) -> str:
+        """A name for what is made of these questions: another one with a limit."""
+        return name if self.limit is None else f"{name}-limit{self.limit}"
 
     def draft(self) -> Draft:
         return self.store.create("candidates", self.name, **self._lineage)
@@ -145,23 +152,39 @@ class Mining:
         return self.store.open("candidates", self.name)
 
 
-def read_asked(corpus: Corpus, queries: Queries, split: str, limit: int | None) -> Asked:
-    """The split's first `limit` questions with their answers and positives. Raises InputError for one without qrels."""
+def read_asked(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> Asked:
+    """The split's first `limit` questions with their positives and, where asked for, their `answers`.
+
+    Raises InputError for a split without qrels, and for answers that are not texts.
+    """
     qrels = queries.qrels(split).filter(pc.field("score") > 0)
     chosen = queries.split(split, limit)
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
     passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
     rows = corpus.rows_of(passages.dictionary.to_pylist())[passages.indices.to_numpy()]
-    positives: dict[str, list[int]] = {}
+    positives: dict[str, set[int]] = {}  # a pair may be judged twice
     for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
         if row >= 0:  # deleted since
-            positives.setdefault(query, []).append(row)
+            positives.setdefault(query, set()).add(row)
     return Asked(
         chosen.ids,
         chosen.texts,
-        [answers_of(metadata[id]) for id in chosen.ids],
+        [_checked_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
         [np.array(sorted(positives.get(id, [])), np.int64) for id in chosen.ids],
     )
+
+
+def _checked_answers(metadata: str, where: str) -> list[str]:
+    """The answers in a question's metadata. Raises InputError where they are no texts: nothing would contain them."""
+    fields = json.loads(metadata) if metadata else {}
+    given = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
+    for answer in given if isinstance(given, list) else [given]:
+        if isinstance(answer, dict | list):
+            raise InputError(
+                f"--drop-answers: {where}: its metadata's answers hold {json.dumps(answer, ensure_ascii=False)[:60]}, "
+                'expected texts, {"answers": ["a", "b"]}: write them so and import the queries again'
+            )
+    return answers_of(metadata)
 
 
 def pool_part(item: tuple[str, Asked, Mapping[str, Hits]], draft: Draft, depth: int, corpus: Corpus | None) -> None:

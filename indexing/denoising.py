@@ -54,7 +54,8 @@ class Scores:
     def __init__(self, store: Store, candidates: Artifact, reranker: str, draw: DrawOptions, *, numerics: str):
         """Raises InputError where the scores under this name are another re-ranker's or pool's."""
         self.store, self.candidates, self.draw = store, candidates, draw
-        self.reranker, self.config = open_reranker(store, reranker)
+        self.reranker = reranker
+        self._options, self.config = open_reranker(store, reranker)
         self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
         self.name = f"{candidates.key.partition('/')[2]}-{label(reranker.rstrip('/').rpartition('/')[2])}"
         self.previous = store.generations("scores", self.name)
@@ -68,16 +69,15 @@ class Scores:
     @property
     def complete(self) -> bool:
         """Whether an earlier generation scored all that these options need."""
-        draw = self.draw
-        return any(
-            done["score_all"]
-            or (
-                not draw.score_all
-                and done["seed"] == draw.seed
-                and done["denoised"] >= draw.denoised
-                and done["threshold"] <= draw.threshold
-            )
-            for done in (artifact.config["draw"] for artifact in self.previous)
+        return any(self._satisfies(artifact) for artifact in self.previous)
+
+    def _satisfies(self, artifact: Artifact) -> bool:
+        done, draw = artifact.config["draw"], self.draw
+        return done["score_all"] or (
+            not draw.score_all
+            and done["seed"] == draw.seed
+            and done["denoised"] >= draw.denoised
+            and done["threshold"] <= draw.threshold
         )
 
     def run(self) -> Iterator[tuple[bool, int]]:
@@ -94,7 +94,7 @@ class Scores:
             yield True, sum(part.rows for part in committed.values())
             corpus = Corpus.open(self.store)
             queries = self.store.open(*self.candidates.inputs["queries"]["artifact"].split("/", 1))
-            worker = RerankWorker(self.reranker, self.config, self.numerics)
+            worker = RerankWorker(self.store, self.reranker, self._options, self.config, self.numerics)
             shared = (draft, self.candidates, self.previous, corpus, Queries(queries), worker, self.draw)
             names = [part.name for part in self.candidates.group("part") if part.name not in committed]
             for _, pairs in run_tasks(score_part, names, *shared, **rerank_resources()):
@@ -102,7 +102,10 @@ class Scores:
 
     @property
     def generations(self) -> list[Artifact]:
-        return self.store.generations("scores", self.name)
+        """Those that these options need: later ones, for other options, change nothing that is drawn."""
+        every = self.store.generations("scores", self.name)
+        enough = [number for number, artifact in enumerate(every, 1) if self._satisfies(artifact)]
+        return every[: enough[0]] if enough else every
 
 
 def score_part(

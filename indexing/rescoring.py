@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,18 +14,28 @@ from indexing.corpus import Corpus
 from indexing.exact import Hits
 from indexing.models import resolve_model
 from indexing.store import Store
-from indexing.tasks import node_cores, num_slots, run_tasks
+from indexing.tasks import node_cores, run_tasks
 from retriever.errors import InputError
 from retriever.reranker import Reranker, RerankerOptions, describe_reranker, expected_reranker_numerics
 
-OPTIONS = RerankerOptions(compile="auto")
-BLOCK_QUERIES = 256  # of one task
+OPTIONS = RerankerOptions()  # eager: compiling showed no gain that would pay for its start
+BLOCK_QUERIES = 64  # of one task, always: a score's last bits depend on the pairs beside it
 
 
-def open_reranker(store: Store, name: str) -> tuple[str, dict[str, Any]]:
-    """(name or folder, its configuration) of a re-ranker; `models/NAME` is one of the store's. Raises InputError."""
-    found = resolve_model(store, name)
-    return found, describe_reranker(found, OPTIONS)
+def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, Any]]:
+    """(options, configuration) of a re-ranker; `models/NAME` is one of the store's, read as it was trained.
+
+    Raises InputError.
+    """
+    options = OPTIONS
+    if inputs := reranker_inputs(store, name):
+        trained = inputs["reranker"].config.get("training", {})
+        if trained.get("loss", "bce") != "bce":
+            raise InputError(
+                f"{name} was trained with the loss {trained['loss']}: its scores are no probabilities; train with bce"
+            )
+        options = replace(options, title=trained.get("title", options.title))
+    return options, describe_reranker(resolve_model(store, name), options)
 
 
 def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
@@ -56,8 +66,10 @@ def numerics_of_reranker() -> str:
 class RerankWorker:
     """A re-ranker as it travels to a task: opened there once in a process, and checked against what is pinned."""
 
-    name: str
-    config: dict[str, Any] = field(hash=False)
+    store: Store
+    name: str  # resolved on each node: a model of the store lies in every node's own cache
+    options: RerankerOptions
+    config: dict[str, Any]
     numerics: str
 
     def score(self, questions: Sequence[str], corpus: Corpus, rows: np.ndarray) -> np.ndarray:
@@ -69,7 +81,7 @@ class RerankWorker:
         return model.score(questions, [texts[number] for number in inverse])
 
     def _open(self) -> Reranker:
-        model = _opened(self.name)
+        model = _opened(resolve_model(self.store, self.name), self.options)
         if model.config != self.config:
             raise InputError(f"the re-ranker {self.name} on this node is not the pinned one: give all nodes the same")
         if model.numerics != self.numerics:
@@ -81,12 +93,12 @@ class RerankWorker:
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(name: str) -> Reranker:
+def _opened(name: str, options: RerankerOptions) -> Reranker:
     import ray
 
     resources = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
     device = "cuda" if resources.get("GPU") else "cpu"
-    return Reranker(name, OPTIONS, device=device, threads=int(resources.get("CPU", 0)) or None)
+    return Reranker(name, options, device=device, threads=int(resources.get("CPU", 0)) or None)
 
 
 def rerank(hits: Hits, texts: Sequence[str], depth: int, corpus: Corpus, worker: RerankWorker) -> Hits:
@@ -95,12 +107,13 @@ def rerank(hits: Hits, texts: Sequence[str], depth: int, corpus: Corpus, worker:
     The hits below keep their order under them, with -rank for a score: a run stays as deep as it was.
     """
     resources = rerank_resources()
-    size = max(1, min(BLOCK_QUERIES, -(-len(texts) // num_slots(max(1, int(resources["num_cpus"]))))))
+    size = BLOCK_QUERIES
+    filled = np.argsort(hits.rows < 0, axis=1, kind="stable")  # a hit that was dropped leaves a hole
+    scores, rows = (np.take_along_axis(column, filled, axis=1) for column in hits)
     items = [
-        (start, list(texts[start : start + size]), hits.rows[start : start + size, :depth])
+        (start, list(texts[start : start + size]), rows[start : start + size, :depth])
         for start in range(0, len(texts), size)
     ]
-    scores, rows = hits.scores.copy(), hits.rows.copy()
     scores[:, depth:] = np.where(rows[:, depth:] >= 0, -np.arange(depth + 1, rows.shape[1] + 1), -np.inf)
     for (start, _, top), found in run_tasks(rerank_block, items, corpus, worker, **resources):
         end = start + len(top)

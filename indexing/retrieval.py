@@ -51,6 +51,7 @@ class Retrieval:
         self.split = self.queries.split(split, limit)
         self.retriever = Retrievers(store, self.corpus, options or SearchOptions()).open(source)
         self.reranker = open_reranker(store, reranker) if reranker else None
+        self.reranker_name = reranker or ""
         self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
         self.rerank_depth = rerank_depth
         chosen = name or "-".join(
@@ -79,7 +80,9 @@ class Retrieval:
 
     def run(self) -> Iterator[tuple[bool, int]]:
         """Search what is left, block by block; yields (found done already, queries) for each."""
-        worker = RerankWorker(*self.reranker, numerics_of_reranker()) if self.reranker else None
+        worker = None
+        if self.reranker:
+            worker = RerankWorker(self.store, self.reranker_name, *self.reranker, numerics_of_reranker())
         with self.draft() as draft:
             committed = draft.committed()
             hits = sum(part.rows for part in committed.values())

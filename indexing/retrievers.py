@@ -148,7 +148,8 @@ class Fusion:
     def source(self) -> str:
         if self.weights is None:
             return "+".join(part.source for part in self.parts)
-        return "+".join(f"{weight:g}*{part.source}" for weight, part in zip(self.weights, self.parts, strict=True))
+        weights = [np.format_float_positional(weight, trim="-") for weight in self.weights]
+        return "+".join(f"{weight}*{part.source}" for weight, part in zip(weights, self.parts, strict=True))
 
     def inputs(self) -> dict[str, Artifact]:
         return {role: artifact for part in self.parts for role, artifact in part.inputs().items()}

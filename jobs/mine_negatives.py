@@ -18,7 +18,7 @@ from indexing.denoising import Drawing, DrawOptions, Scores
 from indexing.exports import export_sentence_transformers, export_tevatron
 from indexing.mining import short
 from indexing.mining_report import Statistics, read_examples, write_report
-from indexing.rescoring import numerics_of_reranker
+from indexing.rescoring import numerics_of_reranker, open_reranker
 from indexing.retrievers import SearchOptions
 from indexing.store import Store
 
@@ -73,9 +73,9 @@ def main(options: MineNegatives) -> None:
     mining = Mining(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit
     )
-    draw = DrawOptions(
-        options.undenoised, options.denoised, options.denoise_threshold, options.score_all, options.seed
-    )
+    draw = DrawOptions(options.undenoised, options.denoised, options.denoise_threshold, options.score_all, options.seed)
+    if options.reranker is not None:
+        open_reranker(store, options.reranker)  # what is none is told before hours of searching
     questions = len(mining.asked.ids)
     if options.plan:
         pairs = questions * options.depth * len(shape.sources)
@@ -97,7 +97,7 @@ def main(options: MineNegatives) -> None:
             with Stage("re-rank", unit="pairs") as stage:
                 for kept, count in scores.run():
                     stage.count(count, kept)
-    drawing = Drawing(mining, scores, draw, options.name)
+    drawing = Drawing(mining, scores, draw, options.name and mining.limited(options.name))
     if not drawing.draft().complete:
         with Stage("draw", questions, "questions") as stage:
             for kept, count in drawing.run():

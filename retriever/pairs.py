@@ -54,6 +54,7 @@ class RerankerOptions:
 
 
 DEFAULT_OPTIONS = RerankerOptions()
+_AT_ONCE = 4_096  # pairs that are tokenised together
 
 
 class PairTokenizer:
@@ -85,8 +86,15 @@ class PairTokenizer:
         """(token ids, token types) of each pair. Raises InputError that names a pair which is no two valid strings."""
         if len(queries) != len(passages):
             raise InputError(f"{len(queries)} queries and {len(passages)} passages: expected one passage for each")
+        pairs = list(zip(queries, passages, strict=True))
+        rows: list[tuple[list[int], list[int]]] = []
         try:
-            found = self._base.encode_batch(list(zip(queries, passages, strict=True)))
+            for start in range(0, len(pairs), _AT_ONCE):  # an encoding takes some 20 kB until its ids are out
+                # A tokenizer without special tokens makes nothing of two empty texts.
+                rows += [
+                    (encoding.ids, encoding.type_ids) if encoding.ids else ([self.pad_id], [0])
+                    for encoding in self._base.encode_batch(pairs[start : start + _AT_ONCE])
+                ]
         except (TypeError, UnicodeEncodeError) as error:
             for position, pair in enumerate(zip(queries, passages, strict=True)):
                 try:
@@ -95,8 +103,6 @@ class PairTokenizer:
                 except (AttributeError, UnicodeEncodeError) as fault:
                     raise InputError(f"pair {position} of {len(queries)} is no two valid strings: {fault}") from error
             raise
-        # A tokenizer without special tokens makes nothing of two empty texts.
-        rows = [(encoding.ids, encoding.type_ids) if encoding.ids else ([self.pad_id], [0]) for encoding in found]
         lengths = np.fromiter((len(ids) for ids, _ in rows), np.int64, len(rows))
         ids, types = (np.fromiter(chain.from_iterable(row[k] for row in rows), np.int32) for k in (0, 1))
         return Tokens(ids, lengths), Tokens(types, lengths)

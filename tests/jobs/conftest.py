@@ -73,6 +73,12 @@ def call(name: str, *arguments: object) -> int:
     return 0
 
 
+@pytest.fixture(scope="session")
+def call_job() -> Callable[..., int]:
+    """`call`, for stores that a module's tests share."""
+    return call
+
+
 @pytest.fixture
 def job(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """job(name, *arguments): run it, whatever its end. Progress, which a slow machine prints, is left out."""

@@ -1,0 +1,240 @@
+"""Scores of a pool's pairs: each made once whatever is asked for in what order, and what is drawn hangs on no other."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from indexing import denoising, mining
+from indexing.artifact import Artifact
+from indexing.candidates import Asked
+from indexing.corpus import Corpus
+from indexing.denoising import DrawOptions, Scores, draw_part, probabilities, score_part
+from indexing.exact import Hits
+from indexing.parse import QUERIES_SCHEMA
+from indexing.rescoring import OPTIONS
+from indexing.store import Store
+from retriever.errors import InputError
+
+QUESTIONS, PER_PART, ROWS = 14, 4, 50
+IDS = [f"q{number}" for number in range(QUESTIONS)]
+Pair = tuple[str, int]
+
+
+def probability(question: str, row: int) -> np.float32:
+    """A re-ranker's: half of the pairs below 0.3."""
+    return np.float32((xxhash.xxh3_64_intdigest(f"{question} {row}".encode()) % 1000 / 1000) ** 1.7)
+
+
+class Loop:
+    """A re-ranker that counts what it scored."""
+
+    def __init__(self) -> None:
+        self.scored: Counter[Pair] = Counter()
+
+    def score(self, questions: Sequence[str], _: Corpus, rows: np.ndarray) -> np.ndarray:
+        self.scored.update(zip(questions, rows.tolist(), strict=True))
+        return np.array([probability(text, row) for text, row in zip(questions, rows.tolist(), strict=True)])
+
+
+def asked(part: int) -> Asked:
+    ids = IDS[part * PER_PART : (part + 1) * PER_PART]
+    return Asked(ids, [f"text of {id}" for id in ids], [[] for _ in ids], [np.array([0, 1], np.int64) for _ in ids])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """candidates/pool in four parts: questions of 0 to 40 candidates; one of the parts has none at all."""
+    store = Store(str(tmp_path / "store"))
+    draw = np.random.default_rng(0)
+    texts = [f"text of {id}" for id in IDS]
+    table = pa.table([IDS, texts, [""] * QUESTIONS], schema=QUERIES_SCHEMA)
+    with store.create("queries", "asked", config={}) as draft:
+
+        def write(path: Path) -> None:
+            with pa.ipc.new_file(str(path), table.schema) as file:
+                file.write_table(table)
+
+        draft.commit("part-00000", ".arrow", write, rows=QUESTIONS)
+    with store.create("candidates", "pool", inputs={"queries": store.open("queries", "asked")}) as draft:
+        for part in range(-(-QUESTIONS // PER_PART)):
+            group = asked(part)
+            rows = np.full((len(group.ids), 40), -1, np.int64)
+            for number in range(len(group.ids)):
+                count = 0 if part == 2 else draw.integers(0, 41)
+                rows[number, :count] = draw.choice(ROWS, count, replace=False)
+            pool = mining.pool(group.ids, {"a": Hits(np.zeros(rows.shape, np.float32), rows)}, group.positives, 40)
+            draft.commit(f"part-{part:05d}", ".parquet", lambda p, t=pool: pq.write_table(t, p), rows=len(pool))
+    return store
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    """Tasks run in this process, with a re-ranker that is a function of the pair."""
+    worker = Loop()
+
+    def run(function: Callable, items: Sequence, *shared: Any, **_: Any) -> Iterator:
+        for item in items:
+            yield item, function(item, *shared)
+
+    monkeypatch.setattr(denoising, "run_tasks", run)
+    monkeypatch.setattr(denoising, "rerank_resources", dict)
+    monkeypatch.setattr(denoising, "open_reranker", lambda _, name: (OPTIONS, {"weights": name}))
+    monkeypatch.setattr(denoising, "reranker_inputs", lambda *_: {})
+    monkeypatch.setattr(denoising, "RerankWorker", lambda *_: worker)
+    monkeypatch.setattr(Corpus, "open", lambda *_: None)
+    return worker
+
+
+def scores_of(store: Store, draw: DrawOptions, reranker: str = "cross", numerics: str = "this") -> Scores:
+    return Scores(store, store.open("candidates", "pool"), reranker, draw, numerics=numerics)
+
+
+def needed(store: Store, draw: DrawOptions) -> set[Pair]:
+    """By the definition: each question's pairs in its seeded order, until enough of them are below the threshold."""
+    found: set[Pair] = set()
+    pool = store.open("candidates", "pool")
+    for part in pool.group("part"):
+        table = pq.read_table(pool.local(part))
+        ids, rows = table["query_id"].to_pylist(), table["row"].to_numpy()
+        keys = mining.seeded_order(draw.seed, ids, rows, mining.SCORING).tolist()
+        for id in sorted({*ids}):
+            low = 0
+            for _, row in sorted(
+                (key, row) for key, row, own in zip(keys, rows.tolist(), ids, strict=True) if own == id
+            ):
+                if low < draw.denoised or draw.score_all:
+                    found.add((f"text of {id}", row))
+                    low += bool(probability(f"text of {id}", row) < np.float32(draw.threshold))
+    return found
+
+
+def drawn(store: Store, scores: Scores, draw: DrawOptions, name: str) -> list[dict]:
+    """negatives/NAME of these scores."""
+    pool = store.open("candidates", "pool")
+    with store.create("negatives", name) as draft:
+        for part in pool.group("part"):
+            draw_part((part.name, asked(int(part.name[-5:]))), draft, pool, scores.generations, draw)
+    made = store.open("negatives", name)
+    return [line for part in made.group("part") for line in pq.read_table(made.local(part)).to_pylist()]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_pair_is_scored_once_and_what_is_drawn_hangs_on_no_other_options(
+    store: Store, loop: Loop, seed: int
+) -> None:
+    """Twelve requests in a random order, some twice: with all that was scored before, or as if nothing had been."""
+    dice = random.Random(seed)
+    requests = [
+        DrawOptions(dice.randint(0, 6), dice.randint(0, 8), dice.choice([0.05, 0.2, 0.5, 1.0]),
+                    dice.random() < 0.1, dice.choice([0, 1]))
+        for _ in range(12)
+    ]  # fmt: skip
+    everything: set[Pair] = set()
+    first: dict[DrawOptions, list[dict]] = {}
+    for number, draw in enumerate([*requests, *requests]):
+        scores, before = scores_of(store, draw), loop.scored.copy()
+        if scores.complete:
+            assert needed(store, draw) <= everything
+        else:
+            told = list(scores.run())
+            assert told[0] == (True, 0)
+            assert sum(pairs for _, pairs in told) == (loop.scored - before).total()
+            everything |= needed(store, draw)
+        assert {*loop.scored} == everything, "what is not needed was scored, or the reverse"
+        assert max(loop.scored.values(), default=1) == 1, "a pair was scored twice"
+        assert scores_of(store, draw).complete
+        lines = drawn(store, scores, draw, f"drawn{number}")
+        assert first.setdefault(draw, lines) == lines
+        for line in lines:
+            low = [row for row, clean in zip(line["negatives"], line["denoised"], strict=True) if clean]
+            assert all(probability(f"text of {line['query_id']}", row) < np.float32(draw.threshold) for row in low)
+            for row, known in zip(line["negatives"], line["probability"], strict=True):
+                assert known is None or known == probability(f"text of {line['query_id']}", row)
+    assert len(store.generations("scores", "pool-cross")) > 1
+
+
+def test_scores_are_found_by_part_and_row(store: Store, loop: Loop) -> None:
+    draw = DrawOptions(denoised=3, threshold=0.3)
+    scores = scores_of(store, draw)
+    list(scores.run())
+    pool = store.open("candidates", "pool")
+    for part in pool.group("part"):
+        table = pq.read_table(pool.local(part))
+        known = probabilities(table, part.name, scores.generations)
+        assert (known.dtype, len(known)) == (np.float32, len(table))
+        for line, found in zip(table.to_pylist(), known.tolist(), strict=True):
+            pair = f"text of {line['query_id']}", line["row"]
+            assert (found == probability(*pair)) if pair in loop.scored else np.isnan(found)
+    assert not np.isnan(probabilities(table, part.name, scores.generations)).all()
+
+
+def test_what_was_scored_before_an_interruption_is_kept(store: Store, loop: Loop) -> None:
+    draw = DrawOptions(denoised=4, threshold=0.2)
+    running = scores_of(store, draw).run()
+    assert next(running) == (True, 0)
+    kept = next(running)[1]
+    running.close()
+    assert kept > 0
+    assert store.generations("scores", "pool-cross") == []
+    assert next(iter(scores_of(store, draw).run())) == (True, kept)
+    list(scores_of(store, draw).run())
+    assert {*loop.scored.values()} == {1}
+    assert scores_of(store, draw).complete
+    assert {*loop.scored} == needed(store, draw)
+
+
+def test_a_task_that_is_tried_again_scores_nothing(store: Store, loop: Loop) -> None:
+    pool = store.open("candidates", "pool")
+    draw = DrawOptions(denoised=2)
+    with store.create("scores", "again/g0000") as draft:
+        shared: tuple = (draft, pool, [], None, denoising.Queries(store.open("queries", "asked")), loop, draw)
+        made = [score_part(part.name, *shared) for part in pool.group("part")]
+        before = loop.scored.copy()
+        assert [score_part(part.name, *shared) for part in pool.group("part")] == made
+        assert loop.scored == before
+
+
+def test_another_reranker_pool_or_interrupted_request_is_refused_with_both_sides(store: Store, loop: Loop) -> None:
+    draw = DrawOptions(denoised=2)
+    list(scores_of(store, draw).run())
+    with pytest.raises(InputError, match="scores/pool-cross/g0000 was scored by another re-ranker than there/cross/"):
+        scores_of(store, draw, "there/cross/")
+    made = store.open("candidates", "pool")
+    with store.create("candidates", "other", config={"other": 1}):
+        pass
+    other: Artifact = store.open("candidates", "other")
+    other.key = made.key
+    with pytest.raises(InputError, match="scores/pool-cross/g0000 is of other candidates than"):
+        Scores(store, other, "cross", draw, numerics="this")
+    next(iter(scores_of(store, DrawOptions(denoised=5)).run()))
+    with pytest.raises(InputError, match=r"g0001 was begun otherwise: config\.draw\.denoised 5, now 6"):
+        next(iter(scores_of(store, DrawOptions(denoised=6)).run()))
+    with pytest.raises(InputError, match=r"g0001 was begun otherwise: config\.numerics \"this\", now \"that\""):
+        next(iter(scores_of(store, DrawOptions(denoised=5), numerics="that").run()))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"undenoised": -1}, "--undenoised -1: expected 0 or more"),
+        ({"denoised": -1}, "--denoised -1: expected 0 or more"),
+        ({"seed": -1}, "--seed -1: expected 0 or more"),
+        ({"threshold": 0.0}, "--denoise-threshold 0.0: expected a probability above 0"),
+        ({"threshold": 1.5}, "--denoise-threshold 1.5: expected a probability above 0"),
+        ({"threshold": float("nan")}, "--denoise-threshold nan: expected a probability above 0"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError) as raised:
+        DrawOptions(**options)
+    assert str(raised.value) == told
