@@ -94,7 +94,7 @@ def main(options: MineNegatives) -> None:
     if options.reranker is not None:
         scores = Scores(store, mining.candidates(), options.reranker, draw, numerics=numerics_of_reranker())
         if not scores.complete:
-            with Stage("re-rank", unit="pairs") as stage:
+            with Stage("rerank", unit="pairs") as stage:
                 for kept, count in scores.run():
                     stage.count(count, kept)
     drawing = Drawing(mining, scores, draw, options.name and mining.limited(options.name))

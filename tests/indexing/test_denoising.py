@@ -132,12 +132,12 @@ def drawn(store: Store, scores: Scores, draw: DrawOptions, name: str) -> list[di
 def test_every_pair_is_scored_once_and_what_is_drawn_hangs_on_no_other_options(
     store: Store, loop: Loop, seed: int
 ) -> None:
-    """Twelve requests in a random order, some twice: with all that was scored before, or as if nothing had been."""
+    """Twelve requests at random, one of which scores all, then the same again: each as if it were the only one."""
     dice = random.Random(seed)
     requests = [
         DrawOptions(dice.randint(0, 6), dice.randint(0, 8), dice.choice([0.05, 0.2, 0.5, 1.0]),
-                    dice.random() < 0.1, dice.choice([0, 1]))
-        for _ in range(12)
+                    number == 9, dice.choice([0, 1]))
+        for number in range(12)
     ]  # fmt: skip
     everything: set[Pair] = set()
     first: dict[DrawOptions, list[dict]] = {}
