@@ -1,81 +1,106 @@
 """kill -9 in the middle of mining: the same command again gives the same candidates, scores and negatives.
 
-The moment is counted in committed parts, never in time; the driver's private Ray ends with it.
+The moment is counted in committed parts, never in time. The driver dies with its private Ray while it pools, re-ranks or
+draws, and the command is given again; a worker dies while it re-ranks, and the job goes on by itself.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
+import random
 import shutil
-import signal
+import uuid
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from local_cluster import run, start, wait_for
+from test_kill import committed, contents, copied, kill_driver, kill_worker, marked, stamps
 from tiny import save_bert, write_corpus
+
+from indexing.store import Store
+from indexing.verify import verify
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
-PARTS, QUESTIONS = 12, 240
+PARTS, QUESTIONS = 40, 240
+
+
+class World(NamedTuple):
+    """A store with all that mining needs, what an undisturbed run leaves in it, and the command's arguments."""
+
+    store: Path
+    after: dict[str, str]
+    arguments: list[object]
+    environment: dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[object]]:
-    """(a store with all that mining needs, the same after an undisturbed run, the command's arguments)."""
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     root = tmp_path_factory.mktemp("mining")
     source = write_corpus(root / "raw", 1_000, questions=QUESTIONS)
-    os.environ["RIPTIDE_CACHE"] = str(root / "cache")
+    environment = {"RIPTIDE_CACHE": str(root / "cache")}
     model = save_bert(root / "model")
     reranker = shutil.copytree(model, root / "cross")
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(model, num_labels=1, initializer_range=0.5)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(reranker)
     store = root / "store"
-    run("import_corpus", "--store", store, "--source", source, "--part-size", 250)
-    run("encode_corpus", "--store", store, "--encoder", model, "--name", "tiny", "--compile", "never")
-    run("build_bm25", "--store", store, "--shards", 2)
-    arguments: list[object] = [
+    for job, *arguments in (
+        ("import_corpus", "--source", source, "--part-size", 250),
+        ("encode_corpus", "--encoder", model, "--name", "tiny", "--compile", "never"),
+        ("build_bm25", "--shards", 2),
+    ):
+        run(job, "--store", store, *arguments, environment=environment)
+    mining: list[object] = [
         "--split", "test", "--sources", "bm25", "exact:tiny", "--depth", 60, "--part-queries", QUESTIONS // PARTS,
         "--reranker", reranker, "--denoise-threshold", 0.5, "--candidates", "pool", "--name", "drawn",
     ]  # fmt: skip
-    after = Path(shutil.copytree(store, root / "after"))
-    run("mine_negatives", "--store", after, *arguments)
-    lines = [json.loads(line)["_id"] for line in (source / "queries.jsonl").read_text().splitlines()]
-    assert len(lines) == QUESTIONS
-    return store, after, arguments
+    after = copied(store, root / "after")
+    run("mine_negatives", "--store", after, *mining, environment=environment)
+    for folder in ("candidates/pool", "scores/pool-cross/g0000", "negatives/drawn"):
+        assert committed(after / folder, "part") == PARTS
+    yield World(store, contents(after), mining, environment)
 
 
 @pytest.mark.parametrize(
-    ("folder", "moment"), [("candidates/pool", 4), ("scores/pool-cross/g0000", 5), ("negatives/drawn", 1)]
+    ("victim", "folder", "moment"),
+    [
+        ("driver", "candidates/pool", 4),
+        ("driver", "scores/pool-cross/g0000", 5),
+        ("driver", "negatives/drawn", 1),
+        ("worker", "scores/pool-cross/g0000", 3),
+    ],
 )
-def test_the_same_bytes_come_out(worlds, tmp_path: Path, folder: str, moment: int) -> None:
-    before, after, arguments = worlds
-    store = Path(shutil.copytree(before, tmp_path / "store"))
-    job = start("mine_negatives", "--store", store, *arguments)
-
-    def parts() -> dict[str, int]:
-        return {path.name: path.stat().st_ino for path in (store / folder).glob("part-?????.json")}
-
-    wait_for(lambda: len(parts()) >= moment, f"{moment} parts of {folder}", job.process)
-    job.process.send_signal(signal.SIGKILL)
-    job.process.communicate()
-    assert not (store / folder / "manifest.json").exists() or folder == "negatives/drawn"  # which takes a moment only
-    kept = parts()
-    run("mine_negatives", "--store", store, *arguments)
-    assert contents(store) == contents(after)
-    assert kept.items() <= parts().items(), "what had been committed was committed again"
-    run("verify", "--store", store)
-
-
-def contents(store: Path) -> dict[str, str]:
-    """File -> sha256 of all that mining made, less who made it and when. (Lucene's files are made before.)"""
-    return {
-        path.relative_to(store).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in store.rglob("*")
-        if path.is_file() and path.name != "provenance.json" and ".tmp" not in path.parts
-    }
+def test_the_same_bytes_come_out(world: World, tmp_path: Path, victim: str, folder: str, moment: int) -> None:
+    store = copied(world.store, tmp_path / "store")
+    mark = {"RIPTIDE_TEST_MARK": uuid.uuid4().hex}
+    job = start("mine_negatives", "--store", store, *world.arguments, environment={**world.environment, **mark})
+    made = store / folder
+    try:
+        there = lambda: made.is_dir() and committed(made, "part") >= moment  # noqa: E731
+        wait_for(there, f"{moment} parts of {folder}", job.process)
+        if victim == "driver":
+            kill_driver(job, mark)
+        else:
+            kill_worker(partial(marked, mark), "ray::score_part", random.Random(0), job)
+        assert not (made / "manifest.json").exists(), "the kill came too late to be in the middle"
+        # A worker that dies between its commit and its answer leaves bytes that its second try puts there again.
+        kept = stamps(made, parts=victim == "driver")
+        assert sum(name.startswith("part-") and name.endswith(".json") for name in kept) >= moment
+        if victim == "worker":
+            job.end()
+    finally:
+        job.process.kill()
+        job.process.wait()
+    if victim == "driver":
+        told = run("mine_negatives", "--store", store, *world.arguments, environment=world.environment)
+        assert " kept) in " in told
+    assert contents(store) == world.after
+    again = stamps(made, parts=victim == "driver")
+    assert {name: again[name] for name in kept} == kept, "what had been committed was committed again"
+    assert [finding.problem for finding in verify(Store(str(store))) if finding.problem] == []

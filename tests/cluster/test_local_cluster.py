@@ -127,8 +127,8 @@ def test_a_folder_that_one_node_does_not_see_is_refused(way: Way, cluster: Local
 
 def test_a_worker_of_another_numerics_class_is_refused(way: Way, cluster: LocalCluster, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    run("import_corpus", "--store", store, "--source", way.source, "--part-size", 50, environment=cluster.environment)
-    large = save_bert(tmp_path / "large", hidden=512, layers=6)  # work enough for all four nodes to get some
+    run("import_corpus", "--store", store, "--source", way.source, "--part-size", 10, environment=cluster.environment)
+    large = save_bert(tmp_path / "large", hidden=512, layers=24)  # work until the last of the four nodes has got some
     odd = cluster.add(ATEN_CPU_CAPABILITY="default")  # without the vector instructions that the others have
     try:
         job = start(

@@ -12,13 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from samples import WORDS, make_passages, make_queries, save_tiny_bert, write_beir
+from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert, write_beir
 
+from indexing import candidates, denoising, rescoring
 from indexing.corpus import Corpus
+from indexing.models import commit_model
 from indexing.rescoring import OPTIONS
 from indexing.runs import read_run
 from indexing.store import Store
-from retriever.reranker import Reranker
+from retriever.reranker import Reranker, RerankerOptions
 
 Done = Callable[..., str]
 NUMBER = ("--part-queries", 7)  # 40 questions in 6 parts
@@ -66,6 +68,20 @@ def built(source: Path, model: str, call_job: Callable[..., int], tmp_path_facto
 @pytest.fixture
 def store(built: Path, tmp_path: Path) -> str:
     return str(shutil.copytree(built, tmp_path / "mined"))
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on nothing is searched, scored or drawn."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("work was done")
+
+    def from_now_on() -> None:
+        for module in (candidates, denoising):
+            monkeypatch.setattr(module, "run_tasks", never)
+
+    return from_now_on
 
 
 def tables(store: str, kind: str, name: str) -> list[pa.Table]:
@@ -128,7 +144,17 @@ def test_the_pool_is_that_of_two_searches_without_what_answers(store: str, sourc
         assert {*corpus.ids(np.array(line["positives"]))} == relevant[line["query_id"]]
 
 
-def test_every_pair_is_scored_once_and_kept(store: str, classifier: str, done: Done) -> None:
+@pytest.fixture
+def float32(monkeypatch: pytest.MonkeyPatch) -> RerankerOptions:
+    """The options travel with the tasks: scores in float32 on every processor."""
+    options = RerankerOptions(dtype="float32")
+    monkeypatch.setattr(rescoring, "OPTIONS", options)
+    return options
+
+
+def test_every_pair_is_scored_once_and_kept(
+    store: str, classifier: str, float32: RerankerOptions, done: Done, no_work: Callable[[], None]
+) -> None:
     def scored() -> dict[tuple[str, int], float]:
         pool = Store(store).open("candidates", "pool")
         found: dict[tuple[str, int], float] = {}
@@ -168,13 +194,14 @@ def test_every_pair_is_scored_once_and_kept(store: str, classifier: str, done: D
     drawn("all", 0.5, "--score-all")
     assert len(scored()) == sum(map(len, tables(store, "candidates", "pool")))
 
-    corpus, model = Corpus.open(Store(store)), Reranker(classifier, OPTIONS)
-    texts = dict(zip(*_texts(store), strict=True))
-    some = sorted(first)[::17]
-    passages = corpus.passages([row for _, row in some])
+    corpus, model = Corpus.open(Store(store)), Reranker(classifier, float32)
+    texts, every = dict(zip(*_texts(store), strict=True)), scored()
+    passages = corpus.passages([row for _, row in every])
     composed = model.compose([p.title for p in passages], [p.text for p in passages])
-    alone = [model.score([texts[query]], [text])[0] for (query, _), text in zip(some, composed, strict=True)]
-    np.testing.assert_allclose([first[pair] for pair in some], alone, atol=0.03)  # bfloat16 where the processor has it
+    alone = [model.score([texts[query]], [text])[0] for (query, _), text in zip(every, composed, strict=True)]
+    np.testing.assert_allclose([*every.values()], alone, atol=1e-5, rtol=0)
+    no_work()
+    assert drawn("half", 0.5) == lines, "the first command again, after other thresholds"
 
 
 def _texts(store: str) -> tuple[list[str], list[str]]:
@@ -194,6 +221,88 @@ def test_files_and_report(store: str, done: Done, tmp_path: Path) -> None:
     assert {len(line["negative_passages"]) for line in lines} == {5}
     assert len(pq.read_table(tmp_path / "s.parquet")) == sum(len(line["positive_passages"]) for line in lines)
     assert mine(done, store, "--denoised", 0, "--undenoised", 5).count("\n") == 2  # found done
+
+
+def test_what_is_done_is_found_done_and_a_plan_does_nothing(
+    store: str, classifier: str, done: Done, no_work: Callable[[], None]
+) -> None:
+    rerank = ("--reranker", classifier, "--denoise-threshold", 0.5, *DRAWN)
+    plan = mine(done, store, *rerank, "--plan")
+    assert "40 questions x 2 sources x 30: up to 2,400 pairs" in plan
+    assert "in 6 parts of" in plan
+    assert "160 pairs at least" in plan
+    assert "up to 360 negatives" in plan
+    assert Store(store).keys("candidates") == Store(store).incomplete() == []
+    told = mine(done, store, *rerank)
+    assert [line.partition(":")[0] for line in told.splitlines()[:3]] == ["pool", "rerank", "draw"], told
+    before = files_of(Path(store), but=())
+    no_work()
+    again = mine(done, store, *rerank)
+    assert told.endswith(again)
+    assert not any(f"{stage}: " in again for stage in ("pool", "rerank", "draw"))
+    assert files_of(Path(store), but=()) == before
+
+
+def test_another_seed_draws_others_and_a_limit_takes_the_first_questions(store: str, done: Done) -> None:
+    """The order of a question's candidates is its own: with a limit it has the same negatives."""
+    ask = ("mine_negatives", "--store", store, "--sources", "bm25", "--depth", 30, "--undenoised", 5, *NUMBER)
+    seeds = {}
+    for seed in (0, 1):
+        done(*ask, "--name", f"seed{seed}", "--seed", seed)
+        seeds[seed] = pa.concat_tables(tables(store, "negatives", f"seed{seed}")).to_pylist()
+    differ = [a["negatives"] != b["negatives"] for a, b in zip(seeds[0], seeds[1], strict=True)]
+    assert sum(differ) > 30
+    done(*ask, "--name", "seed0", "--limit", 9)
+    limited = [part.to_pylist() for part in tables(store, "negatives", "seed0-limit9")]
+    assert [len(part) for part in limited] == [7, 2]
+    assert [*limited[0], *limited[1]] == seeds[0][:9]
+    names = {"asked-train-bm25", "asked-train-bm25-limit9"}
+    assert {*Store(store).names("candidates")} == names
+
+
+def test_questions_with_few_candidates_or_none_are_listed(store: str, classifier: str, done: Done) -> None:
+    """Parts of one question: those of a question of stop words and of an empty one hold no candidate."""
+    told = done("mine_negatives", "--store", store, "--sources", "bm25", "--depth", 3, "--part-queries", 1,
+                "--reranker", classifier, "--denoise-threshold", 0.5, "--undenoised", 1, "--denoised", 1,
+                "--name", "few")  # fmt: skip
+    [line] = [line for line in told.splitlines() if "fewer than 2 negatives" in line]
+    parts = tables(store, "negatives", "few")
+    assert [len(part) for part in parts] == [1] * 40
+    counts = {line["query_id"]: len(line["negatives"]) for part in parts for line in part.to_pylist()}
+    few = [query for query, count in counts.items() if count < 2]
+    assert counts["q3"] == counts["q5"] == 0
+    more = f" and {len(few) - 10} more" if len(few) > 10 else ""
+    assert line == f"  {len(few)} questions have fewer than 2 negatives: {', '.join(few[:10])}{more}"
+    assert 2 <= len(few) < 40
+
+
+def test_a_model_of_the_store_is_an_input_of_the_scores(store: str, classifier: str, done: Done, refused: Done) -> None:
+    with Store(store).create("models", "cross", config={"made": "by hand"}) as draft:
+        commit_model(draft, Path(classifier))
+    mine(done, store, "--reranker", "models/cross", "--denoise-threshold", 0.5, *DRAWN)
+    [scores] = Store(store).generations("scores", "pool-cross")
+    assert scores.inputs["reranker"]["artifact"] == "models/cross"
+    line = refused("store", "remove", "models/cross", "--store", store)
+    assert f"{store}/models/cross is needed by scores/pool-cross/g0000: remove those first" in line
+
+
+def test_answers_in_another_form_are_refused_where_they_are_needed(
+    store: str, source: Path, done: Done, refused: Done, tmp_path: Path
+) -> None:
+    """As Hugging Face's SQuAD has them: a dictionary of lists."""
+    queries = [json.loads(line) for line in (source / "queries.jsonl").read_text().splitlines()]
+    for query in queries:
+        query["metadata"]["answers"] = {"text": query["metadata"]["answers"], "answer_start": [0, 0]}
+    judged = [line.split("\t") for line in (source / "qrels" / "train.tsv").read_text().splitlines()[1:]]
+    squad = write_beir(tmp_path / "squad", [], queries, {"train": [(q, p, int(score)) for q, p, score in judged]})
+    (squad / "corpus.jsonl").unlink()
+    done("import_queries", "--store", store, "--source", squad)
+    ask = ("mine_negatives", "--store", store, "--queries", "squad", "--sources", "bm25", "--depth", 5)
+    line = refused(*ask, "--drop-answers")
+    assert "--drop-answers: queries/squad q0: its metadata's answers hold {" in line
+    assert 'expected texts, {"answers": ["a", "b"]}' in line
+    assert Store(store).keys("candidates") == Store(store).incomplete() == []
+    done(*ask)
 
 
 @pytest.mark.parametrize(
@@ -221,12 +330,16 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     told = refused("mine_negatives", "--store", world.store, "--sources", "exact:enc", "--drop-answers")
     assert "has answers" in told
-    told = refused("mine_negatives", "--store", store, "--denoised", 1, "--reranker", model)
-    assert "no cross-encoder" in told
+    for reranker, why in ((model, "no cross-encoder"), ("models/none", "there is no such artifact")):
+        assert why in refused("mine_negatives", "--store", store, "--denoised", 1, "--reranker", reranker)
+    assert Store(store).keys("candidates") == Store(store).incomplete() == []  # told before the search
     mine(done, store, "--denoised", 0)
     told = refused("mine_negatives", "--store", store, "--sources", "bm25", "--candidates", "pool")
     assert "was begun otherwise: " in told
     assert "config.sources" in told
+    ask = ("mine_negatives", "--store", store, "--sources", "bm25", "exact:enc", "--depth", 30, *NUMBER)
+    told = refused(*ask, "--candidates", "pool", "--name", "drawn", "--undenoised", 7, "--seed", 2)
+    assert f"{store}/negatives/drawn was begun otherwise: config.seed 0, now 2, config.undenoised 30, now 7" in told
     more = write_beir(source.parent / "more", make_passages(30, seed=9, prefix="n"))
     done("import_corpus", "--store", store, "--source", more, "--append")
     assert "run jobs/build_bm25.py" in refused("mine_negatives", "--store", store, "--sources", "bm25")
