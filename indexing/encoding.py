@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 import warnings
@@ -21,6 +22,7 @@ from retriever.encoder import Encoder, EncoderOptions, describe
 from retriever.errors import InputError
 from retriever.numerics import expected_numerics
 
+_PROCESS = 1 << 30  # bytes of an encoder's process beside its model's weights, compiled and not
 RESTARTS = 100  # of an encoder whose process or node is lost; what it had begun is done again
 
 
@@ -95,6 +97,7 @@ class Encoding:
         pooled = ray.data.ActorPoolStrategy(
             min_size=pool.min_workers,
             max_size=pool.max_workers,
+            initial_size=max(pool.min_workers, min(pool.max_workers, places(pool.cpus, pool.gpus), len(self.items))),
             max_concurrent_calls_per_actor=2,  # one part is read, tokenised or written, the other is on the device
             enable_true_multi_threading=True,
         )
@@ -211,8 +214,14 @@ def encode_part(encoder: Encoder, part: RowPart, rows: int, device: Executor) ->
     return int(tokens.lengths.sum()), half
 
 
-def choose_pool(min_workers: int, max_workers: int | None, cpus: int | None, gpus: int | None) -> Pool:
-    """Fill in what was left open, from the cluster as it is. Raises InputError for what it cannot give."""
+def choose_pool(
+    min_workers: int, max_workers: int | None, cpus: int | None, gpus: int | None, weights: int = 0
+) -> Pool:
+    """Fill in what was left open, from the cluster as it is. Raises InputError for what it cannot give.
+
+    weights: the model's bytes. Without GPUs encoders get as few cores each as memory allows: one of one core makes 7%
+    more of it than one of two, whose threads wait for one another.
+    """
     import ray
 
     if cpus is not None and cpus < 1:
@@ -237,9 +246,25 @@ def choose_pool(min_workers: int, max_workers: int | None, cpus: int | None, gpu
                 f"--cpus {cpus}: the largest node{' with a GPU' * gpus} has {largest:.0f} cores now; "
                 "name --max-workers to wait for a larger one"
             )
-    cpus = cpus or (min(4, node_cores()) if gpus else node_cores())
-    slots = int(total.get("GPU", 0) // gpus) if gpus else num_slots(cpus)
-    return Pool(min_workers, max(min_workers, max_workers or slots), cpus, gpus)
+    cpus = cpus or (min(4, node_cores()) if gpus else _cores_each(weights))
+    return Pool(min_workers, max(min_workers, max_workers or places(cpus, gpus)), cpus, gpus)
+
+
+def places(cpus: int, gpus: int) -> int:
+    """How many encoders of so many cores and GPUs the cluster has room for, now."""
+    import ray
+
+    return int(ray.cluster_resources().get("GPU", 0) // gpus) if gpus else num_slots(cpus)
+
+
+def _cores_each(weights: int) -> int:
+    """The fewest cores for an encoder of so many bytes at which those of a node fill half its memory at most."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    each = _PROCESS + 2 * weights
+    cores = max((node["CPU"] * each / (node.get("memory", 0) / 2 or each) for node in nodes), default=1)
+    return min(node_cores(), max(1, math.ceil(cores)))
 
 
 def numerics_of(pool: Pool, options: EncoderOptions) -> str:

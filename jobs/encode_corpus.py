@@ -24,7 +24,8 @@ from indexing.encoding import (
     similarity_of,
 )
 from indexing.store import Store
-from retriever.encoder import EncoderOptions, describe
+from retriever.encoder import EncoderOptions, describe, resolve
+from retriever.files import weight_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class EncodeCorpus(Common):
     max_workers: int | None = None
     """Encoders at once; default: as many as the cluster holds now. A cluster that scales up may be given more."""
     cpus: int | None = None
-    """Cores of each encoder; default: those of the smallest node, 4 beside a GPU."""
+    """Cores of each encoder; default: as few as memory allows, 4 beside a GPU."""
     gpus: int | None = None
     """GPUs of each encoder, 0 or 1; default: 1 where the cluster has GPUs."""
 
@@ -73,7 +74,8 @@ def main(options: EncodeCorpus) -> None:
         return plan(store, options, described)
     if not is_encoded(store, name, described, options.limit):
         connect(store)
-        pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus)
+        weights = sum(file.stat().st_size for file in weight_files(resolve(options.encoder)))
+        pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights)
         numerics = numerics_of(pool, encoder_options)
         encoding = Encoding(store, options.encoder, encoder_options, name, numerics=numerics, limit=options.limit)
         encode(encoding, pool)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
+from retriever.kernels import attention, attention_pays
 
 _NAME = "riptide"
 _LAYER = "_riptide_layer"
@@ -122,14 +123,19 @@ def attend(
         key = torch.cat([own_key.to(key.dtype), key], dim=2)
         value = torch.cat([own_value.to(value.dtype), value], dim=2)
         length = own_key.shape[2]
-        if attention_mask is None and getattr(module, "is_causal", False) and tokens > 1:
-            attention_mask = query.new_ones((tokens, tokens), dtype=torch.bool).tril()[None, None]
         if attention_mask is not None or prompt.inside is not None:
             attention_mask = _beside(prompt.seen(batch), attention_mask, batch, tokens)
         if position_bias is not None:
             position_bias = nn.functional.pad(position_bias, (length, 0))
     if position_bias is not None:
         kwargs["position_bias"] = position_bias
+    elif (
+        not kwargs.get("dropout")
+        and (attention_mask is not None or not getattr(module, "is_causal", False))
+        and attention_pays(query, key, attention_mask)
+    ):
+        found = attention(query, key, value, attention_mask, kwargs.get("scaling"))
+        return found.transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -15,9 +16,11 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from retriever.attention import reach
 from retriever.batching import padded, plan
 from retriever.errors import InputError
 from retriever.files import sha256_of, tokenizer_files, weight_files
+from retriever.kernels import swap_dropout
 from retriever.numerics import choose_dtype, describe_numerics
 from retriever.pairs import PairTokenizer
 from retriever.recipe import positions_of
@@ -98,6 +101,9 @@ class Trainee:
         torch.manual_seed(options.seed)
         self.tokenizer = check_length(folder, options.max_length)
         self.model = _load(folder).to(self.device).train()
+        swap_dropout(self.model)
+        with contextlib.suppress(InputError):  # what is out of reach trains by torch's own attention
+            reach(self.model)
         self.positions = positions_of(self.model.config)
         if self.model.config.pad_token_id is None:
             self.model.config.pad_token_id = self.tokenizer.pad_id

@@ -1,0 +1,100 @@
+"""Two things that torch's training does slowly on a processor, done otherwise: attention in bfloat16, and dropout.
+
+Both are exact in what they compute up to rounding, and a function of torch's seed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(query key^T) value, its weights computed again for the way back.
+
+    torch's fused kernel goes forward well in bfloat16, but back at a sixth of the speed of the five plain products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        ctx.save_for_backward(query, key, value, mask)
+        ctx.scale = scale
+        return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        [gradient] = gradients
+        query, key, value, mask = ctx.saved_tensors
+        scaled = query * ctx.scale
+        logits = torch.matmul(scaled, key.transpose(-1, -2))
+        if mask is not None:
+            logits.masked_fill_(~mask, torch.finfo(logits.dtype).min)
+        weights = torch.softmax(logits, -1)
+        to_value = torch.matmul(weights.transpose(-1, -2), gradient)
+        inner = torch.matmul(gradient, value.transpose(-1, -2))
+        to_logits = torch._softmax_backward_data(inner, weights, -1, weights.dtype)
+        to_query = torch.matmul(to_logits, key).mul_(ctx.scale)
+        to_key = torch.matmul(to_logits.transpose(-1, -2), scaled)
+        return to_query, to_key, to_value, None, None
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    """query [b, heads, n, d], key and value [b, heads, m, d]; mask bool, broadcast to [b, heads, n, m], True: seen."""
+    return _Attention.apply(query, key, value, mask, scale or 1 / math.sqrt(query.shape[-1]))
+
+
+def attention_pays(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether `attention` computes this, and faster than torch's own."""
+    return (
+        query.device.type == "cpu"
+        and query.dtype == torch.bfloat16
+        and torch.is_grad_enabled()
+        and (query.requires_grad or key.requires_grad)
+        and query.shape[1] == key.shape[1]
+        and (mask is None or mask.dtype == torch.bool)
+    )
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, threshold: int) -> torch.Tensor:
+        words = torch.empty((values.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+        kept = (words.view(torch.uint8)[: values.numel()] >= threshold).view(values.shape)
+        ctx.save_for_backward(kept)
+        ctx.scale = 256 / (256 - threshold)
+        return torch.where(kept, values * ctx.scale, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        [gradient], [kept] = gradients, ctx.saved_tensors
+        return torch.where(kept, gradient * ctx.scale, 0), None
+
+
+class Dropout(nn.Dropout):
+    """Dropout that draws a byte for each number, where torch draws one number after the other on a processor.
+
+    p is rounded to 256ths (0.1 to 0.1016), what is left is scaled by just that.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        threshold = round(256 * self.p)
+        if not self.training or threshold == 0:
+            return input
+        if input.device.type != "cpu" or threshold >= 256:
+            return super().forward(input)
+        return _Drop.apply(input, threshold)
+
+
+def swap_dropout(module: nn.Module) -> None:
+    """Put `Dropout` in the place of every nn.Dropout of a model."""
+    for child in module.modules():
+        if type(child) is nn.Dropout:
+            child.__class__ = Dropout
