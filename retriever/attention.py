@@ -65,7 +65,7 @@ class _Probe:
         self.shapes: list[tuple[int, int]] = []
 
 
-def reach(backbone: nn.Module) -> PromptShape:
+def reach(backbone: Any) -> PromptShape:
     """Lead a transformers model's attention through the seam; without a prompt it computes what sdpa does.
 
     Raises InputError for a model whose attention does not go through transformers' interface.
@@ -87,7 +87,8 @@ def reach(backbone: nn.Module) -> PromptShape:
         with torch.no_grad():
             backbone.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), prompt=probe)
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{kind}: no prompts can be put in: {(str(error).splitlines() or [repr(error)])[0]}") from error
+        reason = (str(error).splitlines() or [repr(error)])[0]
+        raise InputError(f"{kind}: no prompts can be put in: {reason}") from error
     finally:
         backbone.train(training)
     if not probe.modules:
@@ -140,7 +141,7 @@ def attend(
 
 
 def _beside(seen: torch.Tensor, mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor:
-    """The mask over prompt and text: seen bool [b, 1, 1, l]; mask [b or 1, heads or 1, n or 1, tokens], bool or added."""
+    """The mask over prompt and text. seen: bool [b, 1, 1, l]; mask: bool or added, up to [b, heads, n, tokens]."""
     if mask is None:
         mask = seen.new_ones((1, 1, 1, tokens))
     if mask.dtype != torch.bool:

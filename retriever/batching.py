@@ -12,7 +12,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 
 from retriever.errors import InputError
-from retriever.options import EncoderOptions, Side
+from retriever.options import EncoderOptions, Side, TitlePolicy
 from retriever.recipe import Recipe
 
 
@@ -100,6 +100,13 @@ class TextTokenizer:
             ids[start : start + len(row)] = row
             start += len(row)
         return Tokens(ids, lengths)
+
+    def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
+        """Passages' strings by the title policy; an empty title adds nothing."""
+        if policy == "none":
+            return list(texts)
+        between = {"space": " ", "newline": "\n", "sep": f" {self.separator} "}[policy]
+        return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
 
 
 def plan(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list[tuple[np.ndarray, int]]:

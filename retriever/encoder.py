@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import nn
 
 from retriever.batching import TextTokenizer, Tokens, padded, plan
 from retriever.errors import InputError
@@ -19,7 +17,7 @@ from retriever.files import resolve
 from retriever.numerics import choose_device, choose_dtype, describe_numerics
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
-from retriever.recipe import OFFSET_POSITIONS, Recipe, describe, fingerprint_of, read_recipe, settings_of
+from retriever.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
 
@@ -75,10 +73,8 @@ class Encoder:
         self._head = Head(recipe, options.dimension).to(self.device).eval()
         self.dim = recipe.dim
         self.similarity = "cosine" if self._head.normalized else "dot"
-        backbone = _load_backbone(recipe, self.dtype, trust_remote_code).to(self.device)
-        parameters = inspect.signature(backbone.forward).parameters
-        positions = "position_ids" in parameters and recipe.model_type not in OFFSET_POSITIONS
-        self._eager = Pooled(backbone, recipe.pooling, recipe.padding_side, positions).eval().requires_grad_(False)
+        backbone = load_backbone(recipe, self.dtype, trust_remote_code).to(self.device)
+        self._eager = Pooled.over(backbone, recipe).eval().requires_grad_(False)
         self._run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._eager
         compiling = time.perf_counter()
         compiled = self._compile()
@@ -98,10 +94,7 @@ class Encoder:
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Passages' strings by the title policy; an empty title adds nothing."""
-        if self.options.title == "none":
-            return list(texts)
-        between = {"space": " ", "newline": "\n", "sep": f" {self._tokenizer.separator} "}[self.options.title]
-        return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
+        return self._tokenizer.compose(titles, texts, self.options.title)
 
     def tokenize(self, texts: Sequence[str], *, side: Side) -> Tokens:
         """Token ids of texts, prefix and special tokens included; uses the processor only."""
@@ -153,14 +146,14 @@ class Encoder:
         return True
 
 
-def _load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
-    """The backbone in `dtype`, without a language-model head or a decoder."""
+def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Any:
+    """The backbone in `dtype`, without a language-model head or a decoder; `config` overrides what its folder says."""
     import transformers
 
     kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
     try:
         return kind.from_pretrained(
-            recipe.backbone, dtype=dtype, trust_remote_code=trust_remote_code, **recipe.config_args
+            recipe.backbone, dtype=dtype, trust_remote_code=trust_remote_code, **{**recipe.config_args, **config}
         )
     except (ValueError, OSError, SafetensorError) as error:
         raise InputError(f"{recipe.backbone}: {str(error).strip().splitlines()[0]}") from error

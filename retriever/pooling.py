@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from retriever.attention import PromptRows
 from retriever.errors import InputError
-from retriever.recipe import Dense, Recipe
+from retriever.recipe import OFFSET_POSITIONS, Dense, Recipe
 
 
 class Pooled(nn.Module):
-    """A backbone and its pooling: (ids int64 [b, n], lengths int64 [b]) -> float32 [b, hidden]."""
+    """A backbone and its pooling: (ids int64 [b, n], lengths int64 [b], prompts of the rows) -> float32 [b, hidden]."""
 
     def __init__(self, backbone: nn.Module, pooling: str, padding_side: str, pass_positions: bool):
         super().__init__()
@@ -21,12 +24,21 @@ class Pooled(nn.Module):
         self.left = padding_side == "left"
         self.pass_positions = pass_positions and self.left
 
-    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    @classmethod
+    def over(cls, backbone: nn.Module, recipe: Recipe) -> Pooled:
+        """As a recipe says."""
+        parameters = inspect.signature(backbone.forward).parameters
+        positions = "position_ids" in parameters and recipe.model_type not in OFFSET_POSITIONS
+        return cls(backbone, recipe.pooling, recipe.padding_side, positions)
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
         width = ids.shape[1]
         columns = torch.arange(width, device=ids.device)[None]
         first = (width - lengths if self.left else torch.zeros_like(lengths))[:, None]
         inside = (columns >= first) & (columns < first + lengths[:, None])
-        extra = {"position_ids": (columns - first).clamp(min=0)} if self.pass_positions else {}
+        extra: dict[str, Any] = {"position_ids": (columns - first).clamp(min=0)} if self.pass_positions else {}
+        if prompt is not None:
+            extra["prompt"] = prompt
         hidden = self.backbone(input_ids=ids, attention_mask=inside.long(), **extra).last_hidden_state
         if self.pooling == "mean":
             return (hidden.float() * inside[..., None]).sum(1) / lengths[:, None]

@@ -92,7 +92,8 @@ class TaskPrompt:
         """Write the two files; the same prompt gives the same bytes."""
         tied = self.query is not None and self.query is self.passage
         names = {"query": "both", "passage": "both"} if tied else {"query": "query", "passage": "passage"}
-        tensors = {names[side]: m.contiguous() for side in names if (m := self.of(side)) is not None}  # type: ignore[arg-type]
+        matrices = {"query": self.query, "passage": self.passage}
+        tensors = {names[side]: m.contiguous() for side, m in matrices.items() if m is not None}
         save_file(tensors, folder / WEIGHTS)
         said = {
             "format": FORMAT,
@@ -125,7 +126,7 @@ def load_prompt(folder: Path) -> TaskPrompt:
     except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise InputError(f"{file}: not a prompt's: {type(error).__name__}: {error}") from error
     for name, tensor in tensors.items():
-        if tensor.ndim != 5 or tensor.shape[1] != 2 or tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if tensor.ndim != 5 or tensor.shape[1] != 2 or not tensor.is_floating_point():
             raise InputError(f"{folder / WEIGHTS}: {name} is {tensor.dtype} {tuple(tensor.shape)}, expected numbers "
                              "[layers, 2, heads, l, head_dim]")  # fmt: skip
         if not bool(torch.isfinite(tensor).all()):

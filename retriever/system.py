@@ -17,11 +17,12 @@ class Chunk:
     """Some texts of a batch that go through the model together.
 
     rows: their places among the vectors of the whole batch, int64 [n]. inputs: what `System.forward` needs, on the
-    processor.
+    processor. tokens: how many, padding included.
     """
 
     rows: np.ndarray
     inputs: Any
+    tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,11 @@ from pathlib import Path
 VOCABULARY = 512
 
 
-def save_bert(folder: Path, *, seed: int = 0, hidden: int = 32, layers: int = 2) -> Path:
-    """Save a model of 64 positions that transformers opens; returns the folder."""
+def save_bert(folder: Path, *, seed: int = 0, hidden: int = 32, layers: int = 2, spread: float = 0.02) -> Path:
+    """Save a model of 64 positions that transformers opens; returns the folder.
+
+    spread: standard deviation of the weights; at 0.2 a text's first vector depends on the text, and can be trained.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -28,7 +31,7 @@ def save_bert(folder: Path, *, seed: int = 0, hidden: int = 32, layers: int = 2)
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(pieces), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=4,
-        intermediate_size=2 * hidden, max_position_embeddings=64, initializer_range=0.02,
+        intermediate_size=2 * hidden, max_position_embeddings=64, initializer_range=spread,
     )  # fmt: skip
     BertModel(config).save_pretrained(folder)
     return folder

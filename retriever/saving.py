@@ -1,0 +1,66 @@
+"""Write a trained encoder as users open it: a folder for transformers, sentence-transformers and Encoder alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from retriever.pooling import Head
+from retriever.recipe import Dense, Recipe
+
+_POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
+
+
+def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
+    """A backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
+
+    head: the trained one, where the recipe's own has weights.
+    """
+    from transformers import AutoTokenizer
+
+    backbone.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(recipe.backbone, **recipe.tokenizer_args).save_pretrained(folder)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    _write(folder / "1_Pooling" / "config.json", {
+        "word_embedding_dimension": recipe.hidden,
+        "pooling_mode": _POOLING[recipe.pooling],
+        "include_prompt": True,
+    })  # fmt: skip
+    for place, step in enumerate(recipe.head, 2):
+        if isinstance(step, Dense):
+            modules.append((f"{place}_Dense", "Dense"))
+            shutil.copytree(recipe.folder / step.folder, folder / f"{place}_Dense")
+            if head is not None:
+                (folder / f"{place}_Dense" / "pytorch_model.bin").unlink(missing_ok=True)
+                layers = head.steps[place - 2]
+                assert isinstance(layers, nn.Sequential)
+                save_file({f"linear.{name}": value.detach().cpu().contiguous()
+                           for name, value in layers[0].state_dict().items()},
+                          folder / f"{place}_Dense" / "model.safetensors")  # fmt: skip
+        else:
+            modules.append((f"{place}_Normalize", "Normalize"))
+            (folder / f"{place}_Normalize").mkdir()
+    lengths = {"max_seq_length": max(recipe.query_length, recipe.passage_length)}
+    if recipe.query_length != recipe.passage_length:
+        lengths |= {"query_length": recipe.query_length, "document_length": recipe.passage_length}
+    _write(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": recipe.lower_case})
+    _write(folder / "modules.json", [
+        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for place, (path, kind) in enumerate(modules)
+    ])  # fmt: skip
+    normalized = bool(recipe.head) and recipe.head[-1] == "normalize"
+    _write(folder / "config_sentence_transformers.json", {
+        "prompts": {"query": recipe.query_prefix, "document": recipe.passage_prefix},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine" if normalized else "dot",
+    })  # fmt: skip
+
+
+def _write(file: Path, document: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,210 @@
+"""What turns gradients into new weights: plain data parallelism by torch, or DeepSpeed's ZeRO.
+
+Both add up over workers the gradients that each computed of its share, clip them, and step AdamW. What each keeps is
+given and taken as whole float32 tensors by name, however many workers share it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Stepper(Protocol):
+    """forward runs the model; backward adds to the gradients; step uses them up, and returns their norm before they
+    were clipped. equal: whether all workers must call forward and backward equally often."""
+
+    equal: bool
+
+    def forward(self, *inputs: Any) -> Any: ...
+
+    def backward(self, loss: torch.Tensor) -> None: ...
+
+    def step(self, lr: float) -> float: ...
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Name -> float32 tensor on the processor: weight.X, exp_avg.X, exp_avg_sq.X. Every worker calls it."""
+
+    def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
+        """Take such a state, after so many steps; touch gives some output of the model. Every worker calls it."""
+
+
+class PlainStepper:
+    """Each worker holds all of the model and of the optimizer."""
+
+    equal = False
+
+    def __init__(self, module: nn.Module, run: Callable[..., Any], *, weight_decay: float, clip: float, world: int):
+        self.parameters = trained(module)
+        self.run, self.clip, self.world = run, clip, world
+        self.optimizer = torch.optim.AdamW(groups_of(self.parameters.values(), weight_decay), lr=0.0, fused=True)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.run(*inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self, lr: float) -> float:
+        parameters = list(self.parameters.values())
+        for parameter in parameters:
+            if parameter.grad is None:  # not part of any worker's share, or of this one's
+                parameter.grad = torch.zeros_like(parameter)
+        if self.world > 1:
+            flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+            dist.all_reduce(flat)
+            pieces = flat.split([parameter.numel() for parameter in parameters])
+            for parameter, piece in zip(parameters, pieces, strict=True):
+                parameter.grad = piece.view_as(parameter)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.clip))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def state(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, parameter in self.parameters.items():
+            state = self.optimizer.state[parameter]
+            for kind, value in (("weight", parameter.detach()), *((kind, state[kind]) for kind in MOMENTS)):
+                found[f"{kind}.{name}"] = value.cpu().contiguous()
+        return found
+
+    def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            with torch.no_grad():
+                parameter.copy_(get(f"weight.{name}"))
+            moments = {kind: get(f"{kind}.{name}").to(parameter.device) for kind in MOMENTS}
+            self.optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **moments}
+
+
+class DeepSpeedStepper:
+    """DeepSpeed's engine: the optimizer's state (stage 1), the gradients (2) and the weights (3) shared out.
+
+    Stage 0 shares nothing out, offload keeps the optimizer in the processor's memory (stages 1 to 3).
+    """
+
+    def __init__(
+        self, module: nn.Module, run: Callable[..., Any], *, weight_decay: float, clip: float, world: int, stage: int,
+        offload: bool = False, device: torch.device,
+    ):  # fmt: skip
+        if device.type == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+        import deepspeed
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        self.stage, self.world = stage, world
+        self.equal = stage >= 2 and world > 1
+        self.named = trained(module)
+        groups = groups_of(self.named.values(), weight_decay)
+        optimizer = DeepSpeedCPUAdam(groups, lr=0.0) if offload else torch.optim.AdamW(groups, lr=0.0)
+        zero: dict[str, Any] = {"stage": stage}
+        if offload:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,
+            "gradient_clipping": clip,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": 1 << 62,
+            "zero_optimization": zero,
+        }
+        self.engine, *_ = deepspeed.initialize(
+            model=_Running(module, run), optimizer=optimizer, config=config,
+            dist_init_required=not dist.is_initialized(),
+        )  # fmt: skip
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.engine(*inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.engine.backward(loss * self.world, scale_wrt_gas=False)  # which takes the mean over the workers
+
+    def step(self, lr: float) -> float:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        return 0.0 if norm is None else float(norm)  # stage 0 clips without a word
+
+    def state(self) -> dict[str, torch.Tensor]:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        self._link()
+        found = {}
+        for name, parameter in self.named.items():
+            if self.stage == 0:
+                values = [parameter.detach(), *(self.engine.optimizer.state[parameter][kind] for kind in MOMENTS)]
+            else:
+                values = [safe_get_full_fp32_param(parameter)]
+                values += [safe_get_full_optimizer_state(parameter, kind) for kind in MOMENTS]
+            for kind, value in zip(("weight", *MOMENTS), values, strict=True):
+                found[f"{kind}.{name}"] = value.detach().float().cpu().contiguous().clone()
+        return found
+
+    def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        for name, parameter in self.named.items():
+            value = get(f"weight.{name}").to(parameter.device)
+            if self.stage == 0:
+                with torch.no_grad():
+                    parameter.copy_(value)
+            else:
+                safe_set_full_fp32_param(parameter, value)
+        # A step of nothing: the model takes the optimizer's weights, and the optimizer's state comes to be.
+        self.backward(touch().float().sum() * 0)
+        self.step(0.0)
+        self._link()
+        optimizer = self.engine.optimizer
+        for name, parameter in self.named.items():
+            for kind in MOMENTS:
+                value = get(f"{kind}.{name}").to(parameter.device)
+                if self.stage == 0:
+                    optimizer.state[parameter][kind].copy_(value)
+                else:
+                    safe_set_full_optimizer_state(parameter, value, kind)
+        for state in getattr(optimizer, "optimizer", optimizer).state.values():
+            state["step"] = torch.full_like(state["step"], steps) if torch.is_tensor(state["step"]) else steps
+
+    def _link(self) -> None:
+        """Have parameters know their optimizer state; stages 1 and 2 leave it until somebody asks."""
+        if link := getattr(self.engine.optimizer, "_lazy_init_hp_params_optimizer_state", None):
+            self.engine.optimizer._hp_optimizer_states_linked = False
+            link()
+
+
+class _Running(nn.Module):
+    """The model as DeepSpeed sees it: its forward is whatever `run` does with it."""
+
+    def __init__(self, module: nn.Module, run: Callable[..., Any]):
+        super().__init__()
+        self.module = module
+        self._run = run
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._run(*inputs)
+
+
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are not frozen, by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def groups_of(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Weights decay; biases and the scales of layer norms do not."""
+    every = list(parameters)
+    groups = [{"params": [p for p in every if p.ndim > 1], "weight_decay": weight_decay},
+              {"params": [p for p in every if p.ndim <= 1], "weight_decay": 0.0}]  # fmt: skip
+    return [group for group in groups if group["params"]]

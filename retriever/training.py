@@ -1,0 +1,253 @@
+"""The one training loop: steps of any System on one worker of several, checkpoints, evaluation, early stop.
+
+A step (GradCache, Gao et al. 2021, where the batch is cut into pieces):
+  1. every chunk of the worker's share goes through the model; the vectors of all workers are put together;
+  2. each worker computes the loss over all of them, and its gradient by each vector: of its own vectors that is the
+     gradient of the whole batch's loss, other workers' negatives included;
+  3. that gradient goes back through the chunks: through graphs that were kept, or, where these would need too much
+     memory, through a second pass of each chunk with the same random state.
+Gradients are then added up over workers. Both ways compute the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from retriever.errors import InputError
+from retriever.numerics import describe_numerics
+from retriever.stepping import DeepSpeedStepper, PlainStepper, Stepper
+from retriever.system import Batch, Chunk, Evaluate, System
+
+# Tokens of a worker's share whose graphs are kept; above that the batch is cached.
+KEPT = {"cpu": 65_536, "cuda": 131_072}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """How any system is trained.
+
+    lr: the highest, after a linear warm-up over `warm_up` of the steps; then linear to 0. clip: of the gradient's norm.
+    grad_cache: "auto" caches where a worker's share of the batch has too many tokens for its graphs to be kept.
+    zero: DeepSpeed's stage (0 to 3), None: plain data parallelism. offload: the optimizer in the processor's memory.
+    evaluate_every, checkpoint_every: in steps. patience: evaluations without a better one before the end; 0: never.
+    """
+
+    steps: int
+    lr: float
+    seed: int = 0
+    warm_up: float = 0.1
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    grad_cache: Literal["auto", "on", "off"] = "auto"
+    zero: int | None = None
+    offload: bool = False
+    checkpoint_every: int = 100
+    evaluate_every: int = 0
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that cannot be trained with."""
+        if self.steps < 1 or self.checkpoint_every < 1 or self.evaluate_every < 0 or self.patience < 0:
+            raise InputError(f"steps={self.steps} checkpoint_every={self.checkpoint_every} evaluate_every="
+                             f"{self.evaluate_every} patience={self.patience}: expected counts")  # fmt: skip
+        if not (math.isfinite(self.lr) and self.lr > 0) or self.seed < 0 or not 0 <= self.warm_up < 1:
+            raise InputError(f"lr={self.lr} seed={self.seed} warm_up={self.warm_up}: expected a learning rate above 0, "
+                             "a seed from 0 on, and a share of the steps")  # fmt: skip
+        if self.zero not in (None, 0, 1, 2, 3) or (self.offload and not self.zero):
+            raise InputError(f"zero={self.zero} offload={self.offload}: expected a stage, 0 to 3; 1 to 3 to offload")
+        if self.grad_cache not in ("auto", "on", "off") or self.weight_decay < 0 or not self.clip > 0:
+            raise InputError(f"grad_cache={self.grad_cache!r} weight_decay={self.weight_decay} clip={self.clip}: "
+                             "expected auto, on or off; 0 or more; more than 0")  # fmt: skip
+
+    def learning_rate(self, step: int) -> float:
+        """Of a step, from 0."""
+        rising = max(1, round(self.warm_up * self.steps))
+        return self.lr * min((step + 1) / rising, (self.steps - step) / max(1, self.steps - rising))
+
+
+@dataclass
+class Progress:
+    """Where a training is: steps done; of each step noted [step, loss, lr, quality or None]; the best quality."""
+
+    steps: int
+    curve: list[list[float | None]]
+    best: float | None = None
+    best_step: int = 0
+    since: int = 0  # evaluations since the best
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a worker is handed. load, save: the last checkpoint; load_best, save_best: the best one (save takes the step
+    and a function that writes a file; load gives a local file, which is removed). note: told of each step, on the first
+    worker."""
+
+    load: Callable[[], Path | None]
+    save: Callable[[int, Callable[[Path], object]], object]
+    load_best: Callable[[], Path | None]
+    save_best: Callable[[int, Callable[[Path], object]], object]
+    note: Callable[[dict[str, Any]], object]
+
+
+class Trainer:
+    """A system's training on one worker. Raises InputError, from `train` too, naming the step."""
+
+    def __init__(
+        self, system: System, options: LoopOptions, *, device: torch.device, dtype: torch.dtype, rank: int = 0,
+        world: int = 1,
+    ):  # fmt: skip
+        self.system, self.options, self.device, self.rank, self.world = system, options, device, rank, world
+        shared: dict[str, Any] = {"weight_decay": options.weight_decay, "clip": options.clip, "world": world}
+        self.stepper: Stepper = (
+            PlainStepper(system.module, system.forward, **shared)
+            if options.zero is None
+            else DeepSpeedStepper(system.module, system.forward, stage=options.zero, offload=options.offload,
+                                  device=device, **shared)
+        )  # fmt: skip
+        self.numerics = describe_numerics(device, dtype, False)
+        # Sums are rounded by the number of workers and threads too: said, as the same weights come of the same ones.
+        self.conditions = {"numerics": self.numerics, "threads": str(torch.get_num_threads())}
+
+    def train(self, hooks: Hooks, evaluate: Evaluate | None = None) -> Progress:
+        """From the last checkpoint, or the start, to the end; the system is left with its best weights."""
+        options = self.options
+        progress = self.restore(hooks.load())
+        while progress.steps < options.steps:
+            if evaluate and options.patience and progress.since >= options.patience:
+                break
+            number = progress.steps
+            self.system.module.train()
+            loss, lr = self.step(number), options.learning_rate(number)
+            progress.steps = number + 1
+            last = progress.steps == options.steps
+            quality = None
+            if evaluate and options.evaluate_every and (last or progress.steps % options.evaluate_every == 0):
+                quality = self._evaluate(evaluate, progress, hooks)
+            progress.curve.append([progress.steps, loss, lr, quality])
+            if self.rank == 0:
+                hooks.note({"step": progress.steps, "loss": loss, "quality": quality, "numerics": self.numerics})
+            if quality is not None or last or progress.steps % options.checkpoint_every == 0:
+                self._keep(hooks.save, progress)
+        if progress.best is not None and progress.best_step != progress.steps:
+            self.restore(hooks.load_best())
+        self.system.module.eval()
+        return progress
+
+    def step(self, number: int) -> float:
+        """One step over the batch at `number`; the loss over all of it."""
+        batch = self.system.batch(number, self.rank, self.world)
+        chunks = self._chunks(batch)
+        cached = self.options.grad_cache == "on" or (
+            self.options.grad_cache == "auto" and sum(chunk.tokens for chunk in chunks) > KEPT[self.device.type]
+        )
+        forward = functools.partial(self._forward, number)
+        with torch.set_grad_enabled(not cached):
+            passed = [forward(place, chunk) for place, chunk in enumerate(chunks)]
+        own = len(batch.chunks)  # the others only keep workers in step
+        dim = passed[0][0].shape[1]
+        every = torch.zeros(batch.total, dim, device=self.device)
+        for chunk, (vectors, _) in zip(batch.chunks, passed[:own], strict=True):
+            every[torch.from_numpy(chunk.rows).to(self.device)] = vectors.detach()
+        extra = torch.zeros((), device=self.device)
+        for _, part in passed[:own]:
+            extra += 0.0 if part is None else part.detach()
+        if self.world > 1:
+            dist.all_reduce(every)
+            dist.all_reduce(extra)
+        every.requires_grad_()
+        loss = self.system.loss(every, batch)
+        total = float(loss.detach() + extra)
+        if not math.isfinite(total):
+            raise self._not_finite(number, f"the loss is {total}")
+        if loss.requires_grad:
+            loss.backward()
+        gradient = torch.zeros_like(every) if every.grad is None else every.grad
+        surrogates = []
+        for place, chunk in enumerate(chunks):
+            vectors, part = forward(place, chunk) if cached else passed[place]
+            passed[place] = (vectors[:0].detach(), None)  # its graph ends with this turn
+            weight = gradient[torch.from_numpy(chunk.rows).to(self.device)]
+            surrogate = (vectors * weight).sum() if part is None else (vectors * weight).sum() + part
+            surrogate = surrogate if place < own else 0 * surrogate
+            if cached and (surrogate.requires_grad or self.stepper.equal):
+                self.stepper.backward(surrogate)
+            elif surrogate.requires_grad:
+                surrogates.append(surrogate)
+        if surrogates:
+            self.stepper.backward(torch.stack(surrogates).sum())
+        norm = self.stepper.step(self.options.learning_rate(number))
+        if not math.isfinite(norm):
+            raise self._not_finite(number, f"the gradient's norm is {norm}")
+        return total
+
+    def _chunks(self, batch: Batch) -> list[Chunk]:
+        """The worker's chunks; repeated, where workers must go through the model equally often, up to the most."""
+        chunks = list(batch.chunks)
+        if self.stepper.equal:
+            most = torch.tensor(len(chunks), device=self.device)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            chunks += [chunks[-1]] * (int(most) - len(chunks))
+        return chunks
+
+    def _forward(self, number: int, place: int, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A chunk through the model; dropout is a function of (seed, step, worker, chunk), so that it comes again."""
+        seeds = np.random.SeedSequence([self.options.seed, 2, number, self.rank, place]).generate_state(1)
+        torch.manual_seed(int(seeds[0]))
+        return self.stepper.forward(chunk)
+
+    def _evaluate(self, evaluate: Evaluate, progress: Progress, hooks: Hooks) -> float:
+        self.system.module.eval()
+        quality = evaluate()
+        if progress.best is None or quality > progress.best:
+            progress.best, progress.best_step, progress.since = quality, progress.steps, 0
+            self._keep(hooks.save_best, progress)
+        else:
+            progress.since += 1
+        return quality
+
+    def _keep(self, save: Callable[[int, Callable[[Path], object]], object], progress: Progress) -> None:
+        """Have what trains, the optimizer's moments and the progress written, in one safetensors file."""
+        state = self.stepper.state()
+        if self.rank == 0:
+            metadata = {"progress": json.dumps(vars(progress)), **self.conditions}
+            save(progress.steps, lambda path: save_file(state, path, metadata=metadata))
+
+    def restore(self, path: Path | None) -> Progress:
+        """Go on from a checkpoint file, which is removed. Raises InputError where it is of another numerics class."""
+        if path is None:
+            return Progress(0, [])
+        try:
+            with safe_open(path, "pt") as file:
+                found = dict(file.metadata())
+                progress = Progress(**json.loads(found.pop("progress")))
+                if found != self.conditions:
+                    raise InputError(f"the run was begun with {_spelt(found)}, now {_spelt(self.conditions)}: go on "
+                                     "where it was begun, or give another name")  # fmt: skip
+                self.stepper.load(file.get_tensor, progress.steps, self._touch)
+        finally:
+            path.unlink()
+        return progress
+
+    def _touch(self) -> torch.Tensor:
+        vectors, part = self.stepper.forward(self.system.batch(0, self.rank, self.world).chunks[0])
+        return vectors if part is None else vectors.sum() + part
+
+    def _not_finite(self, number: int, what: str) -> InputError:
+        return InputError(f"step {number + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "
+                          f"{self.options.lr}, or --dtype float32, under another name")  # fmt: skip
+
+
+def _spelt(conditions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in conditions.items())

@@ -1,0 +1,325 @@
+"""The training loop with a dual encoder: what must be equal is equal, and what is interrupted goes on."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from tiny import VOCABULARY, save_bert
+
+from retriever.dual import DevSet, DualSystem, TuneOptions
+from retriever.encoder import Encoder
+from retriever.errors import InputError
+from retriever.losses import contrastive_loss
+from retriever.options import EncoderOptions
+from retriever.prompts import load_prompt
+from retriever.reranker_data import TrainingData
+from retriever.stepping import trained
+from retriever.training import Hooks, LoopOptions, Trainer
+
+ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("bert"), spread=0.2)
+
+
+def make_data(passages: int = 60) -> TrainingData:
+    """Each question is words of its passage; two questions a passage, and some questions have two answers."""
+    draw = np.random.default_rng(0)
+    texts = [" ".join(f"w{n}" for n in draw.integers(VOCABULARY, size=draw.integers(10, 40))) for _ in range(passages)]
+    queries = [" ".join(texts[number // 2].split()[:6]) for number in range(2 * passages)]
+    positives = [np.array([number // 2, *([(number // 2 + 9) % passages] if number % 4 == 0 else [])])
+                 for number in range(2 * passages)]  # fmt: skip
+    negatives = [np.setdiff1d(draw.integers(passages, size=5), own) for own in positives]
+    return TrainingData(queries, positives, negatives, passages,
+                        lambda rows: ([""] * len(rows), [texts[row] for row in rows]))  # fmt: skip
+
+
+def system(bert: Path, dropout: float = 0.1, **tuning: Any) -> DualSystem:
+    options = TuneOptions(**{"length": 4, "batch": 12, "negatives_per_query": 2, "prompt_dropout": dropout, **tuning})
+    made = DualSystem(bert, ENCODER, options, make_data(), device=CPU, dtype=torch.float32)
+    for module in made.module.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = dropout
+    return made
+
+
+def small_chunks(made: DualSystem, tokens: int = 200) -> DualSystem:
+    """Several chunks a batch."""
+    from retriever import dual
+
+    def chunks(texts: Any, side: Any, rows: Any) -> Any:
+        before = dual._CHUNK["cpu"]
+        dual._CHUNK["cpu"] = tokens
+        try:
+            return DualSystem.chunks(made, texts, side, rows)
+        finally:
+            dual._CHUNK["cpu"] = before
+
+    made.chunks = chunks  # type: ignore[method-assign]
+    return made
+
+
+def gradients(made: DualSystem, step: int = 0, *, rank: int = 0, world: int = 1, **loop: Any) -> dict[str, Any]:
+    """The loss and the gradients of one step, caught before the optimizer uses them."""
+    trainer = Trainer(made, LoopOptions(steps=10, lr=1e-3, **loop), device=CPU, dtype=torch.float32, rank=rank,
+                      world=world)  # fmt: skip
+    caught: dict[str, Any] = {}
+
+    def catch(lr: float) -> float:
+        caught.update({n: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                       for n, p in trained(made.module).items()})  # fmt: skip
+        made.module.zero_grad()
+        return 0.0
+
+    trainer.stepper.step = catch  # type: ignore[method-assign]
+    made.module.train()
+    loss = trainer.step(step)
+    return {"loss": loss, **caught}
+
+
+def assert_equal(found: dict[str, Any], expected: dict[str, Any], close: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    assert found["loss"] == pytest.approx(expected["loss"], abs=close)
+    for name in found.keys() - {"loss"}:
+        torch.testing.assert_close(found[name], expected[name], atol=close, rtol=1e-3)
+
+
+def test_the_loss_is_that_of_a_loop() -> None:
+    torch.manual_seed(0)
+    queries, passages = torch.randn(5, 8), torch.randn(9, 8)
+    positives = torch.tensor([3, 0, 8, 3, 1])
+    ignored = torch.zeros(5, 9, dtype=torch.bool)
+    ignored[0, 5] = True
+    total = 0.0
+    for place, query in enumerate(queries.double()):
+        weights = [torch.exp(query @ p / 0.5) for n, p in enumerate(passages.double()) if not ignored[place, n]]
+        total += -torch.log(torch.exp(query @ passages[positives[place]].double() / 0.5) / sum(weights)).item()
+    assert contrastive_loss(queries, passages, positives, 0.5, ignored).item() == pytest.approx(total / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["prompt", "finetune"])
+@pytest.mark.parametrize("temperature", [1.0, 0.07])
+def test_grad_cache_is_the_whole_batch(bert: Path, method: str, temperature: float) -> None:
+    make = functools.partial(system, bert, method=method, temperature=temperature)
+    whole = gradients(make(dropout=0.0), grad_cache="off")  # one chunk a side
+    chunked = small_chunks(make(dropout=0.0))
+    assert len(chunked.batch(0, 0, 1).chunks) > 4
+    assert_equal(gradients(chunked, grad_cache="on"), whole)
+    with_dropout = gradients(small_chunks(make()), grad_cache="off")  # one graph over the same chunks and random states
+    assert_equal(gradients(small_chunks(make()), grad_cache="on"), with_dropout)
+    assert abs(with_dropout["loss"] - whole["loss"]) > 1e-6
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradient_reaches_prompts_only(bert: Path, checkpointing: bool) -> None:
+    made = DualSystem(bert, ENCODER, TuneOptions(length=4, batch=8, sides="untied", prompt_dropout=0.0), make_data(),
+                      device=CPU, dtype=torch.float32, checkpointing=checkpointing)  # fmt: skip
+    found = gradients(made)
+    assert {*found} == {"loss", "prompts.query.embedding", "prompts.passage.embedding"}
+    for name in found.keys() - {"loss"}:
+        by_layer = found[name].view(4, 2, -1)
+        assert bool((by_layer.abs().amax(dim=(0, 2)) > 0).all())
+
+
+def test_a_batch_is_the_same_for_any_number_of_workers(bert: Path) -> None:
+    made = system(bert)
+    whole = made.batch(7, 0, 1)
+    shares = [made.batch(7, rank, 3) for rank in range(3)]
+    rows = np.concatenate([chunk.rows for share in shares for chunk in share.chunks])
+    assert sorted(rows) == list(range(whole.total))
+    for share in shares:
+        assert share.total == whole.total
+        assert torch.equal(share.given["ignored"], whole.given["ignored"])
+    seen = [made.batch(step, 0, 1) for step in range(40)]
+    assert any(bool(batch.given["ignored"].any()) for batch in seen), "a question's other answer is no negative"
+    assert any(batch.total < 12 * 4 for batch in seen), "a passage that two questions bring goes in once"
+    for batch in seen:
+        assert not bool(batch.given["ignored"][torch.arange(12), batch.given["positives"]].any())
+
+
+def work(rank: int, folder: str, bert: str, out: str, method: str, zero: int | None) -> None:
+    import torch.distributed as dist
+
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_SIZE": "2", "RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", init_method=f"file://{folder}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    if zero is None:
+        found = gradients(system(Path(bert), dropout=0.0, method=method), rank=rank, world=2)
+        # What the stepper adds up.
+        for name in sorted(found.keys() - {"loss"}):
+            dist.all_reduce(found[name])
+    else:
+        made = system(Path(bert), dropout=0.0, method=method)
+        loop = LoopOptions(steps=6, lr=1e-2, zero=zero, grad_cache="on")
+        trainer = Trainer(small_chunks(made), loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
+        losses = [trainer.step(number) for number in range(3)]
+        # As another process would go on.
+        state = trainer.stepper.state()
+        losses.append(trainer.step(3))
+        trainer.stepper.load(state.__getitem__, 3, trainer._touch)
+        assert trainer.step(3) == losses[-1]
+        found = {"loss": losses[-1], **trainer.stepper.state()}
+    if rank == 0:
+        torch.save(found, out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def two_workers(tmp_path: Path, bert: Path, method: str, zero: int | None) -> dict[str, Any]:
+    import torch.multiprocessing as processes
+
+    arguments = (str(tmp_path / "meet"), str(bert), str(tmp_path / "found.pt"), method, zero)
+    processes.spawn(work, arguments, nprocs=2)  # type: ignore[no-untyped-call]
+    return torch.load(tmp_path / "found.pt")
+
+
+@pytest.mark.parametrize("method", ["prompt", "finetune"])
+def test_two_workers_are_one(bert: Path, tmp_path: Path, method: str) -> None:
+    """Negatives of the other worker, with gradient."""
+    assert_equal(two_workers(tmp_path, bert, method, None), gradients(system(bert, dropout=0.0, method=method)))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_stage_of_deepspeed_is_one_worker_of_torch(bert: Path, tmp_path: Path, stage: int) -> None:
+    """Four steps with weight decay and clipping, the last one from a state that was kept."""
+    method = "prompt" if stage < 2 else "finetune"
+    made = system(bert, dropout=0.0, method=method)
+    trainer = Trainer(made, LoopOptions(steps=6, lr=1e-2), device=CPU, dtype=torch.float32)
+    losses = [trainer.step(number) for number in range(4)]
+    expected = {"loss": losses[-1], **trainer.stepper.state()}
+    found = two_workers(tmp_path, bert, method, stage)
+    for name in [name for name in expected if name.endswith("key.bias")]:
+        del expected[name], found[name]  # whose gradient is 0 but for rounding, which AdamW makes large
+    assert_equal(found, expected, 1e-4)
+
+
+class Kept:
+    """Checkpoints in a folder; `die_at`: the process is lost before this step's is written."""
+
+    def __init__(self, folder: Path, die_at: int | None = None):
+        self.folder, self.die_at = folder, die_at
+        folder.mkdir(exist_ok=True)
+        self.notes: list[dict[str, Any]] = []
+
+    def hooks(self) -> Hooks:
+        def save(name: str, step: int, write: Callable[[Path], object]) -> None:
+            if self.die_at is not None and step >= self.die_at:
+                raise KeyboardInterrupt
+            write(self.folder / name)
+
+        def load(name: str) -> Path | None:
+            if not (self.folder / name).exists():
+                return None
+            return Path(shutil.copy(self.folder / name, self.folder / f"copy-{name}"))
+
+        part = functools.partial
+        return Hooks(part(load, "last"), part(save, "last"), part(load, "best"), part(save, "best"), self.notes.append)
+
+
+def train(made: DualSystem, kept: Kept, evaluate: Any = None, **loop: Any) -> Any:
+    options = LoopOptions(**{"steps": 9, "lr": 1e-2, "checkpoint_every": 2, **loop})
+    return Trainer(made, options, device=CPU, dtype=torch.float32).train(kept.hooks(), evaluate)
+
+
+@pytest.mark.parametrize("method", ["prompt", "finetune"])
+def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: Path, method: str) -> None:
+    whole = system(bert, method=method)
+    progress = train(whole, Kept(tmp_path / "whole"))
+    assert progress.steps == 9
+    with pytest.raises(KeyboardInterrupt):
+        train(system(bert, method=method), Kept(tmp_path / "killed", die_at=6))
+    resumed, kept = system(bert, method=method), Kept(tmp_path / "killed")
+    again = train(resumed, kept)
+    assert [note["step"] for note in kept.notes] == [5, 6, 7, 8, 9]
+    assert again.curve == progress.curve
+    expected = dict(whole.module.named_parameters())
+    for name, parameter in resumed.module.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+
+
+def test_a_prompts_checkpoint_holds_no_backbone(bert: Path, tmp_path: Path) -> None:
+    train(system(bert), Kept(tmp_path / "kept"))
+    with safe_open(tmp_path / "kept" / "last", "pt") as file:
+        assert {*file.keys()} == {f"{kind}.prompts.both.embedding" for kind in ("weight", "exp_avg", "exp_avg_sq")}
+
+
+def test_the_best_is_kept_and_training_ends_early(bert: Path, tmp_path: Path) -> None:
+    qualities = iter([0.2, 0.5, 0.4, 0.3, 0.9])
+    made = system(bert)
+    progress = train(made, Kept(tmp_path / "kept"), lambda: next(qualities), steps=50, evaluate_every=3, patience=2)
+    assert (progress.best, progress.best_step, progress.steps) == (0.5, 6, 12)
+    halfway = system(bert)
+    train(halfway, Kept(tmp_path / "other"), lambda: 0.0, steps=50, evaluate_every=3, patience=1)
+    qualities = iter([0.2, 0.5, 0.4, 0.3, 0.9])
+    assert not torch.equal(made.prompts["both"].embedding, halfway.prompts["both"].embedding)
+
+
+def test_training_lifts_the_quality_that_it_is_judged_by(bert: Path, tmp_path: Path) -> None:
+    data = make_data()
+    every = np.arange(data.num_passages)
+    dev = DevSet(data.queries[::2], [np.array([row]) for row in every], data.passages(every)[1])
+    for method, lr in (("finetune", 3e-3), ("prompt", 0.1)):
+        made = system(bert, method=method, dropout=0.0)
+        before = dev.mrr(made)
+        train(made, Kept(tmp_path / method), steps=60, lr=lr)
+        assert dev.mrr(made) > before + 0.1, method
+
+
+def test_a_loss_that_is_no_number_is_told_with_its_step(bert: Path, tmp_path: Path) -> None:
+    made, kept = system(bert, method="finetune"), Kept(tmp_path / "kept")
+    before = made.loss
+
+    def loss(vectors: torch.Tensor, batch: Any) -> torch.Tensor:
+        return before(vectors, batch) * (float("nan") if len(kept.notes) == 5 else 1.0)
+
+    made.loss = loss  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="step 6: the loss is nan; the last checkpoint is from before it"):
+        train(made, kept)
+    with safe_open(tmp_path / "kept" / "last", "pt") as file:
+        assert json.loads(file.metadata()["progress"])["steps"] == 4
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_fine_tuned_model_opens_in_sentence_transformers(
+    bert: Path, tmp_path: Path, pooling: Any, normalize: bool
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    options = replace(ENCODER, pooling=pooling, normalize=normalize, query_prefix="w1 ", query_length=48)
+    made = DualSystem(bert, options, TuneOptions(method="finetune", batch=8), make_data(), device=CPU,
+                      dtype=torch.float32)  # fmt: skip
+    train(made, Kept(tmp_path / "kept"), steps=3)
+    (tmp_path / "model").mkdir()
+    made.save(tmp_path / "model")
+    assert made.data is not None
+    texts = list(made.data.queries[:9])
+    peer = SentenceTransformer(str(tmp_path / "model"), device="cpu", local_files_only=True)
+    expected = peer.encode(texts, prompt_name="query")
+    ours = Encoder(str(tmp_path / "model"), EncoderOptions(dtype="float32", compile="never"))
+    np.testing.assert_allclose(ours.encode(texts, side="query"), expected, atol=1e-5)
+    np.testing.assert_allclose(made.encode(texts, "query"), expected, atol=1e-5)
+
+
+def test_a_prompt_is_saved_and_opened(bert: Path, tmp_path: Path) -> None:
+    made = system(bert, sides="untied", parametrisation="mlp")
+    made.prompt().save(tmp_path)
+    opened = load_prompt(tmp_path)
+    for side in ("query", "passage"):
+        prompt = made.prompts[side]
+        assert torch.equal(opened.of(side), prompt.matrix())  # type: ignore[arg-type,operator,union-attr]
+    assert opened.options == replace(ENCODER, compile="auto")
