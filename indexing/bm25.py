@@ -65,13 +65,7 @@ class Bm25:
 
         Raises InputError where this Lucene is not the one that they were made with: its terms may be others.
         """
-        config = self.generations[0].config
-        for package, version in versions().items():
-            if config[package] != version:
-                raise InputError(
-                    f"{self.generations[0].url} was made with {package} {config[package]}, here is {version}: build "
-                    "another one (--name), or install that version of pyserini"
-                )
+        check_versions(self.generations[0])
         files = []
         for artifact, part in self.shards:
             small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small"].items())
@@ -85,6 +79,16 @@ def _searcher(
 ) -> LuceneSearch:
     shards = [(LuceneShard(bulk, dict(small)), Path(path)) for bulk, small, path in files]
     return LuceneSearch(shards, k1=k1, b=b, language=language)
+
+
+def check_versions(of: Artifact | Draft) -> None:
+    """Raises InputError where this process' Lucene is not the one that is pinned."""
+    for package, version in versions().items():
+        if of.config[package] != version:
+            raise InputError(
+                f"{of.url} was made with {package} {of.config[package]}, here is {version}: build another one "
+                "(--name), or install that version of pyserini on every node"
+            )
 
 
 def check_lineage(generations: Sequence[Artifact], corpus: Corpus) -> None:
@@ -178,10 +182,11 @@ def made_with(language: str) -> dict[str, str]:
 
 
 def fill_shard(shard: tuple[int, int, int], draft: Draft, parts: Sequence[RowPart], language: str) -> None:
-    """One task: the passages of the rows [first, end) into a shard of their own."""
+    """One task: the passages of the rows [first, end) into their own shard. Raises InputError for another Lucene."""
     number, first, end = shard
     if draft.find(f"shard-{number:05d}"):  # by an earlier try whose end nobody heard of
         return
+    check_versions(draft)
     with tempfile.TemporaryDirectory(prefix="riptide-lucene-") as folder:
         made = write_shard(contents(parts, first, end), Path(folder), language=language)
         small = {name: base64.b64encode(content).decode() for name, content in sorted(made.small.items())}

@@ -3,7 +3,8 @@
 scores/NAME/g0000    part-*.parquet   the pairs of the pool's part that a re-ranker scored, once and for all
 negatives/NAME       part-*.parquet   what was drawn, a row for each question (mining.sample)
 
-A later generation of scores holds only pairs that no earlier one has: another threshold needs no pair twice.
+A later generation of scores holds only pairs that no earlier one has: another threshold needs no pair twice. Each
+part says for which options it was scored, so that a generation which was abandoned is ended with others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from indexing import mining
-from indexing.artifact import Artifact, Draft
+from indexing.artifact import Artifact, Draft, fingerprint_of
 from indexing.candidates import Asked, Mining
 from indexing.corpus import Corpus
 from indexing.queries import Queries
@@ -28,6 +29,8 @@ from indexing.retrieval import label
 from indexing.store import Store, generation
 from indexing.tasks import run_tasks
 from retriever.errors import InputError
+
+DIGITS = 6  # of the re-ranker's fingerprint, in the name of its scores
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,10 @@ class Scores:
         self.reranker = reranker
         self._options, self.config = open_reranker(store, reranker)
         self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
-        self.name = f"{candidates.key.partition('/')[2]}-{label(reranker.rstrip('/').rpartition('/')[2])}"
-        self.previous = store.generations("scores", self.name)
+        pool, model = candidates.key.partition("/")[2], label(reranker.rstrip("/").rpartition("/")[2])
+        self.name = f"{pool}-{model}-{fingerprint_of(self.config)[:DIGITS]}"  # a/model and b/model end alike
         self.numerics = numerics
-        for artifact in self.previous:
+        for artifact in store.generations("scores", self.name):
             if artifact.inputs["candidates"]["fingerprint"] != candidates.fingerprint:
                 raise InputError(f"{artifact.url} is of other candidates than {candidates.url}: remove it")
             if artifact.config["reranker"] != self.config:
@@ -68,34 +71,37 @@ class Scores:
 
     @property
     def complete(self) -> bool:
-        """Whether an earlier generation scored all that these options need."""
-        return any(self._satisfies(artifact) for artifact in self.previous)
+        """Whether the generations scored all that these options need."""
+        return self._suffice(self.store.generations("scores", self.name))
 
-    def _satisfies(self, artifact: Artifact) -> bool:
-        done, draw = artifact.config["draw"], self.draw
-        return done["score_all"] or (
-            not draw.score_all
-            and done["seed"] == draw.seed
-            and done["denoised"] >= draw.denoised
-            and done["threshold"] <= draw.threshold
-        )
+    def _suffice(self, generations: Sequence[Artifact]) -> bool:
+        """Whether each part was once scored for options that need as much as these."""
+        done = {part.name for a in generations for part in a.group("part") if satisfies(part.facts["draw"], self.draw)}
+        return bool(generations) and done == {part.name for part in self.candidates.group("part")}
 
     def run(self) -> Iterator[tuple[bool, int]]:
-        """Score what is left as a new generation; yields (kept, pairs)."""
+        """Score what is left as new generations; yields (kept, pairs).
+
+        One that was begun for other options, and left, is gone on with: its parts are kept, the others scored for
+        these; what its own lack for them comes with the next.
+        """
+        while not self._suffice(previous := self.store.generations("scores", self.name)):
+            yield from self._run_one(previous)
+
+    def _run_one(self, previous: list[Artifact]) -> Iterator[tuple[bool, int]]:
         inputs = dict(self._inputs)
-        if self.previous:
-            inputs["previous"] = self.previous[-1]
-        draw = {k: v for k, v in asdict(self.draw).items() if k != "undenoised"}
-        config = {"reranker": self.config, "numerics": self.numerics, "draw": draw}
-        with self.store.create(
-            "scores", f"{self.name}/{generation(len(self.previous))}", inputs=inputs, config=config
-        ) as draft:
+        if previous:
+            inputs["previous"] = previous[-1]
+        name = f"{self.name}/{generation(len(previous))}"
+        config = {"reranker": self.config, "numerics": self.numerics}
+        # By content: which pairs are scored is up to each part.
+        with self.store.create("scores", name, inputs=inputs, config=config, by_content=True) as draft:
             committed = draft.committed()
             yield True, sum(part.rows for part in committed.values())
             corpus = Corpus.open(self.store)
             queries = self.store.open(*self.candidates.inputs["queries"]["artifact"].split("/", 1))
             worker = RerankWorker(self.store, self.reranker, self._options, self.config, self.numerics)
-            shared = (draft, self.candidates, self.previous, corpus, Queries(queries), worker, self.draw)
+            shared = (draft, self.candidates, previous, corpus, Queries(queries), worker, self.draw)
             names = [part.name for part in self.candidates.group("part") if part.name not in committed]
             for _, pairs in run_tasks(score_part, names, *shared, **rerank_resources()):
                 yield False, pairs
@@ -104,8 +110,18 @@ class Scores:
     def generations(self) -> list[Artifact]:
         """Those that these options need: later ones, for other options, change nothing that is drawn."""
         every = self.store.generations("scores", self.name)
-        enough = [number for number, artifact in enumerate(every, 1) if self._satisfies(artifact)]
+        enough = [number for number in range(1, len(every) + 1) if self._suffice(every[:number])]
         return every[: enough[0]] if enough else every
+
+
+def satisfies(done: dict[str, Any], draw: DrawOptions) -> bool:
+    """Whether all pairs that `draw` needs of a part are scored where it was scored for the options `done`."""
+    return done["score_all"] or (
+        not draw.score_all
+        and done["seed"] == draw.seed
+        and done["denoised"] >= draw.denoised
+        and done["threshold"] <= draw.threshold
+    )
 
 
 def score_part(
@@ -135,7 +151,11 @@ def score_part(
         fresh[chosen] = True
     at = np.flatnonzero(fresh)
     scored = table.select(["query", "row"]).take(at).append_column("probability", pa.array(known[at], pa.float32()))
-    draft.commit(name, ".parquet", lambda path: pq.write_table(scored, path, compression="zstd"), rows=len(scored))
+    asked_for = {k: v for k, v in asdict(draw).items() if k != "undenoised"}
+    draft.commit(
+        name, ".parquet", lambda path: pq.write_table(scored, path, compression="zstd"), rows=len(scored),
+        draw=asked_for,
+    )  # fmt: skip
     return len(scored)
 
 
@@ -192,9 +212,7 @@ class Drawing:
             committed = draft.committed()
             yield True, sum(part.rows for part in committed.values())
             items = [(name, part) for name, part in self.mining.parts() if name not in committed]
-            for (_, part), _ in run_tasks(
-                draw_part, items, draft, self.candidates, self.scores, self.draw, num_cpus=1
-            ):
+            for (_, part), _ in run_tasks(draw_part, items, draft, self.candidates, self.scores, self.draw, num_cpus=1):
                 yield False, len(part.ids)
 
     def pools(self) -> Iterator[tuple[pa.Table, np.ndarray | None]]:

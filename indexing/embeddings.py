@@ -25,6 +25,7 @@ class Embeddings:
         self.config: dict[str, Any] = generations[0].config
         self.encoder_name: str = generations[0].notes["encoder"]
         self.encoder_options: dict[str, Any] = generations[0].notes["options"]
+        self.task: str | None = generations[0].notes.get("task")
         self.dim: int = generations[0].notes["dim"]
         self.similarity: str = generations[0].notes["similarity"]
 

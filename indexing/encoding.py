@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import platform
 import time
@@ -16,9 +17,10 @@ import numpy as np
 from indexing.artifact import Draft
 from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table
+from indexing.encoders import EncoderSpec, differing
 from indexing.store import Store, generation
 from indexing.tasks import node_cores, num_slots
-from retriever.encoder import Encoder, EncoderOptions, describe
+from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.numerics import expected_numerics
 
@@ -54,21 +56,19 @@ class PartDone:
 class Encoding:
     """The embeddings of a corpus, begun: what is left to do, and the doing."""
 
-    def __init__(
-        self, store: Store, encoder: str, options: EncoderOptions, name: str, *, numerics: str, limit: int | None = None
-    ):
+    def __init__(self, store: Store, spec: EncoderSpec, name: str, *, numerics: str, limit: int | None = None):
         """Pin configuration and inputs of each generation. Raises InputError where others were pinned."""
-        self.store, self.encoder, self.options, self.numerics = store, encoder, options, numerics
+        self.store, self.spec, self.numerics = store, spec, numerics
         self.corpus = Corpus.open(store)
         self.name = limited_name(name, limit)
-        config = {"encoder": describe(encoder, options), "numerics": numerics, "limit": limit}
+        config = {"encoder": spec.describe("passage"), "numerics": numerics, "limit": limit}
         self.drafts: list[Draft] = []
         self.items: list[dict[str, int]] = []  # parts to encode: index in corpus.parts, rows
         self.rows_kept = 0
         committed: dict[tuple[str, str], Any] = {}
         for number, artifact in enumerate(self.corpus.generations):
             key = f"{self.name}/{generation(number)}"
-            draft = store.create("embeddings", key, inputs={"corpus": artifact}, config=config)
+            draft = store.create("embeddings", key, inputs={"corpus": artifact, **spec.inputs()}, config=config)
             self.drafts.append(draft)
             committed |= {(artifact.key, part): entry for part, entry in draft.committed().items()}
         left = self.corpus.num_rows if limit is None else limit
@@ -106,7 +106,7 @@ class Encoding:
             warnings.simplefilter("ignore", DeprecationWarning)  # the last two have no other name yet
             dataset = parts.map(
                 EncodeWorker,
-                fn_constructor_args=(self.store, self.drafts, self.encoder, self.options, self.numerics, pool),
+                fn_constructor_args=(self.store, self.drafts, self.spec, self.numerics, pool),
                 compute=pooled,
                 num_cpus=pool.cpus,
                 num_gpus=pool.gpus,
@@ -123,35 +123,33 @@ class Encoding:
         """Complete every generation."""
         for draft in self.drafts:
             if not draft.complete:
-                draft.note(encoder=self.encoder, options=asdict(self.options), dim=dim, similarity=similarity)
+                spec = self.spec
+                draft.note(encoder=spec.name, options=asdict(spec.options), task=spec.task, dim=dim,
+                           similarity=similarity)  # fmt: skip
                 draft.finish()
 
 
 class EncodeWorker:
     """An encoder in a process of its own: from a part reference to a committed part of embeddings."""
 
-    def __init__(
-        self, store: Store, drafts: list[Draft], name: str, options: EncoderOptions, numerics: str, pool: Pool
-    ):
+    def __init__(self, store: Store, drafts: list[Draft], spec: EncoderSpec, numerics: str, pool: Pool):
         started = time.time()
         self.error = ""
         # All that runs the model runs in this one thread. OpenMP keeps a pool of threads for each thread that calls it,
         # and once these are more than the cores its workers sleep between steps instead of waiting at the ready.
         self.device = ThreadPoolExecutor(1, "device")
         try:
-            self.device.submit(self._open, store, drafts, name, options, numerics, pool).result()
+            self.device.submit(self._open, store, drafts, spec, numerics, pool).result()
         except InputError as error:
             self.error = str(error)
         self.ready = 0.0
         self.startup = time.time() - started
 
-    def _open(
-        self, store: Store, drafts: list[Draft], name: str, options: EncoderOptions, numerics: str, pool: Pool
-    ) -> None:
+    def _open(self, store: Store, drafts: list[Draft], spec: EncoderSpec, numerics: str, pool: Pool) -> None:
         self.corpus = Corpus.open(store)
         self.drafts = {f"corpus/{draft.key.rpartition('/')[2]}": draft for draft in drafts}
-        self.encoder = Encoder(name, options, device=pool.device, threads=pool.cpus)
-        check_encoder(self.encoder, drafts[0].config["encoder"])
+        self.encoder, self.task = spec.open(device=pool.device, threads=pool.cpus), spec.task
+        check_encoder(spec.config_of(self.encoder, "passage"), drafts[0].config["encoder"])
         if self.encoder.numerics != numerics:
             raise InputError(
                 f"{drafts[0].url} is of the numerics class `{numerics}`, this worker's is `{self.encoder.numerics}`: "
@@ -174,7 +172,7 @@ class EncodeWorker:
         part, rows = self.corpus.parts[item["part"]], item["rows"]
         if self.drafts[part.artifact.key].find(part.part.name):
             return rows, 0  # Ray tries again what it did not hear the end of
-        tokens, vectors = encode_part(self.encoder, part, rows, self.device)
+        tokens, vectors = encode_part(self.encoder, part, rows, self.device, self.task)
         draft = self.drafts[part.artifact.key]
         draft.commit(
             part.part.name, ".npy", lambda path: np.save(path, vectors), rows=rows, corpus_sha256=part.part.sha256
@@ -182,16 +180,18 @@ class EncodeWorker:
         return rows, tokens
 
 
-def check_encoder(encoder: Encoder, pinned: Mapping[str, Any]) -> None:
+def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
     """Raises InputError unless this worker's encoder is the pinned one: another machine may hold other weights."""
-    if encoder.config != pinned:
-        names = ", ".join(k for k in {**pinned, **encoder.config} if pinned.get(k) != encoder.config.get(k))
+    if differ := differing(pinned, config):
+        names = ", ".join(differ)
         raise InputError(
             f"the encoder on {platform.node()} is not the pinned one ({names} differ): give all nodes the same"
         )
 
 
-def encode_part(encoder: Encoder, part: RowPart, rows: int, device: Executor) -> tuple[int, np.ndarray]:
+def encode_part(
+    encoder: Encoder, part: RowPart, rows: int, device: Executor, task: str | None = None
+) -> tuple[int, np.ndarray]:
     """(tokens, float16 [rows, dim]) of the first `rows` passages of a part; the model runs on the thread of `device`.
 
     Beside a GPU, one part is tokenised while another is on it. On the processor both would want all cores at once, and
@@ -203,7 +203,7 @@ def encode_part(encoder: Encoder, part: RowPart, rows: int, device: Executor) ->
         tokens = device.submit(encoder.tokenize, texts, side="passage").result()
     else:
         tokens = encoder.tokenize(texts, side="passage")
-    vectors = device.submit(encoder.forward, tokens).result()
+    vectors = device.submit(functools.partial(encoder.forward, tokens, side="passage", task=task)).result()
     half = vectors.astype(np.float16)
     if not np.isfinite(half).all():
         row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])

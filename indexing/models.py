@@ -31,6 +31,11 @@ def commit_model(draft: Draft, folder: Path) -> None:
     """
     if not (folder / "config.json").exists() and not (folder / "modules.json").exists():
         raise InputError(f"{folder}: no config.json and no modules.json, so not a model's folder")
+    commit_files(draft, folder)
+
+
+def commit_files(draft: Draft, folder: Path) -> None:
+    """Make each file of a folder a part of the draft, as `commit_model` does; raises as it does."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     if pickled := [file for file in files if file.endswith(PICKLES)]:
         raise InputError(f"{folder / pickled[0]}: a pickled file can run anything: save the model as safetensors")
@@ -133,6 +138,17 @@ class Checkpoints:
     @property
     def _latest(self) -> str:
         return f"{self._folder}/latest.json"
+
+
+def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
+    """(key, bytes) of the checkpoints that no training will go on from, in the order to delete them.
+
+    Those are of no artifact that was begun and is not complete: one is named as its checkpoints begin.
+    """
+    found = list(store.storage.list("checkpoints"))  # first: what was begun meanwhile has none among these
+    begun = tuple(key.partition("/")[2] for key in store.incomplete())
+    dead = [(key, size) for key, size in found if not key.removeprefix("checkpoints/").startswith(begun)]
+    return sorted(dead, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
 
 
 def _link(link: Path, target: Path) -> None:

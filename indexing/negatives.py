@@ -46,19 +46,27 @@ def read_groups(artifact: Artifact) -> Groups:
 
 
 def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
-    """The corpus as it was when the negatives were mined. Raises InputError where the store's is another one."""
+    """The corpus as it was when the negatives were mined, up to the last generation that has deleted since.
+
+    Raises InputError where the store's is another one.
+    """
     generations = Corpus.open(store).generations
     of = negatives.inputs.get("corpus", {}).get("fingerprint")
     fingerprints = [artifact.fingerprint for artifact in generations]
     if of not in fingerprints:
         raise InputError(f"{negatives.url} was mined from the corpus {str(of)[:12]}, the store's is "
                          f"{fingerprints[-1][:12]}: mine the negatives anew")  # fmt: skip
-    return Corpus(generations[: fingerprints.index(of) + 1])
+    last = fingerprints.index(of)
+    for number in range(last + 1, len(generations)):
+        if any(part.name == "deleted" for part in generations[number].parts):
+            last = number
+    return Corpus(generations[: last + 1])
 
 
 def training_data(corpus: Corpus, queries: Queries, split: str, negatives: Artifact, limit: int | None) -> TrainingData:
     """The queries among the split's first `limit` that were mined for and have a positive, in the split's order.
 
+    What the corpus has deleted is neither positive nor negative.
     Raises InputError where there are none, or the negatives are of other queries or name rows that the corpus lacks.
     """
     of = negatives.inputs.get("queries", {}).get("fingerprint")
@@ -69,6 +77,8 @@ def training_data(corpus: Corpus, queries: Queries, split: str, negatives: Artif
     groups = read_groups(negatives)
     places = {query_id: place for place, query_id in enumerate(groups.query_ids)}
     chosen = [(places[query_id], text) for query_id, text in zip(*asked, strict=True) if query_id in places]
+    alive = [_without(lists, corpus.deleted) for lists in (groups.positives, groups.negatives)]
+    groups = Groups(groups.query_ids, *alive)
     chosen = [(place, text) for place, text in chosen if len(groups.positives[place])]
     if not chosen:
         raise InputError(f"{negatives.url}: none of the {len(asked.ids):,} queries of the split {split!r} has "
@@ -76,9 +86,10 @@ def training_data(corpus: Corpus, queries: Queries, split: str, negatives: Artif
     positives = [groups.positives[place] for place, _ in chosen]
     mined = [groups.negatives[place] for place, _ in chosen]
     for (place, _), rows in zip(chosen, positives, strict=True):
-        if len(rows) >= corpus.num_rows:
+        if len(rows) + len(corpus.deleted) >= corpus.num_rows:
+            deleted = " or deleted" if len(corpus.deleted) else ""
             raise InputError(f"{negatives.url}: each of the {corpus.num_rows} passages is a positive of the query "
-                             f"{groups.query_ids[place]!r}, so none is left for a negative")  # fmt: skip
+                             f"{groups.query_ids[place]!r}{deleted}, so none is left for a negative")  # fmt: skip
     every = np.concatenate([*positives, *mined])
     if every.min() < 0 or every.max() >= corpus.num_rows:
         raise InputError(f"{negatives.url}: names rows {every.min()} to {every.max()} of a corpus of {corpus.num_rows}")
@@ -87,4 +98,14 @@ def training_data(corpus: Corpus, queries: Queries, split: str, negatives: Artif
         found = corpus.passages(rows)
         return [passage.title for passage in found], [passage.text for passage in found]
 
-    return TrainingData([text for _, text in chosen], positives, mined, corpus.num_rows, passages)
+    return TrainingData(
+        [text for _, text in chosen], positives, mined, corpus.num_rows, passages, deleted=corpus.deleted
+    )
+
+
+def _without(lists: list[np.ndarray], deleted: np.ndarray) -> list[np.ndarray]:
+    """Lists of rows, less the deleted ones."""
+    if not lists or not len(deleted):
+        return lists
+    kept = np.split(~np.isin(np.concatenate(lists), deleted), np.cumsum([len(rows) for rows in lists])[:-1])
+    return [rows[mask] for rows, mask in zip(lists, kept, strict=True)]

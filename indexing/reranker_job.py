@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from indexing.artifact import Draft
+from indexing.corpus import Corpus
 from indexing.models import Checkpoints, commit_model, resolve_model
-from indexing.negatives import mined_corpus, training_data
+from indexing.negatives import training_data
 from indexing.queries import Queries
 from indexing.store import Store
-from indexing.tasks import RETRIES
+from indexing.tasks import RETRIES, room
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.reranker_data import TrainingOptions
@@ -34,6 +35,7 @@ class Task:
     training: TrainingOptions
     backbone: str
     described: dict[str, Any]
+    corpus: Corpus
     queries: str
     negatives: str
     split: str
@@ -55,7 +57,7 @@ def train(task: Task, workers: int, count: Callable[[int], object]) -> dict[str,
     from ray.util.queue import Queue
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    gpu = ray.cluster_resources().get("GPU", 0) >= workers
+    gpu = room(task.cpus, gpus=1) >= workers
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     told = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
     heard: dict[str, Any] = {}
@@ -79,13 +81,21 @@ def train(task: Task, workers: int, count: Callable[[int], object]) -> dict[str,
     return {"loss": heard["loss"], "numerics": heard["numerics"]}
 
 
-def check_cores(workers: int, cpus: int) -> None:
-    """Raises InputError where the cluster has no room for so many workers of so many cores."""
+def check_cores(workers: int, cpus: int) -> str | None:
+    """What a person should know of where it trains: a line where GPUs stay unused, as they are fewer than the workers.
+
+    Raises InputError where the cluster's nodes have no room for so many workers of so many cores.
+    """
     import ray
 
-    cores = ray.cluster_resources().get("CPU", 0)
-    if cores < workers * cpus:
-        raise InputError(f"--workers {workers} --cpus {cpus}: the cluster has {cores:.0f} cores")
+    found = ray.cluster_resources()
+    if room(cpus) < workers:
+        raise InputError(f"--workers {workers} --cpus {cpus}: the cluster has {found.get('CPU', 0):.0f} cores, its "
+                         f"nodes have room for {room(cpus)} such workers")  # fmt: skip
+    if found.get("GPU", 0) >= 1 and (places := room(cpus, gpus=1)) < workers:
+        return (f"trains on the processors: --workers {workers} --cpus {cpus}, and the cluster has GPUs and cores "
+                f"beside them for {places} such workers")  # fmt: skip
+    return None
 
 
 def _listen(told: Any, heard: dict[str, Any], count: Callable[[int], object]) -> None:
@@ -121,7 +131,7 @@ def train_one(task: Task, tell: Callable[[dict[str, Any]], object], *, device: s
     store = task.store
     negatives = store.open(*task.negatives.split("/", 1))
     queries = Queries(store.open(*task.queries.split("/", 1)))
-    data = training_data(mined_corpus(store, negatives), queries, task.split, negatives, task.limit)
+    data = training_data(task.corpus, queries, task.split, negatives, task.limit)
     backbone = resolve(resolve_model(store, task.backbone))
     if describe_backbone(backbone) != task.described:
         raise InputError(f"{task.backbone}: this node has other weights of it than the node of the job: {backbone}")

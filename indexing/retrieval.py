@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from indexing.artifact import Artifact, Draft
+from indexing.artifact import Artifact, Draft, Part
 from indexing.corpus import Corpus
 from indexing.exact import Hits
 from indexing.queries import Queries
@@ -80,11 +80,14 @@ class Retrieval:
 
     def run(self) -> Iterator[tuple[bool, int]]:
         """Search what is left, block by block; yields (found done already, queries) for each."""
-        worker = None
+        worker, facts = None, {}
         if self.reranker:
             worker = RerankWorker(self.store, self.reranker_name, *self.reranker, numerics_of_reranker())
+            facts = {"numerics": worker.numerics}
         with self.draft() as draft:
             committed = draft.committed()
+            for part in committed.values():
+                check_numerics(draft, part, facts)
             hits = sum(part.rows for part in committed.values())
             for number, start in enumerate(range(0, len(self.split.ids), QUERY_BLOCK)):
                 ids = self.split.ids[start : start + QUERY_BLOCK]
@@ -98,10 +101,11 @@ class Retrieval:
                     found = rerank(found, texts, self.rerank_depth, self.corpus, worker)
                     passage_ids = self.corpus.ids(found.rows)
                 table = hits_table(ids, found, passage_ids)
-                draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table))
+                part = draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)
+                check_numerics(draft, part, facts)  # it may be another writer's
                 hits += len(table)
                 yield False, len(ids)
-            draft.note(hits=hits)
+            draft.note(hits=hits, **facts)
 
     def unanswered(self) -> list[str]:
         """Ids of the queries that the complete run has no hit for, in their order: no word of theirs is indexed."""
@@ -120,6 +124,16 @@ class Retrieval:
         surplus = np.flatnonzero(~itself.any(axis=1))
         rows[surplus, self.k :] = -1
         return Hits(hits.scores, rows), ids
+
+
+def check_numerics(draft: Draft, part: Part, facts: dict[str, str]) -> None:
+    """Raises InputError for a part that a re-ranker of another numerics class ordered than the one in `facts`."""
+    found, here = part.facts.get("numerics"), facts.get("numerics")
+    if found != here:
+        raise InputError(
+            f"{draft.url}/{part.name} is of the re-ranker's numerics class `{found}`, here it is `{here}`: go on with "
+            f"the kind of machine that began it, or remove {draft.key} and begin anew"
+        )
 
 
 def source_of(mode: Mode, store: Store, embeddings: str | None = None, index: str | None = None) -> str:

@@ -9,10 +9,9 @@ A+B+…                    several of these, by reciprocal rank
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from indexing.artifact import Artifact
 from indexing.bm25 import DEFAULT, Bm25, search_bm25
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
+from indexing.encoders import EncoderSpec, differing, spec_of
 from indexing.encoding import check_encoder
 from indexing.exact import Hits
 from indexing.fusion import reciprocal_rank, weighted
@@ -28,7 +28,7 @@ from indexing.index import Index
 from indexing.searching import search_dense, search_exact
 from indexing.store import Store
 from indexing.tasks import node_cores, run_tasks
-from retriever.encoder import Encoder, EncoderOptions, describe
+from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 
 FUSION_DEPTH = 1_000  # hits of each source that a fusion sees, at least: those of a usual run
@@ -57,6 +57,7 @@ class SearchOptions:
     """What a search may be told beside its source. None: as the artifacts say."""
 
     encoder: str | None = None  # where the encoder is now
+    task: str | None = None  # whose encoder the questions take; the passages' vectors must be what it makes of them
     nprobe: int | None = None
     depth: int | None = None  # candidates of each shard that are scored again
 
@@ -83,19 +84,24 @@ class Bm25Retriever:
 class QueryEncoder:
     """The encoder of some embeddings, for their questions. Raises InputError where it is not the one that made them."""
 
-    def __init__(self, embeddings: Embeddings, name: str | None):
+    def __init__(self, store: Store, embeddings: Embeddings, asked: SearchOptions):
         self.embeddings = embeddings
-        self.name = name or embeddings.encoder_name
-        self.options = EncoderOptions(**{**embeddings.encoder_options, "compile": "never"})
+        own = EncoderOptions(**embeddings.encoder_options)
+        if asked.task is not None:
+            spec = spec_of(store, None, asked.task, own)
+        else:
+            spec = EncoderSpec(store, asked.encoder or embeddings.encoder_name, own, embeddings.task)
+        self.spec = replace(spec, options=replace(spec.options, compile="never"))
         self._kept: list[tuple[Sequence[str], np.ndarray]] = []
-        found = describe(self.name, EncoderOptions(**embeddings.encoder_options))
-        made = embeddings.config["encoder"]
-        if found != made:
-            names = ", ".join(k for k in {**made, **found} if made.get(k) != found.get(k))
+        # A task may ask otherwise than the encoder of its passages: with a prompt, or another prefix, of its own.
+        made, found = embeddings.config["encoder"], spec.describe("passage")
+        if differ := differing(made, found, passages=asked.task is not None):
+            what, way = (f"task {asked.task}", "--task") if asked.task else (f"encoder {spec.name}", "--encoder")
             raise InputError(
-                f"encoder {self.name} is not the one that made embeddings/{embeddings.name} ({names} differ): name "
-                "that one with --encoder, or encode the corpus with this one"
+                f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "
+                f"that one with {way}, or encode the corpus with this one"
             )
+        self.described = spec.describe("query")
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Query vectors float32 [q, dim], by a task on the cluster."""
@@ -103,7 +109,7 @@ class QueryEncoder:
             if asked is texts:
                 return vectors
         cores = node_cores()
-        shared = (self.name, self.options, self.embeddings.config["encoder"], cores)
+        shared = (self.spec, self.described, cores)
         [(_, vectors)] = run_tasks(encode_queries, [list(texts)], *shared, num_cpus=cores)
         self._kept = [*self._kept, (texts, vectors)][-_ENCODED:]
         return vectors
@@ -125,6 +131,7 @@ class DenseRetriever:
 
     def inputs(self) -> dict[str, Artifact]:
         found = {f"embeddings:{self.embeddings.name}/{n}": g for n, g in enumerate(self.embeddings.generations)}
+        found |= {f"{role}:{self.embeddings.name}": artifact for role, artifact in self.encoder.spec.inputs().items()}
         if self.index:
             found |= {f"{self.source}/{n}": g for n, g in enumerate(self.index.generations)}
         return found
@@ -198,7 +205,7 @@ class Retrievers:
         raise InputError(f"source {source!r}: expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, or A+B")
 
     def _dense(self, embeddings: Embeddings, index: Index | None) -> DenseRetriever:
-        encoder = self._encoders.get(embeddings.name) or QueryEncoder(embeddings, self.options.encoder)
+        encoder = self._encoders.get(embeddings.name) or QueryEncoder(self.store, embeddings, self.options)
         self._encoders[embeddings.name] = encoder
         dials: dict[str, Any] = {}
         if index:
@@ -206,16 +213,18 @@ class Retrievers:
         return DenseRetriever(embeddings, index, self.corpus, encoder, dials)
 
 
-def encode_queries(
-    texts: list[str], name: str, options: EncoderOptions, pinned: Mapping[str, Any], threads: int
-) -> np.ndarray:
+def encode_queries(texts: list[str], spec: EncoderSpec, pinned: Mapping[str, Any], threads: int) -> np.ndarray:
     """One task: float32 [q, dim]."""
-    encoder = _opened(name, options, threads)
-    check_encoder(encoder, pinned)
-    return encoder.encode(texts, side="query")
+    encoder = _opened(spec, threads)
+    check_encoder(spec.config_of(encoder, "query"), pinned)
+    return encoder.encode(texts, side="query", task=spec.task)
 
 
-@functools.lru_cache(maxsize=1)
-def _opened(name: str, options: EncoderOptions, threads: int) -> Encoder:
-    """Kept by its process for the next block of questions."""
-    return Encoder(name, options, threads=threads)
+_open_encoder: list[tuple[Any, Encoder]] = []  # the last one of this process, for the next block of questions
+
+
+def _opened(spec: EncoderSpec, threads: int) -> Encoder:
+    key = (spec.store.url, spec.folder, spec.options, spec.task, threads)
+    if not _open_encoder or _open_encoder[0][0] != key:
+        _open_encoder[:] = [(key, spec.open(threads=threads))]
+    return _open_encoder[0][1]

@@ -184,8 +184,9 @@ class Store:
 
     def _why_missing(self, key: str) -> str:
         self.require()
-        if key in self.incomplete():
-            return f"{self.url}/{key} was begun and is not complete: run the command that makes it again"
+        for begun in self.incomplete():
+            if begun == key or begun.startswith(f"{key}/"):  # a generation of it, or the one thing of its kind
+                return f"{self.url}/{begun} was begun and is not complete: run the command that makes it again"
         kind = key.partition("/")[0]
         names = ", ".join(self.names(kind)) or "none"
         return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names})"

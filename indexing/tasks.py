@@ -31,7 +31,8 @@ def run_tasks(
     """
     import ray
 
-    task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=RETRIES)(function)
+    # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
+    task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=RETRIES, max_calls=0)(function)
     handles = [ray.put(value) for value in shared]
     pending: dict[Any, T] = {}
     source = iter(items)
@@ -69,6 +70,15 @@ def node_cores() -> int:
 
 def num_slots(cores: int) -> int:
     """How many tasks of so many cores the cluster runs at once, now; 1 at least."""
+    return max(1, room(cores))
+
+
+def room(cores: int, gpus: int = 0) -> int:
+    """How many tasks of so many cores and GPUs the nodes hold at once, now; 0 where none is large enough for one."""
     import ray
 
-    return max(1, sum(int(n["Resources"].get("CPU", 0) // cores) for n in ray.nodes() if n["Alive"]))
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    places = [node.get("CPU", 0) // cores for node in nodes]
+    if gpus:
+        places = [min(place, node.get("GPU", 0) // gpus) for place, node in zip(places, nodes, strict=True)]
+    return int(sum(places))

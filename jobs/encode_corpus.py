@@ -1,7 +1,7 @@
 """Encode a corpus with a pool of encoders, one embeddings part for each corpus part.
 
-    python jobs/encode_corpus.py --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
-    ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://bucket/squad --encoder intfloat/e5-large
+python jobs/encode_corpus.py --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
+ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://bucket/squad --encoder intfloat/e5-large
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jobs.cli import Common, Stage, human, run, say
 from jobs.session import connect
 
 from indexing.corpus import Corpus
+from indexing.encoders import EncoderSpec, spec_of
 from indexing.encoding import (
     Encoding,
     Pool,
@@ -24,16 +25,18 @@ from indexing.encoding import (
     similarity_of,
 )
 from indexing.store import Store
-from retriever.encoder import EncoderOptions, describe, resolve
+from retriever.encoder import EncoderOptions, resolve
 from retriever.files import weight_files
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeCorpus(Common):
-    encoder: str
-    """A Hugging Face name or a folder (transformers or sentence-transformers)."""
+    encoder: str | None = None
+    """A Hugging Face name, a folder (transformers or sentence-transformers), or models/NAME of the store."""
+    task: str | None = None
+    """Instead of an encoder: a tuned task, whose own options count."""
     name: str | None = None
-    """The embeddings' name; default: the last piece of the encoder's."""
+    """The embeddings' name; default: the task's, or the last piece of the encoder's."""
     pooling: Literal["cls", "mean", "last"] | None = None
     normalize: bool | None = None
     """L2-normalise the vectors (cosine)."""
@@ -68,16 +71,17 @@ class EncodeCorpus(Common):
 def main(options: EncodeCorpus) -> None:
     store = Store(options.store).require()
     encoder_options = options.encoder_options()
-    name = options.name or options.encoder.rstrip("/").rpartition("/")[2]
-    described = describe(options.encoder, encoder_options)
+    spec = spec_of(store, options.encoder, options.task, encoder_options)
+    name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
+    described = spec.describe("passage")
     if options.plan:
-        return plan(store, options, described)
+        return plan(store, options, spec, described)
     if not is_encoded(store, name, described, options.limit):
         connect(store)
-        weights = sum(file.stat().st_size for file in weight_files(resolve(options.encoder)))
+        weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder)))
         pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights)
-        numerics = numerics_of(pool, encoder_options)
-        encoding = Encoding(store, options.encoder, encoder_options, name, numerics=numerics, limit=options.limit)
+        numerics = numerics_of(pool, spec.options)
+        encoding = Encoding(store, spec, name, numerics=numerics, limit=options.limit)
         encode(encoding, pool)
         encoding.finish(described["dim"], similarity_of(described))
     for artifact in store.generations("embeddings", limited_name(name, options.limit)):
@@ -100,17 +104,15 @@ def encode(encoding: Encoding, pool: Pool) -> None:
         say(f"  an encoder starts in {startup:.1f} s, then {rates}")
 
 
-def plan(store: Store, options: EncodeCorpus, described: dict) -> None:
+def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, described: dict) -> None:
     """What an encoding reads and writes; the time only a first run can tell."""
     corpus = Corpus.open(store)
     rows = min(corpus.num_rows, options.limit or corpus.num_rows)
     text = sum(part.part.bytes for part in corpus.parts)
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
-    say(f"encoder  {options.encoder}: {described['dim']} dimensions, {similarity_of(described)}")
+    say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
     say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
-    say(
-        f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting"
-    )
+    say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 
 
 if __name__ == "__main__":

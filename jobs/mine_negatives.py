@@ -3,7 +3,8 @@
     python jobs/mine_negatives.py --store data/squad --split train --sources bm25 exact:minilm --depth 200
     python jobs/mine_negatives.py --store data/squad --split train --sources bm25 --reranker models/reranker
 
-Each step is kept: the pool (candidates/NAME), every score (scores/NAME-RERANKER), what was drawn (negatives/NAME).
+Each step is kept: the pool (candidates/NAME), every score (scores/NAME-RERANKER-DIGITS, those of its fingerprint),
+what was drawn (negatives/NAME).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from indexing.mining_report import Statistics, read_examples, write_report
 from indexing.rescoring import numerics_of_reranker, open_reranker
 from indexing.retrievers import SearchOptions
 from indexing.store import Store
+from retriever.errors import InputError
 
 SHOWN = 10  # questions with too few negatives that are named
 EXAMPLES = 20  # of the report
@@ -64,12 +66,14 @@ class MineNegatives(Common):
     """Write a page with pictures of the pool and of the denoising to this folder."""
     encoder: str | None = None
     """Where the encoder of dense sources is now."""
+    task: str | None = None
+    """A tuned task whose questions these are, as search takes it."""
 
 
 def main(options: MineNegatives) -> None:
     store = Store(options.store).require()
     shape = MiningOptions(tuple(options.sources), options.depth, options.drop_answers, options.part_queries)
-    search = SearchOptions(encoder=options.encoder)
+    search = SearchOptions(encoder=options.encoder, task=options.task)
     mining = Mining(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit
     )
@@ -77,6 +81,10 @@ def main(options: MineNegatives) -> None:
     if options.reranker is not None:
         open_reranker(store, options.reranker)  # what is none is told before hours of searching
     questions = len(mining.asked.ids)
+    if not questions:
+        raise InputError(
+            f"{mining.queries.artifact.url}: the split {options.split!r} judges no query: nothing to mine for"
+        )
     if options.plan:
         pairs = questions * options.depth * len(shape.sources)
         say(f"pool     {questions:,} questions x {len(shape.sources)} sources x {options.depth}: up to {pairs:,} pairs")

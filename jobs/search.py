@@ -42,6 +42,8 @@ class Search(Common):
     index: str | None = None
     encoder: str | None = None
     """Where the encoder is now; default: where it was when the corpus was encoded."""
+    task: str | None = None
+    """A tuned task whose questions these are; default: the one that the corpus was encoded for, if any."""
     nprobe: int | None = None
     """Lists probed; default: what the build measured for its recall."""
     depth: int | None = None
@@ -67,7 +69,7 @@ def main(options: Search) -> None:
         k=options.k,
         name=options.name,
         queries=options.queries,
-        options=SearchOptions(encoder=options.encoder, nprobe=options.nprobe, depth=options.depth),
+        options=SearchOptions(encoder=options.encoder, task=options.task, nprobe=options.nprobe, depth=options.depth),
         drop_self=options.drop_self,
         reranker=options.rerank,
         rerank_depth=options.rerank_depth,

@@ -17,6 +17,7 @@ from jobs.cli import Common, human, run, say
 import tyro
 
 from indexing.artifact import Artifact
+from indexing.models import abandoned_checkpoints
 from indexing.store import Store
 from retriever.errors import InputError
 
@@ -40,9 +41,14 @@ def main(options: StoreJob) -> None:
     elif options.action == "remove" and options.plan:
         say(f"would remove {key}, {human(sum(size for _, size in store.storage.list(key)))}, unless another needs it")
     elif options.action == "remove":
-        say(f"removed {key}, {human(store.remove(key))}")
+        freed = store.remove(key)
+        for file, size in abandoned_checkpoints(store):
+            if file.startswith(f"checkpoints/{key.partition('/')[2]}/"):
+                store.storage.delete(file)
+                freed += size
+        say(f"removed {key}, {human(freed)}")
     else:
-        for file, size in store.garbage()[: options.limit]:
+        for file, size in [*store.garbage(), *abandoned_checkpoints(store)][: options.limit]:
             if not options.plan:
                 store.storage.delete(file)
             say(f"{'would remove' if options.plan else 'removed'} {file}, {human(size)}")

@@ -15,6 +15,7 @@ from jobs.cli import Common, Stage, human, run, say
 from jobs.session import connect
 
 from indexing.artifact import Artifact, fingerprint_of
+from indexing.corpus import Corpus
 from indexing.models import Checkpoints, resolve_model
 from indexing.negatives import mined_corpus, training_data
 from indexing.queries import Queries
@@ -67,6 +68,7 @@ class Opened:
     data: TrainingData
     training: TrainingOptions
     folder: Path
+    corpus: Corpus
     inputs: dict[str, Artifact]
 
 
@@ -82,15 +84,17 @@ def main(options: TrainReranker) -> None:
               "limit": options.limit, "workers": options.workers, "cpus": options.cpus}  # fmt: skip
     if name not in store.names("models"):
         connect(store)
-        check_cores(options.workers, options.cpus)
+        if told := check_cores(options.workers, options.cpus):
+            say(told)
     identity = fingerprint_of([{role: a.fingerprint for role, a in opened.inputs.items()}, config])
     checkpoints = Checkpoints(store, name, identity)
     with store.create("models", name, inputs=opened.inputs, config=config) as draft:
         if not draft.complete:
             task = Task(
                 store=store, draft=draft, checkpoints=checkpoints, training=opened.training, backbone=options.backbone,
-                described=described, queries=opened.inputs["queries"].key, negatives=opened.inputs["negatives"].key,
-                split=options.split, limit=options.limit, cpus=options.cpus, checkpoint_every=options.checkpoint_every,
+                described=described, corpus=opened.corpus, queries=opened.inputs["queries"].key,
+                negatives=opened.inputs["negatives"].key, split=options.split, limit=options.limit, cpus=options.cpus,
+                checkpoint_every=options.checkpoint_every,
             )  # fmt: skip
             draft.note(queries=len(opened.data.queries), asked=opened.asked)
             with Stage("train", opened.training.steps, "steps") as stage:
@@ -122,7 +126,7 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
     kind, _, own = options.backbone.partition("/")
     if kind == "models" and own:
         inputs["backbone"] = store.open(kind, own)
-    return Opened(len(queries.split(options.split, options.limit).ids), data, training, folder, inputs)
+    return Opened(len(queries.split(options.split, options.limit).ids), data, training, folder, corpus, inputs)
 
 
 def plan(options: TrainReranker, opened: Opened) -> None:

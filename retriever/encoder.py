@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from retriever.attention import PromptShape, reach
 from retriever.batching import TextTokenizer, Tokens, padded, plan
+from retriever.compiling import compile_model, warm_up_batch
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.numerics import choose_device, choose_dtype, describe_numerics
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
+from retriever.prompt_table import Prompts, PromptTable, warm_up_rows
+from retriever.prompts import TaskPrompt, check_backbone
 from retriever.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
@@ -28,9 +33,14 @@ log = logging.getLogger(__name__)
 _BUDGET = {"cpu": 4096, "cuda": 65536}
 # Columns of a batch are a multiple of this: the processor's attention takes up to half as long again for other widths.
 _STEP = 16
-# What compiled code is made for; any fixed shape will do, as long as every process takes the same.
-_WARM_UP = (8, 24)
 _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+
+
+class _Served(NamedTuple):
+    """The tasks that are there at one moment, and both sides' prompts."""
+
+    names: frozenset[str]
+    sides: dict[Side, Prompts]
 
 
 class Encoder:
@@ -41,6 +51,8 @@ class Encoder:
     to load, and of these to compile.
 
     threads: for the processor's products (None leaves torch's setting; Ray sets it to 1, so name it there).
+    tasks: prompts by the names of their tasks, none to begin with ({}) if need be; more may come and go at any time
+    (put_task, drop_task). None: there never are any.
     Raises InputError for a model or a setting that cannot be used.
     """
 
@@ -49,6 +61,8 @@ class Encoder:
     config: dict[str, Any]
     fingerprint: str
     numerics: str
+    _run: Callable[..., torch.Tensor]
+    _tables: dict[Side, PromptTable]
 
     def __init__(
         self,
@@ -57,6 +71,7 @@ class Encoder:
         *,
         device: str | None = None,
         threads: int | None = None,
+        tasks: Mapping[str, TaskPrompt] | None = None,
         trust_remote_code: bool = False,
     ):
         begun = time.perf_counter()
@@ -75,22 +90,65 @@ class Encoder:
         self.similarity = "cosine" if self._head.normalized else "dot"
         backbone = load_backbone(recipe, self.dtype, trust_remote_code).to(self.device)
         self._eager = Pooled.over(backbone, recipe).eval().requires_grad_(False)
-        self._run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._eager
+        self._trust_remote_code = trust_remote_code
+        self._lock = threading.Lock()
+        self._shape: PromptShape | None = None
+        self._served: _Served | None = None
+        if tasks is not None:
+            self._shape = reach(backbone)
+            sides: tuple[Side, Side] = ("query", "passage")
+            self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in sides}
+            self._serve(frozenset())
+            for name, prompt in tasks.items():
+                self.put_task(name, prompt)
         compiling = time.perf_counter()
-        compiled = self._compile()
+        self._run, compiled = self._compile()
         self.numerics = describe_numerics(self.device, self.dtype, compiled)
         self.startup = {"seconds": time.perf_counter() - begun, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
 
-    def encode(self, texts: Sequence[str], *, side: Side = "query", task: None = None) -> np.ndarray:
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks whose prompts are there, sorted."""
+        return tuple(sorted(self._served.names)) if self._served else ()
+
+    def put_task(self, name: str, prompt: TaskPrompt) -> None:
+        """Enter a task's prompt, instead of one of that name; forwards that have begun go on as they were.
+
+        Raises InputError where the prompt is for another backbone, for other settings than `options`, or where the
+        encoder was opened without tasks.
+        """
+        if self._served is None:
+            raise InputError(f"task {name!r}: the encoder was opened without tasks; open it with tasks={{}}")
+        self._check(name, prompt)
+        with self._lock:
+            for side, table in self._tables.items():
+                matrix = prompt.of(side)
+                if matrix is None:
+                    table.drop(name)
+                else:
+                    table.put(name, matrix)
+            self._serve(self._served.names | {name})
+
+    def drop_task(self, name: str) -> None:
+        """Take a task out; forwards that have begun go on as they were. Raises InputError where there is none."""
+        with self._lock:
+            if self._served is None or name not in self._served.names:
+                raise _unknown(name, self.tasks)
+            for table in self._tables.values():
+                table.drop(name)
+            self._serve(self._served.names - {name})
+
+    def encode(
+        self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
+    ) -> np.ndarray:
         """Vectors of texts, in order: float32 [n, dim]. Passages with titles: see `compose`.
 
-        The bytes depend on the list of texts and the numerics class alone. `task` is for prompts, which this release
-        has not: anything but None is refused. Raises InputError where a vector is not finite, naming the text.
+        task: whose prompt of that side is used: one for all, or one for each text, None for none; a task without a
+        prompt on that side has none. The bytes depend on the list of texts, their tasks' prompts and the numerics
+        class alone. Raises InputError for a task that is not there, and where a vector is not finite, naming the text.
         """
-        if task is not None:
-            raise InputError(f"task={task!r}: this release has no prompts; leave task out")
-        return self.forward(self.tokenize(texts, side=side))
+        return self.forward(self.tokenize(texts, side=side), side=side, task=task)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Passages' strings by the title policy; an empty title adds nothing."""
@@ -100,16 +158,25 @@ class Encoder:
         """Token ids of texts, prefix and special tokens included; uses the processor only."""
         return self._tokenizer(texts, side=side)
 
-    def forward(self, tokens: Tokens) -> np.ndarray:
-        """Vectors of tokenised texts, in order: float32 [n, dim]; raises as `encode` does."""
+    def forward(
+        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None
+    ) -> np.ndarray:
+        """Vectors of tokenised texts, in order: float32 [n, dim]; side and task, and what is raised, as in `encode`.
+
+        Tasks that are put or dropped meanwhile change nothing.
+        """
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        prompts, slots = self._prompts_of(task, side, len(tokens))
         pooled = torch.empty(len(tokens), self._recipe.hidden, dtype=torch.float32, device=self.device)
         recipe = self._recipe
         batches = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
         with torch.no_grad():
             for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
-                vectors = self._run(ids.to(self.device), lengths.to(self.device))
+                inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
+                if prompts and (prompt := prompts.rows(np.resize(slots[rows], len(ids)))):
+                    inputs = (*inputs, prompt)
+                vectors = self._run(*inputs)
                 pooled[torch.from_numpy(rows).to(self.device)] = vectors[: len(rows)]
             vectors = self._head(pooled).cpu().numpy()
         bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
@@ -120,30 +187,46 @@ class Encoder:
             )
         return vectors
 
-    def _compile(self) -> bool:
-        """Compiles and warms up where the options and the machine say so; returns whether it did."""
-        asked = self.options.compile
-        pays = self.device.type == "cuda" or self.dtype == torch.bfloat16
-        if asked == "never" or (asked == "auto" and not pays):
-            return False
-        from torch._inductor import config
+    def _compile(self) -> tuple[Callable[..., torch.Tensor], bool]:
+        """Compiles where the options and the machine say so, for every kind of batch that may come."""
+        ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
+        warm_ups: list[tuple[object, ...]] = [(ids, lengths)]
+        if self._shape is not None:
+            rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device)
+            warm_ups += [(ids, lengths, prompt) for prompt in rows]
+        return compile_model(self._eager, self.options.compile, self.device, self.dtype, warm_ups)
 
-        compiled = torch.compile(self._eager, dynamic=True, fullgraph=True)
-        ids = torch.full(_WARM_UP, self._tokenizer.pad_id, device=self.device)
-        lengths = torch.arange(_WARM_UP[1] - _WARM_UP[0], _WARM_UP[1], device=self.device) + 1
-        try:
-            # Freezing (weights packed once, in the processor's own order) is left out when given as an option of
-            # torch.compile; code that fixes the number of threads would tie the bytes to it.
-            freezing = self.device.type == "cpu"
-            with torch.no_grad(), config.patch({"freezing": freezing, "cpp.dynamic_threads": True}):
-                compiled(ids, lengths)
-        except Exception as error:  # whatever the compiler stumbles over: eager is always right
-            if asked == "always":
-                raise
-            log.warning("not compiled, so slower: %s", (str(error).strip().splitlines() or [repr(error)])[0])
-            return False
-        self._run = compiled
-        return True
+    def _serve(self, names: frozenset[str]) -> None:
+        self._served = _Served(names, {side: table.now() for side, table in self._tables.items()})
+
+    def _check(self, name: str, prompt: TaskPrompt) -> None:
+        """Raises InputError where the prompt is for another backbone, or for texts that become vectors otherwise."""
+        check_backbone(prompt, self.config, self._shape)
+        own = _shaping(self._recipe, self.options)
+        recipe = read_recipe(self._recipe.folder, prompt.options, trust_remote_code=self._trust_remote_code)
+        other = _shaping(recipe, prompt.options)
+        if differ := [f"{key}={other[key]!r} (here {own[key]!r})" for key in own if own[key] != other[key]]:
+            raise InputError(f"task {name!r}: its prompt was trained with other settings than the encoder's: "
+                             f"{', '.join(differ)}; open an encoder with those")  # fmt: skip
+
+    def _prompts_of(
+        self, task: str | Sequence[str | None] | None, side: Side, num_texts: int
+    ) -> tuple[Prompts | None, np.ndarray]:
+        """The prompts as they are now, and the slot of each text's: int64 [num_texts]."""
+        if task is None:
+            return None, np.zeros(num_texts, np.int64)
+        if self._served is None:
+            raise InputError(f"task={task!r}: this encoder was opened without tasks; open it with tasks, or leave out "
+                             "task")  # fmt: skip
+        served = self._served
+        tasks = [task] * num_texts if isinstance(task, str) else list(task)
+        if len(tasks) != num_texts:
+            raise InputError(f"task: expected one for each of the {num_texts} texts, found {len(tasks)}")
+        for name in {task} if isinstance(task, str) else set(tasks) - {None}:
+            if name not in served.names:
+                raise _unknown(name, served.names)
+        prompts = served.sides[side]
+        return prompts, prompts.slots_of(tasks)
 
 
 def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Any:
@@ -157,3 +240,15 @@ def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = 
         )
     except (ValueError, OSError, SafetensorError) as error:
         raise InputError(f"{recipe.backbone}: {str(error).strip().splitlines()[0]}") from error
+
+
+def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
+    """What of the options, as they are resolved, shapes the vectors, but for dtype and compile."""
+    resolved = ("pooling", "head", "query_prefix", "passage_prefix", "query_length", "passage_length", "padding_side")
+    return {name: getattr(recipe, name) for name in resolved} | {
+        name: getattr(options, name) for name in ("title", "dimension", "append_eos")
+    }
+
+
+def _unknown(name: str | None, names: Collection[str]) -> InputError:
+    return InputError(f"task={name!r}: no such task; there are: {', '.join(sorted(names)) or 'none'}")

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from retriever.batching import Tokens, padded, plan
+from retriever.compiling import compile_model, warm_up_batch
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 # Tokens per batch and the step of its columns: those of the encoder, whose layers these are.
 _BUDGET = {"cpu": 4096, "cuda": 65536}
 _STEP = 16
-_WARM_UP = (8, 24)  # what compiled code is made for; every process takes the same
 
 
 class Reranker:
@@ -46,6 +46,7 @@ class Reranker:
     config: dict[str, Any]
     fingerprint: str
     numerics: str
+    _run: Callable[..., torch.Tensor]
 
     def __init__(
         self,
@@ -71,9 +72,10 @@ class Reranker:
         if model.config.pad_token_id is None:  # decoders look for the last token that is no padding
             model.config.pad_token_id = self._tokenizer.pad_id
         scored = Scored(model, self._tokenizer.types).eval().requires_grad_(False)
-        self._run: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = scored
         compiling = time.perf_counter()
-        compiled = self._compile(scored)
+        ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
+        warm_ups = [(ids, torch.zeros_like(ids), lengths)]
+        self._run, compiled = compile_model(scored, options.compile, self.device, self.dtype, warm_ups)
         self.numerics = describe_numerics(self.device, self.dtype, compiled)
         self.startup = {"seconds": time.perf_counter() - begun, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
@@ -114,29 +116,6 @@ class Reranker:
             )
         label = self._recipe.positive_label
         return (torch.sigmoid(logits[:, 0]) if label is None else torch.softmax(logits, dim=1)[:, label]).numpy()
-
-    def _compile(self, scored: nn.Module) -> bool:
-        """Compiles and warms up where the options and the machine say so, as the encoder does."""
-        asked = self.options.compile
-        pays = self.device.type == "cuda" or self.dtype == torch.bfloat16
-        if asked == "never" or (asked == "auto" and not pays):
-            return False
-        from torch._inductor import config
-
-        compiled = torch.compile(scored, dynamic=True, fullgraph=True)
-        ids = torch.full(_WARM_UP, self._tokenizer.pad_id, device=self.device)
-        lengths = torch.arange(_WARM_UP[1] - _WARM_UP[0], _WARM_UP[1], device=self.device) + 1
-        try:
-            freezing = self.device.type == "cpu"
-            with torch.no_grad(), config.patch({"freezing": freezing, "cpp.dynamic_threads": True}):
-                compiled(ids, torch.zeros_like(ids), lengths)
-        except Exception as error:  # whatever the compiler stumbles over: eager is always right
-            if asked == "always":
-                raise
-            log.warning("not compiled, so slower: %s", (str(error).strip().splitlines() or [repr(error)])[0])
-            return False
-        self._run = compiled
-        return True
 
 
 def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAULT_OPTIONS) -> dict[str, Any]:

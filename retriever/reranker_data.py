@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -50,7 +50,8 @@ class TrainingOptions:
 class TrainingData:
     """queries: their texts. positives, negatives: of each query, rows of the corpus, int64 [any].
 
-    passages(rows int64 [n]) gives their n titles and n texts; the corpus has rows 0 to num_passages - 1.
+    passages(rows int64 [n]) gives their n titles and n texts; the corpus has rows 0 to num_passages - 1, of which
+    `deleted` (int64, ascending) are drawn for nothing.
     """
 
     queries: Sequence[str]
@@ -58,6 +59,7 @@ class TrainingData:
     negatives: Sequence[np.ndarray]
     num_passages: int
     passages: Callable[[np.ndarray], tuple[list[str], list[str]]]
+    deleted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def batch_at(data: TrainingData, options: TrainingOptions, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,7 +67,7 @@ def batch_at(data: TrainingData, options: TrainingOptions, step: int) -> tuple[n
 
     A function of (seed, step, batch): epochs are permutations of the queries laid end to end; which positive and which
     negatives a query brings is drawn from (seed, epoch, query), negatives without repetition. Where there are fewer
-    than asked for, passages of the whole corpus that are no positives fill up.
+    than asked for, passages of the whole corpus that are no positives and not deleted fill up.
     """
     positions = step * options.batch + np.arange(options.batch)
     epochs, places = np.divmod(positions, len(data.queries))
@@ -86,7 +88,9 @@ def _group(data: TrainingData, options: TrainingOptions, epoch: int, query: int)
     chosen = [draw.choice(positives), *draw.choice(negatives, min(wanted, len(negatives)), replace=False)]
     while len(chosen) <= wanted:
         row = draw.integers(data.num_passages)
-        if row not in positives:
+        place = np.searchsorted(data.deleted, row)
+        deleted = place < len(data.deleted) and data.deleted[place] == row
+        if row not in positives and not deleted:
             chosen.append(row)
     return np.array(chosen, np.int64)
 

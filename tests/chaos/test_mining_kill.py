@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import shutil
 import uuid
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,12 +31,13 @@ class World(NamedTuple):
 
     store: Path
     after: dict[str, str]
+    scores: str
     arguments: list[object]
     environment: dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -62,25 +62,26 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     ]  # fmt: skip
     after = copied(store, root / "after")
     run("mine_negatives", "--store", after, *mining, environment=environment)
-    for folder in ("candidates/pool", "scores/pool-cross/g0000", "negatives/drawn"):
+    [scores] = Store(str(after)).names("scores")
+    for folder in ("candidates/pool", f"scores/{scores}/g0000", "negatives/drawn"):
         assert committed(after / folder, "part") == PARTS
-    yield World(store, contents(after), mining, environment)
+    return World(store, contents(after), scores, mining, environment)
 
 
 @pytest.mark.parametrize(
     ("victim", "folder", "moment"),
     [
         ("driver", "candidates/pool", 4),
-        ("driver", "scores/pool-cross/g0000", 5),
+        ("driver", "scores/SCORES/g0000", 5),
         ("driver", "negatives/drawn", 1),
-        ("worker", "scores/pool-cross/g0000", 3),
+        ("worker", "scores/SCORES/g0000", 3),
     ],
 )
 def test_the_same_bytes_come_out(world: World, tmp_path: Path, victim: str, folder: str, moment: int) -> None:
     store = copied(world.store, tmp_path / "store")
     mark = {"RIPTIDE_TEST_MARK": uuid.uuid4().hex}
     job = start("mine_negatives", "--store", store, *world.arguments, environment={**world.environment, **mark})
-    made = store / folder
+    made = store / folder.replace("SCORES", world.scores)
     try:
         there = lambda: made.is_dir() and committed(made, "part") >= moment  # noqa: E731
         wait_for(there, f"{moment} parts of {folder}", job.process)

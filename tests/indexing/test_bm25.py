@@ -21,6 +21,7 @@ from indexing.cache import CorruptError
 from indexing.corpus import Corpus, write_table
 from indexing.exact import Hits
 from indexing.ids import merge_bucket, sorted_hashes
+from indexing.lucene import versions
 from indexing.parse import CORPUS_SCHEMA
 from indexing.store import Store, generation
 from retriever.errors import InputError
@@ -262,7 +263,7 @@ def test_what_is_committed_is_kept_and_the_rest_is_filled(tmp_path: Path, monkey
         build(corpus, tmp_path, shards=4)
     store = Store(str(tmp_path / "store"))
     assert store.incomplete() == ["bm25/bm25/g0000"]
-    with pytest.raises(InputError, match="bm25/bm25: there is no such artifact"):
+    with pytest.raises(InputError, match="bm25/bm25/g0000 was begun and is not complete: run the command that makes"):
         Bm25.open(store, "bm25", corpus)
     folder = tmp_path / "store/bm25/bm25/g0000"
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*")}
@@ -284,12 +285,23 @@ def test_what_is_committed_is_kept_and_the_rest_is_filled(tmp_path: Path, monkey
 def test_a_retried_shard_is_not_made_again(tmp_path: Path, monkeypatch) -> None:
     corpus = extend(tmp_path, [["w1", "w2"]])
     store = Store(str(tmp_path / "store"))
-    draft = store.create("bm25", "bm25/g0000", config={})
+    draft = store.create("bm25", "bm25/g0000", config=versions())
     fill_shard((0, 0, 2), draft, corpus.parts, "en")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")}
     monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("made again"))
     fill_shard((0, 0, 2), draft, corpus.parts, "en")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")} == before
+
+
+def test_a_shard_is_not_filled_by_another_lucene(tmp_path: Path, monkeypatch) -> None:
+    """As on a node with another pyserini than the node that began it."""
+    corpus = extend(tmp_path, [["w1", "w2"]])
+    store = Store(str(tmp_path / "store"))
+    draft = store.create("bm25", "bm25/g0000", config={**versions(), "lucene": "8.0.0"})
+    monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("filled"))
+    with pytest.raises(InputError, match=rf"g0000 was made with lucene 8\.0\.0, here is {versions()['lucene']}: build"):
+        fill_shard((0, 0, 2), draft, corpus.parts, "en")
+    assert draft.committed() == {}
 
 
 def test_a_store_on_another_file_system_than_temporary_files(tmp_path: Path, monkeypatch) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from indexing.artifact import Artifact
 from indexing.cache import CorruptError
-from indexing.models import Checkpoints, commit_model, model_folder, resolve_model
+from indexing.models import Checkpoints, abandoned_checkpoints, commit_model, model_folder, resolve_model
 from indexing.store import Store
 from indexing.verify import verify
 from retriever.errors import InputError
@@ -204,6 +204,24 @@ def test_killed_while_saving_the_one_before_counts(store_url: str, monkeypatch: 
     assert load_file(path)["a"].tolist() == [1.0] * 3
     checkpoints.save(2, write_tensors(2.0))
     assert len(list(storage.list("checkpoints"))) == 2
+
+
+def test_checkpoints_that_no_training_goes_on_from_are_told(store_url: str) -> None:
+    """Of a model that was removed, or is complete; those of one that was begun are kept, and what is named after it."""
+    store = Store(store_url)
+    names = ("gone", "begun", "begun-best", "done")
+    store.create("models", "begun")
+    with store.create("models", "done"):
+        pass
+    for name in names:
+        Checkpoints(store, name, "identity").save(1, write_tensors(1.0))
+    files = {name: [key for key, _ in store.storage.list(f"checkpoints/{name}/")] for name in names}
+    dead = abandoned_checkpoints(store)
+    assert sorted(key for key, _ in dead) == sorted(files["gone"] + files["done"])
+    assert all(size > 0 for _, size in dead)
+    assert [key for key, _ in dead[:2]] == ["checkpoints/done/latest.json", "checkpoints/gone/latest.json"]
+    store.remove("models/begun")
+    assert len(abandoned_checkpoints(store)) == 8
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

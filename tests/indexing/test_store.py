@@ -64,6 +64,17 @@ def test_what_is_not_complete_is_not_visible(store_url: str) -> None:
         store.open("corpus")
 
 
+@pytest.mark.parametrize("kind", ["index", "bm25", "embeddings"])
+def test_a_first_generation_that_was_interrupted_is_told_by_the_name_without_it(tmp_path: Path, kind: str) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.create(kind, "mini/g0000")
+    for ask in (lambda: store.only(kind), lambda: store.only(kind, "mini"), lambda: store.open(kind, "mini")):
+        with pytest.raises(InputError, match=rf"{kind}/mini/g0000 was begun and is not complete: run the command that"):
+            ask()
+    with pytest.raises(InputError, match=rf"{kind}/min: there is no such artifact \(complete {kind}: none\)"):
+        store.only(kind, "min")
+
+
 def test_resume_keeps_parts_and_refuses_other_options(store_url: str) -> None:
     store = Store(store_url)
     draft = store.create("embeddings", "e", config={"pooling": "mean", "deep": {"lengths": [1, 2]}})

@@ -1,6 +1,7 @@
 """Ray tasks over many items: all of them, bounded ahead, the first failure as it was raised."""
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 
 from indexing import tasks
 from indexing.encoding import Pool, choose_pool
-from indexing.tasks import node_cores, num_slots, run_tasks
+from indexing.tasks import node_cores, num_slots, room, run_tasks
 from retriever.errors import InputError
 
 
@@ -94,6 +95,33 @@ def test_an_input_error_is_raised_as_one_and_ends_it() -> None:
 def test_a_worker_that_is_killed_costs_its_item_another_try(tmp_path: Path) -> None:
     assert sorted(item for item, _ in run_tasks(die_once, range(3), str(tmp_path))) == [0, 1, 2]
     assert (tmp_path / "1").exists()
+
+
+def test_a_worker_with_a_gpu_is_kept_for_the_next_task() -> None:
+    """It holds a model. In a Ray of its own, which is told of a GPU that need not be there."""
+    script = """
+import logging, os, ray
+from indexing.tasks import run_tasks
+ray.init(num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+print(len({pid for _, pid in run_tasks(lambda _: os.getpid(), range(6), num_gpus=1)}))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    told = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=Path(tasks.__file__).parents[1], check=True,
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert int(told.stdout) < 6
+
+
+def test_room_is_counted_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    nodes = [{"CPU": 7.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 4.0}, {"CPU": 4.0}, {"memory": 1.0}]
+    every = [*({"Alive": True, "Resources": node} for node in nodes), {"Alive": False, "Resources": {"CPU": 64.0}}]
+    monkeypatch.setattr(ray, "nodes", lambda: every)
+    assert [room(cores) for cores in (1, 2, 3, 7, 8)] == [13, 6, 3, 1, 0]
+    assert [room(cores, gpus=1) for cores in (1, 2, 3, 8)] == [3, 2, 1, 0]
+    assert num_slots(8) == 1
 
 
 def test_cores_and_slots_are_those_of_the_nodes() -> None:

@@ -15,6 +15,7 @@ import pytest
 from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert, write_beir
 
 from indexing import candidates, denoising, rescoring
+from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
 from indexing.models import commit_model
 from indexing.rescoring import OPTIONS
@@ -158,7 +159,7 @@ def test_every_pair_is_scored_once_and_kept(
     def scored() -> dict[tuple[str, int], float]:
         pool = Store(store).open("candidates", "pool")
         found: dict[tuple[str, int], float] = {}
-        for artifact in Store(store).generations("scores", "pool-tiny-cross"):
+        for artifact in Store(store).generations("scores", *Store(store).names("scores")):
             for part in artifact.group("part"):
                 ids = pq.read_table(pool.local(part.name))
                 names = dict(zip(ids["query"].to_pylist(), ids["query_id"].to_pylist(), strict=True))
@@ -280,10 +281,12 @@ def test_a_model_of_the_store_is_an_input_of_the_scores(store: str, classifier: 
     with Store(store).create("models", "cross", config={"made": "by hand"}) as draft:
         commit_model(draft, Path(classifier))
     mine(done, store, "--reranker", "models/cross", "--denoise-threshold", 0.5, *DRAWN)
-    [scores] = Store(store).generations("scores", "pool-cross")
+    [name] = Store(store).names("scores")
+    [scores] = Store(store).generations("scores", name)
+    assert name == f"pool-cross-{fingerprint_of(scores.config['reranker'])[:6]}"
     assert scores.inputs["reranker"]["artifact"] == "models/cross"
     line = refused("store", "remove", "models/cross", "--store", store)
-    assert f"{store}/models/cross is needed by scores/pool-cross/g0000: remove those first" in line
+    assert f"{store}/models/cross is needed by scores/{name}/g0000: remove those first" in line
 
 
 def test_answers_in_another_form_are_refused_where_they_are_needed(
@@ -323,6 +326,18 @@ def test_answers_in_another_form_are_refused_where_they_are_needed(
 def test_bad_options(store: str, refused: Done, options: tuple[str, ...], told: str) -> None:
     assert told in refused("mine_negatives", "--store", store, *options)
     assert Store(store).keys("candidates") == []
+
+
+def test_a_split_without_questions_is_refused_before_anything_is_begun(
+    store: str, source: Path, done: Done, refused: Done, tmp_path: Path
+) -> None:
+    queries = [json.loads(line) for line in (source / "queries.jsonl").read_text().splitlines()]
+    empty = write_beir(tmp_path / "empty", [], queries, {"train": []})
+    (empty / "corpus.jsonl").unlink()
+    done("import_queries", "--store", store, "--source", empty)
+    line = refused("mine_negatives", "--store", store, "--queries", "empty", "--report", tmp_path / "report")
+    assert "queries/empty: the split 'train' judges no query: nothing to mine for" in line
+    assert Store(store).keys("candidates") == Store(store).incomplete() == []
 
 
 def test_what_does_not_fit_is_refused(

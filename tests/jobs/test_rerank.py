@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from samples import files_of, save_tiny_bert, write_lines
 
-from indexing import rescoring
+from indexing import rescoring, retrieval
 from indexing.models import commit_model
 from indexing.queries import Queries
 from indexing.retrieval import Retrieval
@@ -151,6 +151,33 @@ def test_a_model_of_the_store_is_an_input_of_the_run(world, classifier: str, don
     with store.create("models", "ranks", config={"training": {"loss": "lce"}}) as draft:
         commit_model(draft, Path(classifier))
     assert "scores are no probabilities" in refused(*command(world, "--rerank", "models/ranks"))
+
+
+def test_one_run_is_of_one_numerics_class(world, classifier: str, done: Done, refused, monkeypatch) -> None:
+    """One that was interrupted is not gone on with on another kind of machine; a complete one is found so anywhere."""
+    ask = command(world, "--rerank", classifier, "--rerank-depth", 4, "--name", "mine")
+    monkeypatch.setattr(retrieval, "QUERY_BLOCK", 16)
+    done(*ask)
+    folder = world.store / "runs/mine"
+    before = files_of(folder)
+    here = rescoring.numerics_of_reranker()
+    run = Store(str(world.store)).open("runs", "mine")
+    assert [part.facts for part in run.parts] == [{"numerics": here}] * 2
+    assert run.notes["numerics"] == here
+    for path in (folder / "manifest.json", folder / "part-00001.json"):
+        path.unlink()
+    left = files_of(folder)
+    monkeypatch.setattr(retrieval, "numerics_of_reranker", lambda: "another class")
+    told = f"is of the re-ranker's numerics class `{here}`, here it is `another class`: go on with the kind of machine"
+    assert f"{world.store}/runs/mine/part-00000 {told}" in refused(*ask)
+    assert files_of(folder) == left
+    monkeypatch.undo()
+    monkeypatch.setattr(rescoring, "OPTIONS", FLOAT32)
+    monkeypatch.setattr(retrieval, "QUERY_BLOCK", 16)
+    done(*ask)
+    assert files_of(folder) == before
+    monkeypatch.setattr(retrieval, "numerics_of_reranker", lambda: pytest.fail("work was done"))
+    done(*ask)
 
 
 def test_what_is_no_reranker_or_another_one_is_refused(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from samples import files_of
 
+from indexing.models import Checkpoints
 from indexing.s3 import S3Storage
 from indexing.store import Store
 
@@ -89,6 +90,28 @@ def test_gc_ends_what_a_later_generation_took_the_rows_of(world, done) -> None:
     assert "removed index/idx/g0001/manifest.begun.json" in done("store", "gc", *at)
     assert not (world.store / "index/idx/g0001").exists()
     shutil.rmtree(later)
+    assert files_of(world.store, but=()) == before
+
+
+def test_checkpoints_end_with_their_model(world, done) -> None:
+    before = files_of(world.store, but=())
+    at, store = ("--store", world.store), Store(str(world.store))
+
+    def checkpoint(name: str) -> None:
+        Checkpoints(store, name, "identity").save(1, lambda path: path.write_bytes(b"weights"))
+
+    store.create("models", "ce")
+    for name in ("ce", "ce-more", "gone"):
+        checkpoint(name)
+    assert done("store", "gc", *at, "--plan").count("would remove checkpoints/gone/") == 2
+    out = done("store", "gc", *at)
+    assert out.startswith("removed checkpoints/gone/latest.json, ")
+    assert out.count("\n") == 2
+    checkpoint("gone")
+    done("store", "remove", "models/ce", *at)
+    left = {*files_of(world.store, but=())} - {*before}
+    assert {key.split("/")[1] for key in left} == {"ce-more", "gone"}, "those of the removed model, and no others"
+    done("store", "gc", *at)
     assert files_of(world.store, but=()) == before
 
 

@@ -13,17 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from local_cluster import start, wait_for
+from samples import make_passages, write_beir
 from sentence_transformers import CrossEncoder
 
 from indexing.artifact import Artifact
 from indexing.corpus import Corpus
 from indexing.models import model_folder, resolve_model
-from indexing.negatives import read_groups, training_data
+from indexing.negatives import mined_corpus, read_groups, training_data
 from indexing.queries import Queries
+from indexing.reranker_job import check_cores
 from indexing.store import Store
 from indexing.verify import verify
+from retriever.errors import InputError
 from retriever.reranker import Reranker, describe_reranker
-from retriever.reranker_data import TrainingOptions
+from retriever.reranker_data import TrainingOptions, batch_at
 from retriever.reranker_training import Hooks, Trainee
 
 Done = Callable[..., str]
@@ -202,7 +205,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--epochs", 0), "steps=0 must be at least 1"),
         (("--lr", "-1"), "lr=-1.0"),
         (("--batch", 1, "--workers", 2), "a query for each worker"),
-        (("--workers", 8, "--batch", 8), "--workers 8 --cpus 2: the cluster has 2 cores"),
+        (("--workers", 8, "--batch", 8), "--workers 8 --cpus 2: the cluster has 2 cores, its"),
         (("--limit", 0), "--limit 0: expected at least 1"),
     ],
 )
@@ -216,6 +219,62 @@ def test_bad_input(world, refused: Done, more: tuple, message: str) -> None:
 @pytest.mark.parametrize("more", [("--no-such-flag", 1), ("--loss", "mse"), ("--batch", "many")])
 def test_bad_usage(world, job, more: tuple) -> None:
     assert job("train_reranker", *command(world, *more)).status == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "told"),
+    [
+        ((2, 2), [{"CPU": 4}], None),
+        ((2, 3), [{"CPU": 4}, {"CPU": 4}], None),
+        ((2, 3), [{"CPU": 5}, {"CPU": 1}], "the cluster has 6 cores, its nodes have room for 1 such"),
+        ((1, 8), [{"CPU": 4}, {"CPU": 4}], "room for 0 such"),
+        ((2, 2), [{"CPU": 4, "GPU": 2}], None),
+        ((2, 2), [{"CPU": 8, "GPU": 1}], "trains on the processors: --workers 2 --cpus 2, and the cluster has GPUs"),
+        ((2, 2), [{"CPU": 2, "GPU": 2}, {"CPU": 8}], "GPUs and cores beside them for 1 such workers"),
+    ],
+)
+def test_workers_must_have_room_on_the_nodes(asked: tuple, nodes: list, told: str | None, monkeypatch) -> None:
+    """Cores of two nodes make no worker; GPUs that are too few are told, not taken by some."""
+    import ray
+
+    alive = [{"Alive": True, "Resources": node} for node in nodes]
+    monkeypatch.setattr(ray, "nodes", lambda: [*alive, {"Alive": False, "Resources": {"CPU": 99, "GPU": 9}}])
+    sums = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
+    monkeypatch.setattr(ray, "cluster_resources", lambda: sums)
+    try:
+        found = check_cores(*asked)
+    except InputError as error:
+        found = str(error)
+        assert found.startswith("--workers")
+    assert told in found if told and found else found == told
+
+
+def test_deleted_passages_are_trained_on_no_more(world, mined: Store, done: Done, refused, tmp_path: Path) -> None:
+    """Neither as positives nor as negatives nor to fill up, whenever deleted; growth alone changes nothing."""
+    negatives, queries = mined.open("negatives", "hand"), Queries.open(mined)
+    before = training_data(mined_corpus(mined, negatives), queries, "all", negatives, None)
+    more = write_beir(tmp_path / "more", make_passages(30, seed=9, prefix="n"))
+    at = ("--store", world.store)
+    done("import_corpus", *at, "--source", more, "--append")
+    assert len(mined_corpus(mined, negatives).generations) == 1
+    gone = sorted({int(before.positives[0][0]), *range(0, 240, 2)} - {int(before.positives[1][0])})
+    (tmp_path / "gone").write_text("".join(f"p{row}\n" for row in gone))
+    done("import_corpus", *at, "--delete", tmp_path / "gone")
+    corpus = mined_corpus(mined, negatives)
+    assert corpus.deleted.tolist() == gone
+    after = training_data(corpus, queries, "all", negatives, None)
+    kept = {query: place for place, query in enumerate(before.queries)}
+    assert before.queries[0] not in after.queries
+    assert before.queries[1] in after.queries
+    for place, query in enumerate(after.queries):
+        for now, then in ((after.positives, before.positives), (after.negatives, before.negatives)):
+            assert now[place].tolist() == [row for row in then[kept[query]].tolist() if row not in gone]
+    options = TrainingOptions(steps=40, batch=8, negatives_per_query=8)
+    drawn = np.concatenate([batch_at(after, options, step)[1].ravel() for step in range(options.steps)])
+    assert not {*drawn.tolist()} & {*gone}
+    assert len({*drawn.tolist()}) > 120
+    out = done("train_reranker", *command(world, "--plan"))
+    assert f"queries   {len(after.queries)} of the 40 of all" in out
 
 
 def test_negatives_of_something_else_are_refused(world, mined: Store, refused: Done) -> None:

@@ -1,0 +1,196 @@
+"""A training step: deep prompts against fine-tuning, and fine-tuning against sentence-transformers' trainer.
+
+    python benchmarks/training.py --pairs 3                 # RoBERTa-base's shape, random weights
+    python benchmarks/training.py --layers 2 --hidden 64    # a toy, to see that it runs
+
+Each run is a process of its own, so that its peak memory is its own: 32 queries of 32 tokens, 64 passages of 128 (one
+mined negative each). All take bfloat16 where the processor has it, AdamW, the same texts. Runs are taken in turn, so
+that a slow spell of the machine meets all of them; ratios are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+QUERIES, QUERY_TOKENS, PASSAGE_TOKENS, WORDS = 32, 32, 128, 5_000
+RUNS = ("finetune", "prompt-32", "prompt-128", "sentence-transformers", "sentence-transformers-no-attention-dropout")
+
+
+def save_backbone(folder: Path, layers: int, hidden: int) -> Path:
+    """RoBERTa of random weights, and a tokenizer of whole words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
+
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(WORDS))]
+    tokenizer = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>",
+        cls_token="<s>", sep_token="</s>", model_max_length=512,
+    ).save_pretrained(folder)  # fmt: skip
+    torch.manual_seed(0)
+    config = RobertaConfig(vocab_size=50_265, max_position_embeddings=514, num_hidden_layers=layers,
+                           hidden_size=hidden, num_attention_heads=hidden // min(64, hidden // 2),
+                           intermediate_size=4 * hidden)  # fmt: skip
+    RobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
+    return folder
+
+
+def texts(count: int, tokens: int, seed: int) -> list[str]:
+    """Of exactly so many tokens, special ones included."""
+    draw = np.random.default_rng(seed)
+    return [" ".join(f"w{n}" for n in draw.integers(WORDS, size=tokens - 2)) for _ in range(count)]
+
+
+def ours(folder: Path, method: str, length: int, steps: int) -> list[float]:
+    """Seconds of each step."""
+    from retriever.dual import DualSystem, TuneOptions
+    from retriever.numerics import choose_device, choose_dtype
+    from retriever.options import EncoderOptions
+    from retriever.reranker_data import TrainingData
+    from retriever.training import LoopOptions, Trainer
+
+    queries, passages = texts(steps * QUERIES, QUERY_TOKENS, 1), texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    data = TrainingData(
+        queries,
+        [np.array([2 * number]) for number in range(len(queries))],
+        [np.array([2 * number + 1]) for number in range(len(queries))],
+        len(passages),
+        lambda rows: ([""] * len(rows), [passages[row] for row in rows]),
+    )
+    device = choose_device(None)
+    encoder = EncoderOptions(pooling="cls", query_length=QUERY_TOKENS, passage_length=PASSAGE_TOKENS)
+    dtype = choose_dtype("auto", device)
+    tuning = TuneOptions(method=method, length=length, batch=QUERIES, negatives_per_query=1)  # type: ignore[arg-type]
+    system = DualSystem(folder, encoder, tuning, data, device=device, dtype=dtype)
+    trainer = Trainer(system, LoopOptions(steps=steps, lr=1e-5), device=device, dtype=dtype)
+    system.module.train()
+    seconds = []
+    for number in range(steps):
+        begun = time.perf_counter()
+        trainer.step(number)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
+    """sentence-transformers' trainer with MultipleNegativesRankingLoss: seconds of each step."""
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.util import dot_score
+    from transformers import TrainerCallback
+
+    from retriever.numerics import choose_device, choose_dtype
+
+    device = choose_device(None)
+    config = {} if attention_dropout else {"attention_probs_dropout_prob": 0.0}
+    transformer = Transformer(str(folder), max_seq_length=PASSAGE_TOKENS, config_kwargs=config)
+    model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "cls")],
+                                device=str(device))  # fmt: skip
+    passages = texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    rows = Dataset.from_dict({"anchor": texts(steps * QUERIES, QUERY_TOKENS, 1), "positive": passages[::2],
+                              "negative": passages[1::2]})  # fmt: skip
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            if not ends:
+                ends.append(time.perf_counter())
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            ends.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as out:
+        arguments = SentenceTransformerTrainingArguments(
+            output_dir=out, max_steps=steps, per_device_train_batch_size=QUERIES, learning_rate=1e-5, report_to="none",
+            bf16=choose_dtype("auto", device) == torch.bfloat16, save_strategy="no", logging_strategy="no",
+            use_cpu=device.type == "cpu", disable_tqdm=True,
+        )  # fmt: skip
+        SentenceTransformerTrainer(
+            model=model, args=arguments, train_dataset=rows, callbacks=[Clock()],
+            loss=MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=dot_score),
+        ).train()  # fmt: skip
+    return list(np.diff(ends))
+
+
+def run(name: str, folder: Path, steps: int) -> dict[str, float]:
+    """In this process: the median second of a step but the first two, and the peak of its memory in bytes."""
+    torch.set_num_threads(min(torch.get_num_threads(), 16))
+    if name.startswith("sentence-transformers"):
+        seconds = peer(folder, steps, name == "sentence-transformers")
+    else:
+        method, _, length = name.partition("-")
+        seconds = ours(folder, method, int(length or 32), steps)
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"seconds": statistics.median(seconds[2:]), "peak": float(peak)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--steps", type=int, default=6, help="of each run; the first two are not counted")
+    parser.add_argument("--pairs", type=int, default=3, help="rounds over all runs")
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS)
+    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(run(options.only, Path(options.folder), options.steps)))
+        return
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in options.runs}
+    with tempfile.TemporaryDirectory() as folder:
+        save_backbone(Path(folder), options.layers, options.hidden)
+        for _ in range(options.pairs):
+            for name in options.runs:
+                command = [sys.executable, __file__, "--only", name, "--folder", folder, "--steps", str(options.steps)]
+                told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+                figures[name].append(json.loads(told.splitlines()[-1]))
+                print(f"{name:44} {figures[name][-1]['seconds']:7.2f} s a step, peak "
+                      f"{figures[name][-1]['peak'] / 2**30:6.2f} GiB", flush=True)  # fmt: skip
+    ratios = {}
+    for name, other in [("prompt-32", "finetune"), ("prompt-128", "finetune"),
+                        *((name, "finetune") for name in RUNS[3:])]:  # fmt: skip
+        if name in figures and other in figures:
+            for kind in ("seconds", "peak"):
+                pairs = zip(figures[name], figures[other], strict=True)
+                ratios[f"{name} / {other}, {kind}"] = statistics.median(a[kind] / b[kind] for a, b in pairs)
+    for name, ratio in ratios.items():
+        print(f"{name:60} {ratio:.3f}")
+    if options.json:
+        Path(options.json).write_text(json.dumps({"figures": figures, "ratios": ratios}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

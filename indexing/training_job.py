@@ -1,0 +1,132 @@
+"""Training on the cluster: Ray Train starts the workers; each reads the store itself, and keeps checkpoints there."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from indexing.artifact import Draft
+from indexing.models import Checkpoints, commit_files
+from indexing.tasks import RETRIES, room
+from retriever.errors import InputError
+from retriever.numerics import choose_dtype
+from retriever.system import Evaluate, System
+from retriever.training import Hooks, LoopOptions, Trainer
+
+
+class Maker(Protocol):
+    """What a worker makes its system from; travels there, so it holds names and options only."""
+
+    def make(
+        self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
+    ) -> tuple[System, Evaluate | None]:
+        """The system, and how it is judged while it trains. Raises InputError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTask:
+    """What a worker is told. best: where the best weights are kept apart from the last checkpoint."""
+
+    draft: Draft
+    last: Checkpoints
+    best: Checkpoints
+    loop: LoopOptions
+    maker: Maker
+    dtype: str
+    cpus: int
+
+
+def run_training(
+    task: TrainingTask, workers: int, count: Callable[[int], object], *, min_workers: int | None = None
+) -> dict[str, Any]:
+    """Train on so many workers and commit what came of it; count(steps) is called as steps are done.
+
+    A lost worker is started again, and all go on from the last checkpoint; with fewer workers, down to `min_workers`,
+    where the cluster has no place for it, on the same batches. Returns the last loss, the numerics class, the curve and
+    the best quality. Raises InputError, a worker's own too.
+    """
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+    from ray.util.queue import Queue
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    gpu = room(task.cpus, gpus=1) >= workers
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    told = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+    heard: dict[str, Any] = {}
+    listener = threading.Thread(target=_listen, args=(told, heard, count), daemon=True)
+    listener.start()
+    folder = tempfile.mkdtemp(prefix="riptide-train-")
+    elastic = min_workers is not None and min_workers < workers
+    try:
+        TorchTrainer(
+            functools.partial(work, task, told),
+            scaling_config=ScalingConfig(
+                num_workers=(min_workers, workers) if elastic else workers,
+                use_gpu=gpu,
+                resources_per_worker={"CPU": task.cpus, **({"GPU": 1} if gpu else {})},
+            ),
+            run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=RETRIES)),
+        ).fit()
+    finally:
+        told.put(None)
+        listener.join()
+        told.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+        if "error" in heard:
+            raise InputError(heard["error"])
+    return {name: heard.get(name) for name in ("loss", "numerics", "curve", "best", "best_step", "steps", "workers")}
+
+
+def _listen(told: Any, heard: dict[str, Any], count: Callable[[int], object]) -> None:
+    """Take in what workers tell until None comes. Steps that are done again after a loss are not counted again."""
+    last = 0
+    while (message := told.get()) is not None:
+        heard |= message
+        if message.get("step", 0) > last:
+            count(message["step"] - last)
+            last = message["step"]
+
+
+def work(task: TrainingTask, told: Any) -> None:
+    """One worker, from opening the store to the committed model. What is wrong with the input is told, not raised:
+    Ray Train would start it again."""
+    import torch.distributed as dist
+    from ray.train import get_context
+    from ray.train.torch import get_device
+
+    torch.set_num_threads(task.cpus)
+    rank, world = get_context().get_world_rank(), get_context().get_world_size()
+    try:
+        train_one(task, told.put, device=torch.device(str(get_device())), rank=rank, world=world)
+    except InputError as error:
+        told.put({"error": str(error)})
+        if dist.is_initialized():
+            dist.destroy_process_group()  # the others wait for this worker no longer
+
+
+def train_one(
+    task: TrainingTask, tell: Callable[[dict[str, Any]], object], *, device: torch.device, rank: int, world: int
+) -> None:
+    """What a worker does, without Ray. Raises InputError."""
+    dtype = choose_dtype(task.dtype, device)
+    system, evaluate = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
+    hooks = Hooks(task.last.load, task.last.save, task.best.load, task.best.save, tell)
+    progress = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world).train(hooks, evaluate)
+    if rank == 0:
+        with tempfile.TemporaryDirectory(prefix="riptide-model-") as folder:
+            system.save(Path(folder))
+            commit_files(task.draft, Path(folder))
+        tell({"curve": progress.curve, "best": progress.best, "best_step": progress.best_step, "steps": progress.steps,
+              "workers": world, "loss": progress.curve[-1][1] if progress.curve else None})  # fmt: skip

@@ -1,0 +1,103 @@
+"""Run a chain of jobs, from raw files to figures; run again, it goes on at the first step that is not done.
+
+    python jobs/pipeline.py --config jobs/recipes/pipeline-squad.yaml
+    python jobs/pipeline.py --config jobs/recipes/pipeline-squad.yaml --plan
+    python jobs/pipeline.py --config jobs/recipes/pipeline-squad.yaml --only "encode_corpus squad"
+
+A recipe names the store and a list of steps, each a job with that job's own options:
+
+    store: data/squad
+    steps:
+      - import_corpus: {source: examples/squad}
+      - build_bm25: {}
+
+Every step is checked before the first one runs. That a chain goes on is its jobs' doing: each finds what is committed.
+So all of them run in this process, as their tests run them: Ray, torch and the rest start once, and not for each step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from jobs.cli import Common, input_error, run, say
+from jobs.steps import Step, find_step, read_steps
+
+import tyro
+
+from indexing.storage import full_disk
+from retriever.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(Common):
+    """--limit N goes to each step that sets none of its own; what it makes is called NAME-limitN then."""
+
+    store: str = ""
+    """Instead of the recipe's."""
+    recipe: Annotated[str, tyro.conf.arg(aliases=["--config"])]
+    """A YAML file of steps."""
+    only: str | None = None
+    """Run this step alone: its number, or what one step only is called: its job, its name, or both as headers show."""
+    until: str | None = None
+    """Run the steps up to this one."""
+
+
+def main(options: Pipeline) -> None:
+    steps = read_steps(options.recipe, options.store, options.limit)
+    for step in choose(steps, options.only, options.until):
+        say(f"== {step.place}")
+        if options.plan:
+            plan(step, steps)
+        else:
+            perform(step)
+
+
+def choose(steps: Sequence[Step], only: str | None, until: str | None) -> Sequence[Step]:
+    """The steps to run. Raises InputError for a step that there is not, or not once."""
+    if only is not None and until is not None:
+        raise InputError("--only and --until: expected one of them")
+    if only is not None:
+        return [find_step(steps, only)]
+    return steps if until is None else steps[: find_step(steps, until).number]
+
+
+def perform(step: Step) -> None:
+    """Call the step's job. Raises InputError with the job's own line behind the step's place."""
+    try:
+        with full_disk(Path(step.options.store)):
+            step.main(step.options)
+    except SystemExit as end:  # it has told why
+        if end.code:
+            raise InputError(f"step {step.place}: ended with status {end.code}") from None
+    except Exception as error:
+        cause = input_error(error)
+        if cause is None:
+            error.add_note(f"in step {step.place}")
+            raise
+        raise InputError(f"step {step.place}: {cause}") from error
+
+
+def plan(step: Step, steps: Sequence[Step]) -> None:
+    """Print the step as a command, and what its job would do; or which step has to come first, and why."""
+    say(f"$ {step.command}")
+    try:
+        perform(dataclasses.replace(step, options=dataclasses.replace(step.options, plan=True)))
+    except InputError as error:
+        if step.number == 1:
+            raise
+        say(f"after step {step.after(steps)}; now: {str(error).removeprefix(f'step {step.place}: ')}")
+
+
+def spell(arguments: Sequence[str]) -> list[str]:
+    """--config as --recipe: `run` takes --config for a recipe of a job's own options."""
+    return ["--recipe" + word.removeprefix("--config") if word.partition("=")[0] == "--config" else word
+            for word in arguments]  # fmt: skip
+
+
+if __name__ == "__main__":
+    run(main, Pipeline, spell(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""Pretrain a backbone for retrieval on the corpus (DPTDR's RIP; coCondenser and plain MLM to compare); resumes.
+
+python jobs/pretrain_rip.py --store data/squad --backbone google-bert/bert-base-uncased --name rip --epochs 4
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from jobs.cli import Common, Stage, human, run, say
+from jobs.session import connect
+
+from indexing.artifact import fingerprint_of
+from indexing.corpus import Corpus
+from indexing.models import Checkpoints, resolve_model
+from indexing.pretraining import RipMaker, drawable
+from indexing.reranker_job import check_cores
+from indexing.store import Store
+from indexing.training_job import TrainingTask, run_training
+from retriever.errors import InputError
+from retriever.files import resolve, weight_files
+from retriever.options import EncoderOptions
+from retriever.reranker_training import check_length, describe_backbone
+from retriever.rip import RipOptions
+from retriever.training import LoopOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainRip(Common):
+    """--limit N takes the first N passages."""
+
+    backbone: str
+    """A Hugging Face name, a folder, or models/NAME of the store."""
+    name: str | None = None
+    """The model's name; default: the last piece of the backbone's, and the objective."""
+    objective: Literal["rip", "condenser", "mlm"] = "rip"
+    """rip: two sentences of a passage find each other, and masked words; condenser: coCondenser's; mlm: words only."""
+    unit: Literal["sentence", "span"] = "sentence"
+    train: Literal["backbone", "prompts"] = "backbone"
+    """prompts: a deep prompt over the frozen backbone; the result is prompts/NAME."""
+    epochs: float = 4.0
+    """DPTDR: 8 on MS MARCO, 4 on Wikipedia."""
+    steps: int | None = None
+    """Instead of --epochs."""
+    batch: int = 2048
+    """Passages a step, over all workers (DPTDR)."""
+    lr: float = 1e-4
+    warm_up: float = 0.1
+    weight_decay: float = 0.01
+    mlm_probability: float = 0.15
+    max_length: int = 128
+    """Tokens of a sentence (of a passage, with mlm)."""
+    pooling: Literal["cls", "mean"] = "cls"
+    language: str = "en"
+    seed: int = 0
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    workers: int = 1
+    min_workers: int | None = None
+    """Go on with as few as these where the cluster loses places, on the same batches."""
+    cpus: int = 2
+    """Cores of each worker."""
+    zero: Literal[0, 1, 2, 3] | None = None
+    """DeepSpeed's ZeRO stage; default: plain data parallelism."""
+    offload: bool = False
+    checkpointing: bool = False
+    """Compute activations again on the way back, instead of keeping them."""
+    grad_cache: Literal["auto", "on", "off"] = "auto"
+    checkpoint_every: int = 100
+    """Steps."""
+
+
+def main(options: PretrainRip) -> None:
+    store = Store(options.store).require()
+    if options.workers < 1 or options.cpus < 1 or options.batch < options.workers:
+        raise InputError(f"--workers {options.workers} --cpus {options.cpus} --batch {options.batch}: expected 1 at "
+                         "least, and a passage for each worker")  # fmt: skip
+    corpus = Corpus.open(store)
+    folder = resolve(resolve_model(store, options.backbone))
+    described = describe_backbone(folder)
+    check_length(folder, options.max_length)
+    names = set(RipOptions.__dataclass_fields__) & set(PretrainRip.__dataclass_fields__) - {"steps"}
+    rip = RipOptions(steps=options.steps or 1, **{name: getattr(options, name) for name in names})
+    loop = LoopOptions(
+        steps=options.steps or 1, **{name: getattr(options, name) for name in (
+            "lr", "seed", "warm_up", "weight_decay", "zero", "offload", "grad_cache", "checkpoint_every")}
+    )  # fmt: skip
+    if options.plan:
+        return plan(options, corpus, sum(file.stat().st_size for file in weight_files(folder)))
+    kind = "prompts" if options.train == "prompts" else "models"
+    name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
+    name = name if options.limit is None else f"{name}-limit{options.limit}"
+    shaping = {key: value for key, value in asdict(loop).items() if key not in ("steps", "checkpoint_every")}
+    config = {
+        "backbone": described, "rip": {key: value for key, value in asdict(rip).items() if key != "steps"},
+        "loop": shaping, "epochs": None if options.steps else options.epochs, "steps": options.steps,
+        "limit": options.limit, "workers": options.workers, "cpus": options.cpus, "dtype": options.dtype,
+    }  # fmt: skip
+    inputs = {"corpus": corpus.generations[-1]}
+    if options.backbone.startswith("models/"):
+        inputs["backbone"] = store.open(*options.backbone.split("/", 1))
+    if name not in store.names(kind):
+        connect(store)
+        if told := check_cores(options.workers, options.cpus):
+            say(told)
+    identity = fingerprint_of([{role: a.fingerprint for role, a in inputs.items()}, config])
+    last = Checkpoints(store, f"{name}.{kind}", identity)
+    with store.create(kind, name, inputs=inputs, config=config) as draft:
+        if not draft.complete:
+            import ray
+
+            rows = drawable(corpus, rip, options.limit)
+            steps = options.steps or math.ceil(options.epochs * len(rows) / options.batch)
+            maker = RipMaker(store=store, backbone=options.backbone, described=described, rows=ray.put(rows),
+                             options=rip, checkpointing=options.checkpointing)  # fmt: skip
+            loop = LoopOptions(**{**asdict(loop), "steps": steps})
+            task = TrainingTask(draft=draft, last=last, best=last, loop=loop, maker=maker, dtype=options.dtype,
+                                cpus=options.cpus)  # fmt: skip
+            draft.note(backbone=options.backbone, passages=len(rows), options=asdict(
+                EncoderOptions(pooling=options.pooling, normalize=False)))  # fmt: skip
+            with Stage("train", steps, "steps") as stage:
+                draft.note(**run_training(task, options.workers, stage.count, min_workers=options.min_workers))
+    last.clear()
+    artifact = store.open(kind, name)
+    notes = artifact.notes
+    say(f"{artifact.url}: {notes['steps']:,} steps over {notes['passages']:,} of {corpus.num_rows:,} passages, last "
+        f"loss {notes['loss']:.4f}, {notes['numerics']}")  # fmt: skip
+    return None
+
+
+def plan(options: PretrainRip, corpus: Corpus, weights: int) -> None:
+    """What a training reads and writes; the time only a first run can tell."""
+    rows = min(corpus.num_rows, options.limit or corpus.num_rows)
+    steps = options.steps or math.ceil(options.epochs * rows / options.batch)
+    units = 1 if options.objective == "mlm" else 2
+    say(f"passages  up to {rows:,}, those of one {options.unit} are left out")
+    say(f"steps     {steps:,} of {units * options.batch:,} texts, on {options.workers} workers")
+    say(f"writes    {human(weights)}, and a checkpoint of {human(3 * weights)} every {options.checkpoint_every} steps")
+
+
+if __name__ == "__main__":
+    run(main, PretrainRip)

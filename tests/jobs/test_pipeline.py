@@ -1,0 +1,304 @@
+"""A chain makes what its jobs make one by one, refuses a bad recipe before it begins, and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jobs import cli
+from jobs.pipeline import spell
+from jobs.steps import Step, read_steps
+
+import pytest
+import yaml
+from samples import files_of, make_passages, make_queries, write_beir
+
+from indexing.artifact import Artifact
+from indexing.store import Store
+
+JOBS = Path(cli.__file__).parent
+RECIPES = sorted((JOBS / "recipes").glob("pipeline-*.yaml"))
+NUMERICS = {"dtype": "float32", "compile": "never"}
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    passages = make_passages(60)
+    queries, judged = make_queries(passages, 20)
+    return write_beir(tmp_path / "raw", passages, queries, {"test": judged[:12], "train": judged[12:]})
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Write:
+    """recipe(*steps, **head): a recipe's file, whose store is tmp_path/store."""
+
+    def write(*steps: object, **head: object) -> Path:
+        file = tmp_path / "chain.yaml"
+        file.write_text(yaml.safe_dump({"store": str(tmp_path / "store"), "steps": list(steps), **head}))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def chain(source: Path, model: str, tmp_path: Path) -> list[dict]:
+    """From raw files to figures."""
+    return [
+        {"import_corpus": {"source": str(source), "part_size": 20}},
+        {"build_bm25": None},
+        {"encode_corpus": {"encoder": model, "name": "enc", **NUMERICS}},
+        {"build_index": {"embeddings": "enc", "factory": "Flat", "shards": 2}},
+        {"mine_negatives": {"sources": ["bm25", "exact:enc"], "depth": 10, "undenoised": 3, "name": "hard"}},
+        {"search": {"mode": "dense", "k": 10, "name": "dense"}},
+        {"search": {"mode": "bm25", "k": 10, "name": "words"}},
+        {"evaluate": {"run": ["dense", "words"], "metrics": ["R@10"], "json": str(tmp_path / "figures.json")}},
+    ]
+
+
+def headers(out: str) -> list[str]:
+    return [line.removeprefix("== ") for line in out.splitlines() if line.startswith("== ")]
+
+
+def artifacts(store: Path) -> dict[str, str]:
+    opened = Store(str(store))
+    keys = opened.keys()
+    return {key: Artifact(opened.storage, opened.cache, key).fingerprint for key in keys}
+
+
+def test_a_chain_makes_what_its_commands_make_one_by_one_and_a_second_run_makes_nothing(
+    chain: list[dict], recipe: Write, done: Callable[..., str], tmp_path: Path
+) -> None:
+    """The commands are those that --plan prints; Lucene's files differ each time, so fingerprints are compared."""
+    file = recipe(*chain)
+    printed = done("pipeline", "--recipe", file, "--store", tmp_path / "single", "--plan")
+    commands = [shlex.split(line[2:]) for line in printed.splitlines() if line.startswith("$ ")]
+    assert not (tmp_path / "single").exists()
+    out = done("pipeline", "--recipe", file)
+    assert headers(out) == [
+        f"1/8 import_corpus {tmp_path}/raw", "2/8 build_bm25 bm25", "3/8 encode_corpus enc", "4/8 build_index enc",
+        "5/8 mine_negatives hard", "6/8 search dense", "7/8 search words", "8/8 evaluate",
+    ]  # fmt: skip
+    assert re.search(r"^encode: 60 passages", out, re.M)
+    figures = (tmp_path / "figures.json").read_text()
+    assert 0.5 < json.loads(figures)["mean"]["words"]["R@10"] <= 1
+    for command in commands:
+        assert (command[0], command[1][:5], command[1][-3:]) == ("python", "jobs/", ".py")
+        done(command[1][5:-3], *command[2:])
+    made = artifacts(tmp_path / "store")
+    assert len(made) == 9
+    assert artifacts(tmp_path / "single") == made
+    assert (tmp_path / "figures.json").read_text() == figures
+    before = files_of(tmp_path / "store", but=())
+    again = done("pipeline", "--recipe", file)
+    assert files_of(tmp_path / "store", but=()) == before
+    assert headers(again) == headers(out)
+    assert not re.search(r"^(import|index words|encode|fill|pool|draw|search): ", again, re.M)
+
+
+def test_a_failure_names_the_step_and_the_next_run_goes_on_there(
+    chain: list[dict], recipe: Write, refused: Callable[..., str], done: Callable[..., str], tmp_path: Path
+) -> None:
+    good = chain[2]["encode_corpus"]["encoder"]
+    late = tmp_path / "late"
+    chain[2]["encode_corpus"]["encoder"] = str(late)
+    file = recipe(*chain[:3], chain[6])
+    line = refused("pipeline", "--recipe", file)
+    assert line.startswith("error: step 3/4 encode_corpus enc: ")
+    assert str(late) in line
+    kept = files_of(tmp_path / "store", but=())
+    late.symlink_to(good)
+    done("pipeline", "--recipe", file)
+    assert set(artifacts(tmp_path / "store")) == {
+        "bm25/bm25/g0000", "corpus/g0000", "embeddings/enc/g0000", "queries/raw", "runs/words",
+    }  # fmt: skip
+    assert kept.items() <= files_of(tmp_path / "store", but=()).items()
+
+
+def test_what_is_no_bad_input_keeps_its_trace_and_says_its_step(
+    chain: list[dict], recipe: Write, job: Callable, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jobs.import_corpus
+    import jobs.verify
+
+    def break_down(options: object) -> None:
+        raise RuntimeError("our fault")
+
+    monkeypatch.setattr(jobs.import_corpus, "main", break_down)
+    with pytest.raises(RuntimeError, match="our fault") as caught:
+        job("pipeline", "--recipe", recipe(*chain))
+    assert caught.value.__notes__[0].startswith("in step 1/8 import_corpus ")
+    monkeypatch.setattr(jobs.verify, "main", lambda options: sys.exit(1))
+    assert refused("pipeline", "--recipe", recipe({"verify": {}})) == "error: step 1/1 verify: ended with status 1"
+
+
+BAD = [
+    ({"build_bm52": {}}, "step 2: unknown job 'build_bm52'; did you mean build_bm25?"),
+    ({"session": {}}, "step 2: unknown job 'session'; "),
+    ({"pipeline": {}}, "step 2: unknown job 'pipeline'; "),
+    ({"../jobs/search": {}}, "step 2: unknown job '../jobs/search'; "),
+    ({"search": {"mod": "bm25"}}, "step 2 search: unknown key 'mod'; did you mean mode?"),
+    ({"search": {"mode": "words"}}, "step 2 search: mode: found 'words', expected "),
+    ({"search": {"k": "many"}}, "step 2 search: k: found 'many', expected int"),
+    ({"search": {"drop_self": "yes"}}, "step 2 search: drop_self: expected true or false, found 'yes'"),
+    ({"search": {"limit": 0}}, "step 2 search: limit: found 0, expected at least 1"),
+    ({"search": {"store": "x"}}, "step 2 search: store is the chain's, not a step's"),
+    ({"search": {"plan": True}}, "step 2 search: plan is the chain's, not a step's"),
+    ({"search": ["bm25"]}, "step 2 search: expected {option: value}, found ['bm25']"),
+    ({"evaluate": {"split": "test"}}, "step 2 evaluate: missing key 'run'"),
+    ({"store": {"action": "list"}}, "step 2 store: "),
+    ({"search": {}, "evaluate": {}}, "step 2: expected one `job: {option: value}`, found "),
+    ("build_bm25", "step 2: expected one `job: {option: value}`, found 'build_bm25'"),
+]
+
+
+@pytest.mark.parametrize(("step", "expected"), BAD, ids=[expected.rpartition("step 2")[2][:30] for _, expected in BAD])
+def test_a_bad_step_is_refused_before_the_first_one_runs(
+    step: object, expected: str, source: Path, recipe: Write, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    file = recipe({"import_corpus": {"source": str(source)}}, step)
+    assert refused("pipeline", "--recipe", file).startswith(f"error: {file}: {expected}")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_bad_recipe_is_refused(recipe: Write, refused: Callable[..., str], tmp_path: Path) -> None:
+    def told(file: Path, *more: object) -> str:
+        return refused("pipeline", "--recipe", file, *more).removeprefix(f"error: {file}: ")
+
+    assert told(tmp_path / "none.yaml").startswith("No such file or directory")
+    assert told(recipe()).startswith("expected `steps:`")
+    assert told(recipe(steps={"verify": {}})).startswith("expected `steps:`")
+    assert told(recipe({"verify": {}}, limit=3)) == "unknown key 'limit'; known are store, steps"
+    assert told(recipe({"verify": {}}, store=None)).startswith("expected `store:`")
+    assert told(recipe({"verify": {}}, store=["a"])).startswith("expected `store:`")
+    (tmp_path / "chain.yaml").write_text("steps: [")
+    assert told(tmp_path / "chain.yaml").startswith("not YAML: ")
+    (tmp_path / "chain.yaml").write_text("- verify")
+    assert told(tmp_path / "chain.yaml").startswith("expected `steps:`")
+
+
+def test_a_plan_runs_nothing_and_says_what_a_step_waits_for(
+    chain: list[dict], recipe: Write, done: Callable[..., str], refused: Callable[..., str], tmp_path: Path
+) -> None:
+    file, store = recipe(*chain), tmp_path / "store"
+
+    def planned() -> dict[str, str]:
+        pieces = re.split(r"^== (\d/8).*\n\$ .*\n", done("pipeline", "--recipe", file, "--plan"), flags=re.M)
+        assert pieces[0] == ""
+        return dict(zip(pieces[1::2], pieces[2::2], strict=True))
+
+    fresh = planned()
+    assert not store.exists()
+    assert fresh["1/8"].startswith("store    ")
+    waits = {place: re.match(r"after step (\d); now: .", text) for place, text in fresh.items()}
+    assert {place: int(found[1]) for place, found in waits.items() if found} == {
+        "2/8": 1, "3/8": 2, "4/8": 3, "5/8": 4, "6/8": 5, "7/8": 2, "8/8": 7,
+    }  # fmt: skip
+    done("pipeline", "--recipe", file, "--until", 3)
+    before = files_of(store, but=())
+    half = planned()
+    assert [place for place, text in half.items() if text.startswith("after step ")] == ["6/8"]  # 8/8 opens no run
+    assert half["4/8"].startswith("vectors  60 of 32 in embeddings/enc")
+    assert half["5/8"].startswith("pool     8 questions x 2 sources x 10")
+    assert files_of(store, but=()) == before
+    chain[0]["import_corpus"]["source"] = str(tmp_path / "nowhere")
+    assert "step 1/8" in refused("pipeline", "--recipe", recipe(*chain), "--plan")
+
+
+def test_only_and_until_take_a_number_or_what_one_step_is_called(
+    chain: list[dict], recipe: Write, done: Callable[..., str], refused: Callable[..., str], tmp_path: Path
+) -> None:
+    file = recipe(*chain)
+    assert headers(done("pipeline", "--recipe", file, "--until", "build_bm25")) == [
+        f"1/8 import_corpus {tmp_path}/raw", "2/8 build_bm25 bm25",
+    ]  # fmt: skip
+    for wanted in ("7", "words", "search words"):
+        assert headers(done("pipeline", "--recipe", file, "--only", wanted)) == ["7/8 search words"]
+    assert refused("pipeline", "--recipe", file, "--until", "search") == (
+        "error: step 'search': several are called so; give the number: 6 search dense, 7 search words"
+    )
+    assert "none is called so; give the number: 1 import_corpus" in refused("pipeline", "--recipe", file, "--only", "9")
+    assert refused("pipeline", "--recipe", file, "--only", 1, "--until", 2).startswith("error: --only and --until")
+
+
+def test_a_limit_goes_to_steps_that_set_none(
+    chain: list[dict], recipe: Write, done: Callable[..., str], tmp_path: Path
+) -> None:
+    chain[0]["import_corpus"]["limit"] = 50
+    done("pipeline", "--recipe", recipe(*chain[:3]), "--limit", 30)
+    store = Store(str(tmp_path / "store"))
+    assert [artifact.rows for artifact in store.generations("corpus")] == [50]
+    assert store.names("embeddings") == ["enc-limit30"]
+    assert store.names("bm25") == ["bm25-limit30"]
+
+
+def test_it_runs_as_a_plain_file_over_one_ray_of_its_own(recipe: Write, source: Path, model: str) -> None:
+    assert spell(["--config", "a", "--config=b", "--configs"]) == ["--recipe", "a", "--recipe=b", "--configs"]
+    file = recipe(
+        {"import_corpus": {"source": str(source)}},
+        {"encode_corpus": {"encoder": model, "name": "enc", **NUMERICS}},
+        {"search": {"mode": "exact", "k": 3, "name": "exact"}},
+    )
+    command = [sys.executable, str(JOBS / "pipeline.py"), "--config", file.name]
+    good = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=180)
+    errors = [line for line in good.stderr.splitlines() if not re.match(r"[\w ,]+: [\d,]+ ", line)]  # but progress
+    assert (good.returncode, errors) == (0, [])
+    assert [line.split()[0] for line in headers(good.stdout)] == ["1/3", "2/3", "3/3"]
+    recipe({"search": {"mod": "exact"}})
+    bad = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=120)
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert bad.stderr == "error: chain.yaml: step 1 search: unknown key 'mod'; did you mean mode?\n"
+
+
+def named(step: Step) -> Iterator[tuple[str, str]]:
+    """(kind, name) of all that a step's options take from the store, by the grammar of the options."""
+    options = vars(step.options)
+    for field, kind in (("negatives", "negatives"), ("embeddings", "embeddings"), ("index", "index")):
+        if options.get(field):
+            yield kind, options[field]
+    for field in ("backbone", "encoder", "reranker", "rerank"):
+        if (options.get(field) or "").startswith("models/"):
+            yield "models", options[field].partition("/")[2]
+    if step.job != "tune_prompts" and options.get("task"):
+        yield "task", options["task"]
+    kinds = {"exact": "embeddings", "index": "index", "bm25": "bm25", "splade": "embeddings"}
+    for source in [*options.get("sources", ()), *([options["source"]] if step.job == "search" else ())]:
+        for piece in (source or options["mode"]).replace("+", "*").split("*"):
+            kind, _, name = piece.partition(":")
+            if kind in kinds:
+                yield kinds[kind], name or "bm25"
+    if step.job == "evaluate":
+        yield from (("runs", name) for name in options["run"])
+
+
+MADE = {
+    "build_bm25": "bm25", "pretrain_rip": "models", "train_reranker": "models", "mine_negatives": "negatives",
+    "tune_prompts": "task", "encode_corpus": "embeddings", "build_index": "index", "search": "runs",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_a_recipe_of_ours_names_only_what_its_jobs_take_and_its_earlier_steps_make(file: Path) -> None:
+    text = file.read_text()
+    jobs = [next(iter(step)) for step in yaml.safe_load(text)["steps"]]
+    if missing := {job for job in jobs if not (JOBS / f"{job}.py").exists()}:
+        pytest.skip(f"needs the jobs {', '.join(sorted(missing))}")
+    command = next(line for line in text.splitlines() if "python jobs/pipeline.py" in line)
+    assert command.startswith("#   ")
+    assert command.endswith(f"python jobs/pipeline.py --config jobs/recipes/{file.name}")
+    made: set[tuple[str, str]] = set()
+    for step in read_steps(str(file)):
+        unmade = [what for what in named(step) if what not in made]
+        assert not unmade, (step.place, unmade)
+        if step.job in MADE:
+            assert step.label, step.place
+            made.add((MADE[step.job], step.label))
+
+
+def test_there_are_recipes_for_the_papers_two_sets_and_two_small_ones() -> None:
+    assert [file.stem.partition("-")[2] for file in RECIPES] == ["msmarco", "nq", "scifact", "squad"]

@@ -1,0 +1,332 @@
+"""Tasks' prompts in an encoder: batches of many tasks equal single ones, and nothing else changes a vector."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from retriever.attention import PromptRows, PromptShape, reach
+from retriever.encoder import Encoder, EncoderOptions
+from retriever.errors import InputError
+from retriever.prompt_table import PromptTable, task_config
+from retriever.prompts import DeepPrompt, TaskPrompt, backbone_of, load_prompt
+
+Tiny = Callable[..., Path]
+FLOAT32 = EncoderOptions(dtype="float32", compile="never")
+KINDS = {
+    "bert": (PromptShape(2, 4, 8), {}, FLOAT32),
+    "roberta": (PromptShape(2, 4, 8), {}, replace(FLOAT32, pooling="cls")),
+    "t5": (PromptShape(2, 4, 8), {}, FLOAT32),
+    "qwen3": (PromptShape(2, 2, 8), {"padding_side": "left"}, replace(FLOAT32, pooling="last")),
+}
+
+
+def matrix(shape: PromptShape, length: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * seed + length)
+    return torch.randn(shape.layers, 2, shape.heads, length, shape.head_dim, generator=generator)
+
+
+def opened(tiny: Tiny, kind: str = "bert") -> tuple[Encoder, Callable[..., TaskPrompt]]:
+    """An encoder without a task yet, and prompts for it: prompt(query=length, passage=length, seed=0)."""
+    shape, tokenizer, options = KINDS[kind]
+    encoder = Encoder(str(tiny(kind, **tokenizer)), options, tasks={})
+
+    def prompt(query: int | None, passage: int | None = None, seed: int = 0) -> TaskPrompt:
+        sides = [None if length is None else matrix(shape, length, seed) for length in (query, passage)]
+        return TaskPrompt(backbone_of(encoder.config), options, *sides)
+
+    return encoder, prompt
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixed_batch_equals_texts_on_their_own(tiny: Tiny, texts: list[str], kind: str) -> None:
+    """Against the backbone called with one text, unpadded, and with one task's matrix as it was put in."""
+    encoder, prompt = opened(tiny, kind)
+    plain = Encoder(str(encoder._recipe.folder), encoder.options)
+    np.testing.assert_allclose(encoder.encode(texts), plain.encode(texts), atol=1e-6)
+    lengths = {"one": 1, "short": 3, "long": 9}
+    prompts = {name: prompt(length, 2 * length) for name, length in lengths.items()}
+    for name, one in prompts.items():
+        encoder.put_task(name, one)
+    encoder.put_task("passages only", prompt(None, 4))
+    assert encoder.tasks == ("long", "one", "passages only", "short")
+    names = ["short", None, "long", "one", "passages only"]
+    tasks = [names[row % len(names)] for row in range(len(texts))]
+    mixed = encoder.encode(texts, task=tasks)
+
+    shape, backbone = KINDS[kind][0], type(encoder._eager.backbone).from_pretrained(encoder._recipe.folder).eval()
+    assert reach(backbone) == shape
+    tokens = encoder.tokenize(texts, side="query")
+    pooling = encoder._recipe.pooling
+    for row, task in enumerate(tasks):
+        ids = torch.from_numpy(tokens.ids[tokens.starts[row] :][: tokens.lengths[row]].astype(np.int64))[None]
+        own = prompts[task].query if task in prompts else None
+        extra = {} if own is None else {"prompt": PromptRows(own[:, :, None])}
+        with torch.no_grad():
+            hidden = backbone(input_ids=ids, attention_mask=torch.ones_like(ids), **extra).last_hidden_state[0]
+        expected = {"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[pooling]
+        np.testing.assert_allclose(mixed[row], expected.numpy(), atol=1e-5, rtol=1e-5)
+    for task in prompts:
+        single = encoder.encode(texts, task=task)
+        at = [row for row, name in enumerate(tasks) if name == task]
+        np.testing.assert_allclose(mixed[at], single[at], atol=1e-5, rtol=1e-5)
+        assert np.abs(single - plain.encode(texts)).max() > 1e-3
+        assert np.abs(single - encoder.encode(texts, side="passage", task=task)).max() > 1e-3
+    assert encoder.encode(texts, task="passages only").tobytes() == encoder.encode(texts).tobytes()
+
+
+def test_neither_batch_mates_nor_padding_change_a_vector(tiny: Tiny, texts: list[str]) -> None:
+    encoder, prompt = opened(tiny)
+    encoder.put_task("short", prompt(3))
+    encoder.put_task("long", prompt(40))
+    alone = encoder.encode(["the river bank"], task="short")
+    for mates, task in [(texts, "long"), (texts, None), (["a"], "long"), (["bank " * 60], None)]:
+        found = encoder.encode([*mates, "the river bank"], task=[*([task] * len(mates)), "short"])
+        np.testing.assert_allclose(found[-1:], alone, atol=1e-5, rtol=1e-5)
+    encoder.put_task("longer", prompt(60))  # the table grows
+    encoder.drop_task("long")
+    assert encoder.encode(["the river bank"], task="short").tobytes() == alone.tobytes()
+
+
+def test_tied_prompts_and_one_replaced(tiny: Tiny, texts: list[str]) -> None:
+    encoder, prompt = opened(tiny)
+    tied = replace(prompt(5), passage=(first := prompt(5)).query)
+    encoder.put_task("tied", tied)
+    found = encoder.encode(texts, task="tied")
+    assert found.tobytes() == encoder.encode(texts, side="passage", task="tied").tobytes()
+    encoder.put_task("tied", prompt(2))
+    encoder.put_task("again", first)
+    assert encoder.encode(texts, task="again").tobytes() == found.tobytes()
+    assert encoder.encode(texts, side="passage", task="tied").tobytes() == encoder.encode(texts).tobytes()
+    assert np.abs(encoder.encode(texts, task="tied") - found).max() > 1e-3
+
+
+def test_unknown_tasks_and_wrong_counts_are_refused(tiny: Tiny) -> None:
+    encoder, prompt = opened(tiny)
+    with pytest.raises(InputError, match="task='nq': no such task; there are: none"):
+        encoder.encode(["a"], task="nq")
+    encoder.put_task("squad", prompt(3))
+    encoder.put_task("fiqa", prompt(3))
+    with pytest.raises(InputError, match="task='nq': no such task; there are: fiqa, squad"):
+        encoder.encode(["a", "b"], task=["squad", "nq"])
+    with pytest.raises(InputError, match="one for each of the 2 texts, found 1"):
+        encoder.encode(["a", "b"], task=["squad"])
+    with pytest.raises(InputError, match="'nq'"):
+        encoder.drop_task("nq")
+    encoder.drop_task("squad")
+    with pytest.raises(InputError, match="task='squad'"):
+        encoder.encode(["a"], task="squad")
+    plain = Encoder(str(encoder._recipe.folder), FLOAT32)
+    assert plain.tasks == ()
+    with pytest.raises(InputError, match="opened without tasks"):
+        plain.put_task("squad", prompt(3))
+
+
+def test_a_prompt_of_another_backbone_or_other_settings_is_refused(tiny: Tiny) -> None:
+    encoder, prompt = opened(tiny)
+    other = Encoder(str(tiny("bert", name="other", seed=1)), FLOAT32, tasks={})
+    with pytest.raises(InputError, match=r"another backbone \(weights differ\)"):
+        other.put_task("squad", prompt(3))
+    wrong = replace(prompt(3), query=matrix(PromptShape(3, 4, 8), 3))
+    with pytest.raises(InputError, match="the backbone has 2 layers, 4 heads of 8"):
+        encoder.put_task("squad", wrong)
+    for change, says in [({"pooling": "cls"}, "pooling='cls' .here 'mean'."), ({"normalize": True}, "head"),
+                         ({"query_prefix": "query : "}, "query_prefix='query : '"), ({"title": "sep"}, "title='sep'"),
+                         ({"query_length": 20}, "query_length=20 .here 61."), ({"dimension": 8}, "dimension=8"),
+                         ({"append_eos": True}, "append_eos"), ({"padding_side": "left"}, "padding_side")]:  # fmt: skip
+        differing = replace(prompt(3), options=replace(FLOAT32, **change))
+        with pytest.raises(InputError, match=f"task 'squad': .*{says}"):
+            encoder.put_task("squad", differing)
+    assert encoder.tasks == ()
+    # What says the same in other words, and what is only how fast: not refused.
+    same = EncoderOptions(pooling="mean", query_length=61, query_prefix="", dtype="bfloat16", compile="always")
+    encoder.put_task("squad", replace(prompt(3), options=same))
+    with pytest.raises(InputError, match="another backbone"):
+        Encoder(str(other._recipe.folder), FLOAT32, tasks={"squad": prompt(3)})
+
+
+def test_saved_and_opened_again(tiny: Tiny, tmp_path: Path, texts: list[str]) -> None:
+    encoder, prompt = opened(tiny)
+    untied, tied = prompt(5, 7), prompt(6)
+    tied = replace(tied, passage=tied.query)
+    vectors = []
+    for name, one in {"untied": untied, "tied": tied, "query": prompt(2)}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        one.save(folder)
+        again = load_prompt(folder)
+        assert (again.backbone, again.options) == (one.backbone, one.options)
+        assert (again.passage is again.query) == (name == "tied")
+        again.save(tmp_path)
+        for file in ("prompt.json", "prompt.safetensors"):
+            assert (tmp_path / file).read_bytes() == (folder / file).read_bytes()
+        for side in ("query", "passage"):
+            encoder.put_task(name, one)
+            kept = encoder.encode(texts, side=side, task=name)
+            encoder.put_task(name, again)
+            assert encoder.encode(texts, side=side, task=name).tobytes() == kept.tobytes()
+            vectors.append(kept.tobytes())
+            assert task_config(encoder.config, one, side) == task_config(encoder.config, again, side)
+    assert len(set(vectors)) == 5  # both sides of the tied one are the same
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("no settings", "prompt.json: no such file"),
+        ("no weights", "prompt.safetensors: no such file"),
+        ("another file", "prompt.json: not a prompt's"),
+        ("cut", "sha256 is not the one"),
+        ("a bit", "sha256 is not the one"),
+        ("not finite", "query holds numbers that are not finite"),
+        ("flat", "expected numbers"),
+        ("format", "is of format 2, this release reads 1"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(tiny: Tiny, tmp_path: Path, damage: str, says: str) -> None:
+    _, prompt = opened(tiny)
+    prompt(5).save(tmp_path)
+    settings, weights = tmp_path / "prompt.json", tmp_path / "prompt.safetensors"
+    said, stored = json.loads(settings.read_text()), bytearray(weights.read_bytes())
+    if damage == "no settings":
+        settings.unlink()
+    elif damage == "no weights":
+        weights.unlink()
+    elif damage == "another file":
+        settings.write_text('{"format": 1}')
+    elif damage == "cut":
+        weights.write_bytes(stored[:-4])
+    elif damage == "a bit":
+        stored[-1] ^= 1
+        weights.write_bytes(stored)
+    elif damage == "format":
+        settings.write_text(json.dumps({**said, "format": 2}))
+    else:
+        from retriever.files import sha256_of
+
+        [tensor] = load_file(weights).values()
+        tensor[0, 0, 0, 0, 0] = float("nan")
+        save_file({"query": tensor if damage == "not finite" else torch.zeros(3)}, weights)
+        settings.write_text(json.dumps({**said, "sha256": sha256_of(weights)}))
+    with pytest.raises(InputError, match=says):
+        load_prompt(tmp_path)
+
+
+def test_a_snapshot_stays_as_it_is_and_slots_are_used_again() -> None:
+    shape = PromptShape(2, 4, 8)
+    table = PromptTable(shape, torch.float32, torch.device("cpu"))
+    table.put("a", matrix(shape, 3))
+    table.put("b", matrix(shape, 4))
+    before = table.now()
+    slots = before.slots_of(["a", None, "b"])
+    assert len(set(slots.tolist())) == 3
+    table.drop("a")
+    for seed in range(1, 4):
+        table.put("c", matrix(shape, 5, seed))
+    rows = before.rows(slots)
+    assert rows is not None
+    assert rows.rows is not None
+    assert rows.inside is not None
+    assert rows.table.shape[4] == 4
+    key, value = rows.of(1, 3)
+    assert torch.equal(key[0, :, :3], matrix(shape, 3)[1, 0])
+    assert torch.equal(value[2], matrix(shape, 4)[1, 1])
+    assert rows.inside[rows.rows].sum(1).tolist() == [3, 0, 4]
+    assert not table.now().slots_of(["a"]).any()
+    del before, rows
+    capacity = table.now().numbers.shape[3]
+    for seed in range(50):
+        table.put("c", matrix(shape, 2, seed))
+    assert table.now().numbers.shape[3] == capacity
+    shared = table.now().rows(table.now().slots_of(["c"] * 4))
+    assert shared is not None
+    assert shared.rows is None
+    assert torch.equal(shared.table[:, :, 0], matrix(shape, 2, 49))
+
+
+def test_tasks_come_and_go_while_texts_are_encoded(tiny: Tiny, texts: list[str]) -> None:
+    encoder, prompt = opened(tiny)
+    encoder.put_task("kept", prompt(4))
+    encoder.put_task("two", prompt(6))
+    texts = texts[:12]
+    tasks = ["kept", "two", None] * 4
+    # Cut to the longest of the batch, so that a longer prompt of no row changes nothing.
+    expected, done, errors = encoder.encode(texts, task=tasks).tobytes(), threading.Event(), []
+
+    def change() -> None:
+        try:
+            turn = 0
+            while not done.is_set():
+                encoder.put_task(f"other {turn % 5}", prompt(1 + turn % 20, seed=turn))
+                encoder.put_task("kept", prompt(4))
+                if turn % 3 == 0:
+                    encoder.drop_task(f"other {turn % 5}")
+                turn += 1
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(30):
+            assert encoder.encode(texts, task=tasks).tobytes() == expected
+    finally:
+        done.set()
+        thread.join()
+    assert not errors
+
+
+def test_the_prompt_is_part_of_a_tasks_configuration_and_not_of_the_encoders(tiny: Tiny) -> None:
+    encoder, prompt = opened(tiny)
+    config, plain = encoder.config, Encoder(str(encoder._recipe.folder), FLOAT32)
+    encoder.put_task("squad", prompt(3))
+    assert (encoder.config, encoder.fingerprint) == (plain.config, plain.fingerprint)
+    assert task_config(config, None, "query") == task_config(config, prompt(3), "passage") == config
+    found = {task_config(config, one, "query")["prompt"] for one in (prompt(3), prompt(4), prompt(3, seed=1))}
+    assert len(found) == 3
+    assert {**task_config(config, prompt(3), "query"), "prompt": 0} == {**config, "prompt": 0}
+    assert json.loads(json.dumps(task_config(config, prompt(3), "query"))) == task_config(config, prompt(3), "query")
+
+
+def test_a_prompt_is_under_half_a_percent_of_its_backbone() -> None:
+    """RoBERTa-large and 32 positions a layer; the same number format for both."""
+    config = transformers.RobertaConfig(
+        vocab_size=50265, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+        max_position_embeddings=514, type_vocab_size=1,
+    )  # fmt: skip
+    with torch.device("meta"):
+        backbone = sum(parameter.numel() for parameter in transformers.RobertaModel(config).parameters())
+        one_side = DeepPrompt(PromptShape(24, 16, 64), 32).matrix().numel()
+    assert backbone > 350_000_000
+    assert one_side == 24 * 2 * 16 * 32 * 64
+    assert one_side / backbone < 0.005
+
+
+@pytest.mark.slow
+def test_a_task_more_needs_no_new_code(tiny: Tiny, texts: list[str]) -> None:
+    options = EncoderOptions(compile="always", dtype="bfloat16", normalize=True)
+    encoder = Encoder(str(tiny("bert")), options, tasks={})
+    exact = Encoder(str(tiny("bert")), replace(options, compile="never", dtype="float32"), tasks={})
+    assert " compiled " in encoder.numerics
+    shape, backbone, texts = PromptShape(2, 4, 8), backbone_of(encoder.config), texts[:12]
+    tasks: list[str | None] = [None]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert encoder.encode(texts).shape == (12, 32)
+        for turn, length in enumerate((1, 2, 11, 5, 40, 8)):
+            prompt = TaskPrompt(backbone, options, matrix(shape, length), None)
+            for one in (encoder, exact):
+                one.put_task(f"task {turn}", prompt)
+            tasks.append(f"task {turn}")
+            some = [tasks[row % len(tasks)] for row in range(len(texts))]
+            for batch, task in [(texts, some), (texts, tasks[-1]), (texts[:1], tasks[-1]), (texts[:2], some[-2:])]:
+                vectors = encoder.encode(batch, task=task)
+                assert ((vectors * exact.encode(batch, task=task)).sum(1) > 0.998).all()
