@@ -67,9 +67,9 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     )  # fmt: skip
     maker = TuneMaker(
         store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus,
-        queries=queries.artifact.key.partition("/")[2], negatives=negatives.key.partition("/")[2], split=options.split, limit=options.limit,
-        dev_split=options.dev_split, dev_limit=options.dev_limit, dev_passages=options.dev_passages,
-        checkpointing=options.checkpointing,
+        queries=queries.artifact.key.partition("/")[2], negatives=negatives.key.partition("/")[2],
+        split=options.split, limit=options.limit, dev_split=options.dev_split, dev_limit=options.dev_limit,
+        dev_passages=options.dev_passages, checkpointing=options.checkpointing,
     )  # fmt: skip
     dev = {"split": options.dev_split, "limit": options.dev_limit, "passages": options.dev_passages}
     config = {

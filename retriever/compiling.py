@@ -36,13 +36,16 @@ def compile_model(
     if asked == "never" or (asked == "auto" and not pays):
         return model, False
     from torch._inductor import config
+    from torch.fx.experimental import _config as shapes
 
     compiled: Callable[..., torch.Tensor] = torch.compile(model, dynamic=True, fullgraph=True)
     try:
         # Freezing (weights packed once, in the processor's own order) is left out when given as an option of
         # torch.compile; code that fixes the number of threads would tie the bytes to it.
         freezing = device.type == "cpu"
-        with torch.no_grad(), config.patch({"freezing": freezing, "cpp.dynamic_threads": True}):
+        # Dimensions that are alike by chance (a batch of 8, and 8 heads of a prompt) are not the same one.
+        alike = shapes.patch(use_duck_shape=len(warm_ups) == 1)
+        with torch.no_grad(), config.patch({"freezing": freezing, "cpp.dynamic_threads": True}), alike:
             for inputs in warm_ups:
                 compiled(*inputs)
     except Exception as error:  # whatever the compiler stumbles over: eager is always right

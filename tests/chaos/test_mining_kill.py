@@ -1,7 +1,7 @@
 """kill -9 in the middle of mining: the same command again gives the same candidates, scores and negatives.
 
-The moment is counted in committed parts, never in time. The driver dies with its private Ray while it pools, re-ranks or
-draws, and the command is given again; a worker dies while it re-ranks, and the job goes on by itself.
+The moment is counted in committed parts, never in time. The driver dies with its private Ray while it pools, re-ranks
+or draws, and the command is given again; a worker dies while it re-ranks, and the job goes on by itself.
 """
 
 from __future__ import annotations

@@ -496,5 +496,6 @@ def test_two_workers_are_one(bert: Path, tmp_path: Path, zero: int | None) -> No
     assert found.keys() == expected.keys()
     torch.testing.assert_close(found["losses"], expected["losses"], atol=1e-4, rtol=1e-4)
     for name in found:
-        if name.startswith("weight."):
+        # The gradient of a key's bias is 0 but for rounding, which AdamW makes large.
+        if name.startswith("weight.") and not name.endswith("key.bias"):
             torch.testing.assert_close(found[name], expected[name], atol=2e-4, rtol=1e-2)

@@ -25,7 +25,7 @@ from retriever.options import EncoderOptions
 from retriever.prompts import load_prompt
 from retriever.reranker_data import TrainingData
 from retriever.stepping import trained
-from retriever.training import Hooks, LoopOptions, Trainer
+from retriever.training import Hooks, LoopOptions, Progress, Trainer
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
 CPU = torch.device("cpu")
@@ -249,6 +249,45 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: 
     expected = dict(whole.module.named_parameters())
     for name, parameter in resumed.module.named_parameters():
         assert torch.equal(parameter, expected[name]), name
+
+
+def work_half(rank: int, folder: str, bert: str, kept: str) -> None:
+    """Four of nine steps on one of two workers, which then are lost."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    loop = LoopOptions(steps=9, lr=1e-2)
+    trainer = Trainer(system(Path(bert), dropout=0.0), loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
+    curve: list[Any] = [[number + 1, trainer.step(number), loop.learning_rate(number), None] for number in range(4)]
+    trainer._keep(Kept(Path(kept)).hooks().save, Progress(4, curve))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_with_fewer_workers_it_goes_on_with_the_same_batches(bert: Path, tmp_path: Path) -> None:
+    import torch.multiprocessing as processes
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        (tmp_path / "kept").mkdir()
+        processes.spawn(work_half, (str(tmp_path / "meet"), str(bert), str(tmp_path / "kept")), nprocs=2)  # type: ignore[no-untyped-call]
+        seen: list[int] = []
+        resumed = system(bert, dropout=0.0)
+        before = resumed.batch
+        resumed.batch = lambda step, rank, world: (seen.append(step), before(step, rank, world))[1]  # type: ignore[method-assign]
+        progress = train(resumed, Kept(tmp_path / "kept"))
+        whole = system(bert, dropout=0.0)
+        expected = train(whole, Kept(tmp_path / "whole"))
+    finally:
+        torch.set_num_threads(threads)
+    assert {*seen} == {4, 5, 6, 7, 8}
+    assert progress.steps == expected.steps == 9
+    np.testing.assert_allclose([loss for _, loss, *_ in progress.curve], [loss for _, loss, *_ in expected.curve],
+                               atol=1e-4)  # fmt: skip
+    for (name, one), other in zip(resumed.module.named_parameters(), whole.module.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3, msg=name)
 
 
 def test_a_prompts_checkpoint_holds_no_backbone(bert: Path, tmp_path: Path) -> None:
