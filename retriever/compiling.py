@@ -44,7 +44,7 @@ def compile_model(
         # torch.compile; code that fixes the number of threads would tie the bytes to it.
         freezing = device.type == "cpu"
         # Dimensions that are alike by chance (a batch of 8, and 8 heads of a prompt) are not the same one.
-        alike = shapes.patch(use_duck_shape=len(warm_ups) == 1)
+        alike = shapes.patch(use_duck_shape=len(warm_ups) == 1)  # type: ignore[attr-defined]
         with torch.no_grad(), config.patch({"freezing": freezing, "cpp.dynamic_threads": True}), alike:
             for inputs in warm_ups:
                 compiled(*inputs)
