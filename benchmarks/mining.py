@@ -45,7 +45,7 @@ def main() -> None:
             if key.split("/")[1].startswith(own):
                 store.remove(key)
     command = [sys.executable, "jobs/mine_negatives.py", "--store", options.store, "--split", options.split]
-    command += ["--candidates", name, "--name", own, "--depth", str(options.depth), "--sources", *options.sources]
+    command += ["--candidates", name, "--name", name, "--depth", str(options.depth), "--sources", *options.sources]
     command += ["--limit", str(options.limit)] if options.limit else []
     command += ["--reranker", options.reranker] if options.reranker else []
     command += ["--drop-answers"] if options.drop_answers else []
