@@ -57,12 +57,16 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
 
 
 def parse(options: type[Options], arguments: list[str], module: str = "") -> Options:
-    """Options from defaults, then the YAML file of --config, then the command line. Raises InputError, SystemExit."""
+    """Options from defaults, then the YAML file of --config, then the command line. Raises InputError, SystemExit.
+
+    A job with an option `config` of its own reads that file itself.
+    """
     import tyro
 
     recipe: list[str] = []
     arguments = [piece for a in arguments for piece in (a.split("=", 1) if a.startswith("--config=") else [a])]
-    if "--config" in arguments:
+    own = any(field.name == "config" for field in dataclasses.fields(options))
+    if "--config" in arguments and not own:
         at = arguments.index("--config")
         if at + 1 == len(arguments):
             raise InputError("--config: expected a YAML file")

@@ -22,7 +22,6 @@ from indexing.mining_report import Statistics, read_examples, write_report
 from indexing.rescoring import numerics_of_reranker, open_reranker
 from indexing.retrievers import SearchOptions
 from indexing.store import Store
-from retriever.errors import InputError
 
 SHOWN = 10  # questions with too few negatives that are named
 EXAMPLES = 20  # of the report
@@ -81,10 +80,6 @@ def main(options: MineNegatives) -> None:
     if options.reranker is not None:
         open_reranker(store, options.reranker)  # what is none is told before hours of searching
     questions = len(mining.asked.ids)
-    if not questions:
-        raise InputError(
-            f"{mining.queries.artifact.url}: the split {options.split!r} judges no query: nothing to mine for"
-        )
     if options.plan:
         pairs = questions * options.depth * len(shape.sources)
         say(f"pool     {questions:,} questions x {len(shape.sources)} sources x {options.depth}: up to {pairs:,} pairs")

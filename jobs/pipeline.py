@@ -18,16 +18,12 @@ So all of them run in this process, as their tests run them: Ray, torch and the 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from jobs.cli import Common, input_error, run, say
 from jobs.steps import Step, find_step, read_steps
-
-import tyro
 
 from indexing.storage import full_disk
 from retriever.errors import InputError
@@ -39,7 +35,7 @@ class Pipeline(Common):
 
     store: str = ""
     """Instead of the recipe's."""
-    recipe: Annotated[str, tyro.conf.arg(aliases=["--config"])]
+    config: str
     """A YAML file of steps."""
     only: str | None = None
     """Run this step alone: its number, or what one step only is called: its job, its name, or both as headers show."""
@@ -48,7 +44,7 @@ class Pipeline(Common):
 
 
 def main(options: Pipeline) -> None:
-    steps = read_steps(options.recipe, options.store, options.limit)
+    steps = read_steps(options.config, options.store, options.limit)
     for step in choose(steps, options.only, options.until):
         say(f"== {step.place}")
         if options.plan:
@@ -93,11 +89,5 @@ def plan(step: Step, steps: Sequence[Step]) -> None:
         say(f"after step {step.after(steps)}; now: {str(error).removeprefix(f'step {step.place}: ')}")
 
 
-def spell(arguments: Sequence[str]) -> list[str]:
-    """--config as --recipe: `run` takes --config for a recipe of a job's own options."""
-    return ["--recipe" + word.removeprefix("--config") if word.partition("=")[0] == "--config" else word
-            for word in arguments]  # fmt: skip
-
-
 if __name__ == "__main__":
-    run(main, Pipeline, spell(sys.argv[1:]))
+    run(main, Pipeline)

@@ -240,7 +240,7 @@ def test_what_is_done_is_found_done_and_a_plan_does_nothing(
     no_work()
     again = mine(done, store, *rerank)
     assert told.endswith(again)
-    assert not any(f"{stage}: " in again for stage in ("pool", "rerank", "draw"))
+    assert not {line.partition(":")[0] for line in again.splitlines()} & {"pool", "rerank", "draw"}
     assert files_of(Path(store), but=()) == before
 
 
@@ -332,11 +332,11 @@ def test_a_split_without_questions_is_refused_before_anything_is_begun(
     store: str, source: Path, done: Done, refused: Done, tmp_path: Path
 ) -> None:
     queries = [json.loads(line) for line in (source / "queries.jsonl").read_text().splitlines()]
-    empty = write_beir(tmp_path / "empty", [], queries, {"train": []})
-    (empty / "corpus.jsonl").unlink()
-    done("import_queries", "--store", store, "--source", empty)
-    line = refused("mine_negatives", "--store", store, "--queries", "empty", "--report", tmp_path / "report")
-    assert "queries/empty: the split 'train' judges no query: nothing to mine for" in line
+    late = write_beir(tmp_path / "late", [], queries, {"train": [(queries[-1]["_id"], "p0", 1)]})
+    (late / "corpus.jsonl").unlink()
+    done("import_queries", "--store", store, "--source", late, "--limit", 3)  # none of which is judged
+    line = refused("mine_negatives", "--store", store, "--queries", "late-limit3", "--report", tmp_path / "report")
+    assert "queries/late-limit3: no split 'train' with qrels" in line
     assert Store(store).keys("candidates") == Store(store).incomplete() == []
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jobs import cli
-from jobs.pipeline import spell
 from jobs.steps import Step, read_steps
 
 import pytest
@@ -76,10 +75,10 @@ def test_a_chain_makes_what_its_commands_make_one_by_one_and_a_second_run_makes_
 ) -> None:
     """The commands are those that --plan prints; Lucene's files differ each time, so fingerprints are compared."""
     file = recipe(*chain)
-    printed = done("pipeline", "--recipe", file, "--store", tmp_path / "single", "--plan")
+    printed = done("pipeline", "--config", file, "--store", tmp_path / "single", "--plan")
     commands = [shlex.split(line[2:]) for line in printed.splitlines() if line.startswith("$ ")]
     assert not (tmp_path / "single").exists()
-    out = done("pipeline", "--recipe", file)
+    out = done("pipeline", "--config", file)
     assert headers(out) == [
         f"1/8 import_corpus {tmp_path}/raw", "2/8 build_bm25 bm25", "3/8 encode_corpus enc", "4/8 build_index enc",
         "5/8 mine_negatives hard", "6/8 search dense", "7/8 search words", "8/8 evaluate",
@@ -95,7 +94,7 @@ def test_a_chain_makes_what_its_commands_make_one_by_one_and_a_second_run_makes_
     assert artifacts(tmp_path / "single") == made
     assert (tmp_path / "figures.json").read_text() == figures
     before = files_of(tmp_path / "store", but=())
-    again = done("pipeline", "--recipe", file)
+    again = done("pipeline", "--config", file)
     assert files_of(tmp_path / "store", but=()) == before
     assert headers(again) == headers(out)
     assert not re.search(r"^(import|index words|encode|fill|pool|draw|search): ", again, re.M)
@@ -108,12 +107,12 @@ def test_a_failure_names_the_step_and_the_next_run_goes_on_there(
     late = tmp_path / "late"
     chain[2]["encode_corpus"]["encoder"] = str(late)
     file = recipe(*chain[:3], chain[6])
-    line = refused("pipeline", "--recipe", file)
+    line = refused("pipeline", "--config", file)
     assert line.startswith("error: step 3/4 encode_corpus enc: ")
     assert str(late) in line
     kept = files_of(tmp_path / "store", but=())
     late.symlink_to(good)
-    done("pipeline", "--recipe", file)
+    done("pipeline", "--config", file)
     assert set(artifacts(tmp_path / "store")) == {
         "bm25/bm25/g0000", "corpus/g0000", "embeddings/enc/g0000", "queries/raw", "runs/words",
     }  # fmt: skip
@@ -131,10 +130,10 @@ def test_what_is_no_bad_input_keeps_its_trace_and_says_its_step(
 
     monkeypatch.setattr(jobs.import_corpus, "main", break_down)
     with pytest.raises(RuntimeError, match="our fault") as caught:
-        job("pipeline", "--recipe", recipe(*chain))
+        job("pipeline", "--config", recipe(*chain))
     assert caught.value.__notes__[0].startswith("in step 1/8 import_corpus ")
     monkeypatch.setattr(jobs.verify, "main", lambda options: sys.exit(1))
-    assert refused("pipeline", "--recipe", recipe({"verify": {}})) == "error: step 1/1 verify: ended with status 1"
+    assert refused("pipeline", "--config", recipe({"verify": {}})) == "error: step 1/1 verify: ended with status 1"
 
 
 BAD = [
@@ -162,13 +161,13 @@ def test_a_bad_step_is_refused_before_the_first_one_runs(
     step: object, expected: str, source: Path, recipe: Write, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     file = recipe({"import_corpus": {"source": str(source)}}, step)
-    assert refused("pipeline", "--recipe", file).startswith(f"error: {file}: {expected}")
+    assert refused("pipeline", "--config", file).startswith(f"error: {file}: {expected}")
     assert not (tmp_path / "store").exists()
 
 
 def test_a_bad_recipe_is_refused(recipe: Write, refused: Callable[..., str], tmp_path: Path) -> None:
     def told(file: Path, *more: object) -> str:
-        return refused("pipeline", "--recipe", file, *more).removeprefix(f"error: {file}: ")
+        return refused("pipeline", "--config", file, *more).removeprefix(f"error: {file}: ")
 
     assert told(tmp_path / "none.yaml").startswith("No such file or directory")
     assert told(recipe()).startswith("expected `steps:`")
@@ -188,7 +187,7 @@ def test_a_plan_runs_nothing_and_says_what_a_step_waits_for(
     file, store = recipe(*chain), tmp_path / "store"
 
     def planned() -> dict[str, str]:
-        pieces = re.split(r"^== (\d/8).*\n\$ .*\n", done("pipeline", "--recipe", file, "--plan"), flags=re.M)
+        pieces = re.split(r"^== (\d/8).*\n\$ .*\n", done("pipeline", "--config", file, "--plan"), flags=re.M)
         assert pieces[0] == ""
         return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
@@ -199,7 +198,7 @@ def test_a_plan_runs_nothing_and_says_what_a_step_waits_for(
     assert {place: int(found[1]) for place, found in waits.items() if found} == {
         "2/8": 1, "3/8": 2, "4/8": 3, "5/8": 4, "6/8": 5, "7/8": 2, "8/8": 7,
     }  # fmt: skip
-    done("pipeline", "--recipe", file, "--until", 3)
+    done("pipeline", "--config", file, "--until", 3)
     before = files_of(store, but=())
     half = planned()
     assert [place for place, text in half.items() if text.startswith("after step ")] == ["6/8"]  # 8/8 opens no run
@@ -207,30 +206,30 @@ def test_a_plan_runs_nothing_and_says_what_a_step_waits_for(
     assert half["5/8"].startswith("pool     8 questions x 2 sources x 10")
     assert files_of(store, but=()) == before
     chain[0]["import_corpus"]["source"] = str(tmp_path / "nowhere")
-    assert "step 1/8" in refused("pipeline", "--recipe", recipe(*chain), "--plan")
+    assert "step 1/8" in refused("pipeline", "--config", recipe(*chain), "--plan")
 
 
 def test_only_and_until_take_a_number_or_what_one_step_is_called(
     chain: list[dict], recipe: Write, done: Callable[..., str], refused: Callable[..., str], tmp_path: Path
 ) -> None:
     file = recipe(*chain)
-    assert headers(done("pipeline", "--recipe", file, "--until", "build_bm25")) == [
+    assert headers(done("pipeline", "--config", file, "--until", "build_bm25")) == [
         f"1/8 import_corpus {tmp_path}/raw", "2/8 build_bm25 bm25",
     ]  # fmt: skip
     for wanted in ("7", "words", "search words"):
-        assert headers(done("pipeline", "--recipe", file, "--only", wanted)) == ["7/8 search words"]
-    assert refused("pipeline", "--recipe", file, "--until", "search") == (
+        assert headers(done("pipeline", "--config", file, "--only", wanted)) == ["7/8 search words"]
+    assert refused("pipeline", "--config", file, "--until", "search") == (
         "error: step 'search': several are called so; give the number: 6 search dense, 7 search words"
     )
-    assert "none is called so; give the number: 1 import_corpus" in refused("pipeline", "--recipe", file, "--only", "9")
-    assert refused("pipeline", "--recipe", file, "--only", 1, "--until", 2).startswith("error: --only and --until")
+    assert "none is called so; give the number: 1 import_corpus" in refused("pipeline", "--config", file, "--only", "9")
+    assert refused("pipeline", "--config", file, "--only", 1, "--until", 2).startswith("error: --only and --until")
 
 
 def test_a_limit_goes_to_steps_that_set_none(
     chain: list[dict], recipe: Write, done: Callable[..., str], tmp_path: Path
 ) -> None:
     chain[0]["import_corpus"]["limit"] = 50
-    done("pipeline", "--recipe", recipe(*chain[:3]), "--limit", 30)
+    done("pipeline", "--config", recipe(*chain[:3]), "--limit", 30)
     store = Store(str(tmp_path / "store"))
     assert [artifact.rows for artifact in store.generations("corpus")] == [50]
     assert store.names("embeddings") == ["enc-limit30"]
@@ -238,7 +237,6 @@ def test_a_limit_goes_to_steps_that_set_none(
 
 
 def test_it_runs_as_a_plain_file_over_one_ray_of_its_own(recipe: Write, source: Path, model: str) -> None:
-    assert spell(["--config", "a", "--config=b", "--configs"]) == ["--recipe", "a", "--recipe=b", "--configs"]
     file = recipe(
         {"import_corpus": {"source": str(source)}},
         {"encode_corpus": {"encoder": model, "name": "enc", **NUMERICS}},
