@@ -1,8 +1,8 @@
 """riptide for Python users: an Encoder, a Store and what lies in it.
 
-    from riptide import Encoder, Store, Corpus
-    vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a riptide?"], side="query")
-    passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
+from riptide import Encoder, Store, Corpus
+vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a riptide?"], side="query")
+passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
 """
 
 from indexing.corpus import Corpus, Passage

@@ -1,6 +1,6 @@
 """Retrieval quality of exact and dense search on a BEIR folder, through the jobs.
 
-    python benchmarks/quality.py --source ../shared/data/scifact --factory IVF64,PQ48
+python benchmarks/quality.py --source ../shared/data/scifact --factory IVF64,PQ48
 """
 
 from __future__ import annotations

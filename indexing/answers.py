@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import regex
 
+if TYPE_CHECKING:
+    from indexing.corpus import Corpus
+
+_BLOCK = 512  # questions whose passages are held at once
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")  # DPR's SimpleTokenizer
 
 
@@ -47,3 +53,33 @@ def answers_of(metadata: str) -> list[str]:
     fields = json.loads(metadata)
     given = fields.get("answers", fields.get("answer", [])) if isinstance(fields, dict) else []
     return [str(answer) for answer in (given if isinstance(given, list) else [given]) if answer is not None]
+
+
+def answer_ranks(run: pa.Table, answers: Mapping[str, Sequence[str]], corpus: Corpus, depth: int) -> dict[str, int]:
+    """The rank, from 1, of each question's first hit that contains one of its answers (DPR); 0: none of `depth` does.
+
+    run: query_id, id, score, ranked by score as ir-measures does, equal ones by id. A hit that the corpus does not
+    have counts as one without an answer.
+    """
+    hits: dict[str, list[tuple[float, str]]] = {query: [] for query in answers}
+    for query, id, score in zip(*(run[name].to_pylist() for name in ("query_id", "id", "score")), strict=True):
+        if query in hits:
+            hits[query].append((score, id))
+    ranked = {query: [id for _, id in sorted(found, reverse=True)[:depth]] for query, found in hits.items()}
+    ranks = dict.fromkeys(answers, 0)
+    matcher = AnswerMatcher()
+    queries = list(answers)
+    for start in range(0, len(queries), _BLOCK):
+        block = queries[start : start + _BLOCK]
+        ids = sorted({id for query in block for id in ranked[query]})
+        rows = corpus.rows_of(ids)
+        known = np.flatnonzero(rows >= 0)
+        order = known[np.argsort(rows[known])]
+        passages = corpus.passages(rows[order])
+        texts = {ids[place]: passage.text for place, passage in zip(order.tolist(), passages, strict=True)}
+        for query in block:
+            for rank, id in enumerate(ranked[query], 1):
+                if id in texts and matcher.contains([texts[id]], answers[query])[0]:
+                    ranks[query] = rank
+                    break
+    return ranks

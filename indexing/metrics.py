@@ -71,3 +71,20 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))
         adjusted[name] = largest
     return {name: adjusted[name] for name in p_values}
+
+
+def alignment(one: np.ndarray, other: np.ndarray) -> float:
+    """How far partners are from each other: mean |x - x+|^2 over rows (Wang & Isola 2020; lower is better).
+
+    one, other: float [n, dim], row by row a pair, as they are: DPTDR's figures are of raw vectors.
+    """
+    return float(((one.astype(np.float64) - other.astype(np.float64)) ** 2).sum(axis=1).mean())
+
+
+def uniformity(vectors: np.ndarray) -> float:
+    """log mean e^(-2 |x - y|^2) over pairs of different rows (Wang & Isola 2020; lower is better): float [n, dim]."""
+    from scipy.spatial.distance import pdist
+    from scipy.special import logsumexp
+
+    exponents = -2 * pdist(vectors.astype(np.float64), "sqeuclidean")
+    return float(logsumexp(exponents) - np.log(len(exponents)))

@@ -1,6 +1,6 @@
 """Index a corpus' words with Lucene, for BM25.
 
-    python jobs/build_bm25.py --store data/squad
+python jobs/build_bm25.py --store data/squad
 """
 
 from __future__ import annotations

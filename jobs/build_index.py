@@ -1,6 +1,6 @@
 """Fill a FAISS index from embeddings, in parallel shards, and measure its recall.
 
-    python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
+python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
 """
 
 from __future__ import annotations

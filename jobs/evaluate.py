@@ -1,11 +1,13 @@
 """Measure runs against qrels, side by side, with a paired test of each against the first.
 
-    python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
+python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from indexing.answers import answer_ranks, answers_of
+from indexing.corpus import Corpus
 from indexing.metrics import holm, paired_test, per_query
 from indexing.queries import ALL, Queries
 from indexing.runs import falling, read_run, read_trec, result_path
@@ -30,7 +34,8 @@ class Evaluate(Common):
     queries: str | None = None
     """The question set; may be left out where the store has one only."""
     metrics: tuple[str, ...] = ("nDCG@10", "R@100", "RR@10")
-    """As ir-measures names them; --limit N measures the split's first N queries."""
+    """As ir-measures names them; also Answer@20: one of the first 20 hits contains an answer of the question (DPR's
+    top-20 accuracy). --limit N measures the split's first N queries."""
     json: str = "results/evaluation.json"
     """Where the figures go, those of each query too."""
 
@@ -45,7 +50,8 @@ def main(options: Evaluate) -> None:
     if options.plan:
         say(f"{len(options.run)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(metrics)}")
         return
-    values = {name: per_query(qrels, load(store, name, queries, options.split), metrics) for name in options.run}
+    measure = measure_of(store, queries, qrels, metrics)
+    values = {name: measure(load(store, name, queries, options.split)) for name in options.run}
     tests = {m: {n: paired_test(values[options.run[0]][m], values[n][m]) for n in options.run[1:]} for m in metrics}
     p_values = {metric: holm(found) for metric, found in tests.items()}
     say(table(values, p_values, metrics))
@@ -61,6 +67,33 @@ def main(options: Evaluate) -> None:
     path = result_path(options.json)
     path.write_text(json.dumps(document, indent=1) + "\n")
     say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
+
+
+def measure_of(
+    store: Store, queries: Queries, qrels: pa.Table, metrics: list[str]
+) -> Callable[[pa.Table], dict[str, np.ndarray]]:
+    """What gives a run's values of each metric, as per_query does. Raises InputError where no question has answers."""
+    depths = {name: int(found.group(1)) for name in metrics if (found := re.fullmatch(r"Answer@([1-9]\d*)", name))}
+    others = [name for name in metrics if name not in depths]
+    judged = sorted(set(qrels["query_id"].to_pylist()))
+    answers: dict[str, list[str]] = {}
+    if depths:
+        metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
+        answers = {id: answers_of(metadata[id]) for id in judged}
+        if not any(answers.values()):
+            raise InputError(f"--metrics {next(iter(depths))}: no question of {queries.artifact.key} has answers: they "
+                             'are its metadata, {"answers": ["a", "b"]}')  # fmt: skip
+        corpus = Corpus.open(store)
+
+    def measure(run: pa.Table) -> dict[str, np.ndarray]:
+        values = per_query(qrels, run, others) if others else {}
+        if depths:
+            ranks = answer_ranks(run, answers, corpus, max(depths.values()))
+            found = np.array([ranks[id] for id in judged])
+            values |= {name: ((found > 0) & (found <= depth)).astype(float) for name, depth in depths.items()}
+        return {name: values[name] for name in metrics}
+
+    return measure
 
 
 def load(store: Store, name: str, queries: Queries, split: str) -> pa.Table:

@@ -1,7 +1,7 @@
 """Import a corpus, with the queries and qrels beside it, or add to one and delete from it.
 
-    python jobs/import_corpus.py --store data/scifact --source raw/scifact
-    python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
+python jobs/import_corpus.py --store data/scifact --source raw/scifact
+python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
 """
 
 from __future__ import annotations

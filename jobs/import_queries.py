@@ -1,6 +1,6 @@
 """Import a further question set over a store's corpus.
 
-    python jobs/import_queries.py --store data/wiki --source raw/nq/nq-dev.qa.csv --queries nq-dev
+python jobs/import_queries.py --store data/wiki --source raw/nq/nq-dev.qa.csv --queries nq-dev
 """
 
 from __future__ import annotations

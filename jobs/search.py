@@ -1,7 +1,7 @@
 """Search a split's queries and commit the run: an index, every vector, BM25, or several of them fused.
 
-    python jobs/search.py --store data/squad --mode dense --split test --k 100 --run results/dense.trec
-    python jobs/search.py --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
+python jobs/search.py --store data/squad --mode dense --split test --k 100 --run results/dense.trec
+python jobs/search.py --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
 """
 
 from __future__ import annotations

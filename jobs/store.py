@@ -1,9 +1,9 @@
 """List what a store holds, show one artifact, remove one, or clear what nothing names.
 
-    python jobs/store.py list --store data/squad
-    python jobs/store.py show index/minilm/g0000 --store data/squad
-    python jobs/store.py remove index/minilm/g0000 --store data/squad
-    python jobs/store.py gc --store data/squad
+python jobs/store.py list --store data/squad
+python jobs/store.py show index/minilm/g0000 --store data/squad
+python jobs/store.py remove index/minilm/g0000 --store data/squad
+python jobs/store.py gc --store data/squad
 """
 
 from __future__ import annotations

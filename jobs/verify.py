@@ -1,6 +1,6 @@
 """Hash every file of a store again, and name each that is damaged or missing; exit status 1 if there is one.
 
-    python jobs/verify.py --store data/squad
+python jobs/verify.py --store data/squad
 """
 
 from __future__ import annotations

@@ -53,6 +53,28 @@ def test_values_are_those_worked_out_by_hand(small, done: Done, tmp_path: Path) 
     assert document["p_against_first"] == {metric: {} for metric in metrics}
 
 
+def test_answer_accuracy_is_whether_some_hit_contains_an_answer(tmp_path: Path, done: Done, refused: Done) -> None:
+    """q0: the second hit. q1: only as part of a longer word. q2: judged, but without known answers. q3: no hits."""
+    texts = ["The Nile, in Egypt.", "of the AMAZON river", "amazonian", "nothing", "Rhine", "x"]
+    passages = [{"_id": f"d{n}", "text": text} for n, text in enumerate(texts)]
+    known = [["Amazon River", "Nile!"], ["amazon"], None, ["Rhine"]]
+    queries = [{"_id": f"q{n}", "text": "x", "metadata": {"answers": a} if a else {}} for n, a in enumerate(known)]
+    source = write_beir(tmp_path / "raw", passages, queries, {"test": [(f"q{n}", f"d{n}", 1) for n in range(4)]})
+    done("import_corpus", "--store", tmp_path / "s", "--source", source)
+    run = write_run(tmp_path / "a.trec", {"q0": "d3 d1 d0", "q1": "d2 gone", "q2": "d2"})
+    asked = ("evaluate", "--store", tmp_path / "s", "--json", tmp_path / "e.json", "--run", run, "--metrics")
+    out = done(*asked, "Answer@1", "RR@10", "Answer@2")
+    found = json.loads((tmp_path / "e.json").read_text())["per_query"][str(run)]
+    assert found == {"Answer@1": [0, 0, 0, 0], "RR@10": [pytest.approx(1 / 3), 0, 1, 0], "Answer@2": [1, 0, 0, 0]}
+    assert out.splitlines()[0].split() == ["run", "Answer@1", "RR@10", "Answer@2"]
+    done(*asked, "Answer@2")
+    assert "not one of ir-measures'" in refused(*asked, "Answer@0")
+    bare = write_beir(tmp_path / "bare", [], [{"_id": "q0", "text": "x"}], {"test": [("q0", "d0", 1)]})
+    (bare / "corpus.jsonl").unlink()
+    done("import_queries", "--store", tmp_path / "s", "--source", bare)
+    assert "no question of queries/bare has answers" in refused(*asked, "Answer@2", "--queries", "bare")
+
+
 def test_runs_side_by_side_with_a_test_against_the_first(small, done: Done, tmp_path: Path) -> None:
     good = write_run(tmp_path / "good.trec", {"q0": "d0", "q1": "d1", "q2": "d4", "q3": "d5"})
     again = write_run(tmp_path / "again.trec", {"q0": "d0", "q1": "d1", "q2": "d4", "q3": "d5"})

@@ -1,0 +1,162 @@
+"""RIP against plain masked language modelling of as many tokens, on a small backbone that is made first.
+
+    python benchmarks/pretraining_quality.py --store S --general FILE.jsonl.gz … --folder W --json results/rip.json
+
+The backbone: BERT of 4 layers of 256, random, masked language modelling on the general corpora (BEIR's corpus files).
+From it, on S's corpus, the same number of steps of RIP and of masked words, a batch of each holding as many tokens.
+Judged without further training on S's test split: MRR@10 among all passages by cosine, l_align of questions and their
+passages and l_uniform of passages, on vectors of length 1 and on raw ones. What is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+TOKENIZER = "sentence-transformers/all-MiniLM-L6-v2"  # BERT's uncased word pieces
+PAIRS = 2_000  # questions that l_align is measured on, and passages for l_uniform
+
+
+def merge(files: list[str], folder: Path) -> Path:
+    """The files' passages as one BEIR corpus; ids are file and line."""
+    target = folder / "general"
+    target.mkdir(parents=True, exist_ok=True)
+    with open(target / "corpus.jsonl", "w", encoding="utf-8") as out:
+        for number, name in enumerate(files):
+            with gzip.open(name, "rt", encoding="utf-8") as lines:
+                for place, line in enumerate(lines):
+                    text = json.loads(line)["text"]
+                    out.write(json.dumps({"_id": f"{number}-{place}", "text": text}) + "\n")
+    return target
+
+
+def save_random(folder: Path, layers: int, hidden: int) -> Path:
+    """A BERT of random weights, with MiniLM's tokenizer."""
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+    from retriever.files import resolve
+
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        tokenizer = AutoTokenizer.from_pretrained(resolve(TOKENIZER))
+        tokenizer.model_max_length = 512
+        shape = BertConfig(vocab_size=len(tokenizer), num_hidden_layers=layers, hidden_size=hidden,
+                           num_attention_heads=hidden // 64, intermediate_size=4 * hidden)  # fmt: skip
+        BertForMaskedLM(shape).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def pretrain(
+    store: str, backbone: str, name: str, objective: str, steps: int, batch: int, length: int, lr: float
+) -> str:
+    """The folder of a model, trained unless it is there."""
+    from jobs import pretrain_rip
+
+    pretrain_rip.main(
+        pretrain_rip.PretrainRip(
+            store=store, backbone=backbone, name=name, objective=objective,  # type: ignore[arg-type]
+            steps=steps, batch=batch, max_length=length, lr=lr, pooling="mean", checkpoint_every=500,
+        )
+    )  # fmt: skip
+    return str(Path(store, "models", name))
+
+
+def tokens_of_a_passage(store: str, backbone: str, objective: str, length: int) -> float:
+    """How many tokens, without padding, one passage brings to a batch: the mean of 512."""
+    from indexing.corpus import Corpus
+    from indexing.store import Store
+    from retriever.rip import RipData, RipOptions, RipSystem, eligible
+
+    corpus = Corpus.open(Store(store))
+    options = RipOptions(steps=1, batch=512, objective=objective, max_length=length, pooling="mean")  # type: ignore[arg-type]
+    rows = np.random.default_rng(0).choice(corpus.num_rows, 600, replace=False)
+    texts = {row: passage.text for row, passage in zip(sorted(rows), corpus.passages(np.sort(rows)), strict=True)}
+    rows = np.array([row for row in sorted(rows) if eligible([texts[row]], options)[0]])
+    data = RipData(corpus.num_rows, lambda wanted: [texts[row] for row in wanted], rows)
+    batch = RipSystem(Path(backbone), options, data, device=torch.device("cpu")).batch(0, 0, 1)
+    return sum(int(chunk.inputs[1].sum()) for chunk in batch.chunks) / options.batch
+
+
+def judge(store: str, folder: str, name: str, length: int) -> dict[str, float]:
+    """Zero-shot MRR@10 on the test split, l_align and l_uniform."""
+    from jobs import encode_corpus, evaluate, search
+
+    from indexing.corpus import Corpus
+    from indexing.metrics import alignment, uniformity
+    from indexing.queries import Queries
+    from indexing.store import Store
+    from retriever.encoder import Encoder, EncoderOptions
+
+    lengths: dict[str, Any] = {"pooling": "mean", "normalize": True, "query_length": 64, "passage_length": length}
+    encode_corpus.main(encode_corpus.EncodeCorpus(store=store, encoder=folder, name=name, **lengths))
+    search.main(search.Search(store=store, source=f"exact:{name}", split="test", k=100, name=f"{name}-test"))
+    opened = Store(store)
+    queries, corpus = Queries.open(opened, None), Corpus.open(opened)
+    qrels = queries.qrels("test")
+    measured = evaluate.measure_of(opened, queries, qrels, ["RR@10", "R@100"])(
+        evaluate.load(opened, f"{name}-test", queries, "test")
+    )
+    figures = {metric: float(values.mean()) for metric, values in measured.items()}
+    asked = dict(zip(*queries.split("test"), strict=True))
+    pairs = list(dict(zip(qrels["query_id"].to_pylist(), qrels["corpus_id"].to_pylist(), strict=True)).items())[:PAIRS]
+    passages = corpus.passages(corpus.rows_of([passage for _, passage in pairs]))
+    some = np.sort(np.random.default_rng(0).choice(corpus.num_rows, PAIRS, replace=False))
+    others = corpus.passages(some)
+    for kind, normalize in (("unit", True), ("raw", False)):
+        encoder = Encoder(folder, EncoderOptions(**{**lengths, "normalize": normalize}))
+        one = encoder.encode([asked[query] for query, _ in pairs], side="query")
+        other = encoder.encode([passage.text for passage in passages], side="passage")
+        spread = encoder.encode([passage.text for passage in others], side="passage")
+        figures |= {f"l_align {kind}": alignment(one, other), f"l_uniform {kind}": uniformity(spread)}
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True, help="the corpus and the questions to be judged by")
+    parser.add_argument("--general", nargs="+", required=True, help="BEIR corpus.jsonl.gz files")
+    parser.add_argument("--folder", required=True, help="where the backbone is made")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--general-steps", type=int, default=1_000)
+    parser.add_argument("--general-lr", type=float, default=1e-3)
+    parser.add_argument("--steps", type=int, default=300, help="of RIP, and of masked words")
+    parser.add_argument("--batch", type=int, default=256, help="passages a step of RIP")
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--json", default="results/pretraining_quality.json")
+    options = parser.parse_args()
+    from jobs import import_corpus
+
+    from indexing.store import Store
+
+    folder = Path(options.folder)
+    general = str(folder / "store")
+    if not Store(general).names("corpus"):
+        import_corpus.main(import_corpus.ImportCorpus(store=general, source=str(merge(options.general, folder))))
+    start = save_random(folder / "random", options.layers, options.hidden)
+    backbone = pretrain(general, str(start), "small", "mlm", options.general_steps, 128, 128, options.general_lr)
+    rip_tokens = tokens_of_a_passage(options.store, backbone, "rip", 64)
+    mlm_batch = round(options.batch * rip_tokens / tokens_of_a_passage(options.store, backbone, "mlm", 128))
+    rip = pretrain(options.store, backbone, "small-rip", "rip", options.steps, options.batch, 64, options.lr)
+    mlm = pretrain(options.store, backbone, "small-mlm", "mlm", options.steps, mlm_batch, 128, options.lr)
+    document: dict[str, Any] = {"options": vars(options), "tokens": options.steps * options.batch * rip_tokens}
+    for name, model in {"small": backbone, "small-mlm": mlm, "small-rip": rip}.items():
+        document[name] = judge(options.store, model, name, 128)
+        print(f"{name:10} {'  '.join(f'{metric} {value:.4f}' for metric, value in document[name].items())}", flush=True)
+    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+    Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
