@@ -25,6 +25,8 @@ def write_curves(folder: Path, curve: Sequence[Sequence[float | None]], *, title
     judged = [(step, value) for step, value in zip(steps, qualities, strict=True) if value is not None]
     with full_disk(folder):
         (folder / "curves.json").write_text(json.dumps([*map(list, curve)]) + "\n")
+        for old in folder.glob("events.out.tfevents.*"):  # of the same training, told again
+            old.unlink()
         with SummaryWriter(str(folder)) as writer:
             for step, loss, rate, value in curve:
                 writer.add_scalar("loss", loss, step)

@@ -68,6 +68,9 @@ def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOp
     if task is None:
         assert name is not None
         return EncoderSpec(store, name, options)
+    if task in store.names("prompts") and task in store.names("models"):
+        raise InputError(f"--task {task}: {store.url} has a prompt and a model of this name; give "
+                         f"--encoder models/{task}, or remove one of them")  # fmt: skip
     if task in store.names("prompts"):
         artifact = store.open("prompts", task)
         own = EncoderOptions(**artifact.notes["options"])

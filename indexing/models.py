@@ -7,6 +7,7 @@ models/NAME   file-00000-HASH.file  file-00001-HASH.file …   each part's facts
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import shutil
@@ -15,8 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from safetensors import SafetensorError
+
 from indexing.artifact import Artifact, Draft, fingerprint_of, seal, unseal
 from indexing.cache import CorruptError, file_sha256, node_cache
+from indexing.storage import full_disk
 from indexing.store import Store
 from retriever.errors import InputError
 
@@ -89,7 +93,13 @@ class Checkpoints:
         storage = self.store.storage
         path = storage.scratch(".safetensors")
         try:
-            write(path)
+            with full_disk(path.parent):
+                try:
+                    write(path)
+                except SafetensorError as error:
+                    if "os error 28" not in str(error):
+                        raise
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             digest, size = file_sha256(path), path.stat().st_size
             file = f"{step:08d}.{digest[:16]}.safetensors"
             storage.put(f"{self._folder}/{file}", path)

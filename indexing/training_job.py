@@ -46,9 +46,10 @@ class TrainingTask:
 
 
 def run_training(
-    task: TrainingTask, workers: int, count: Callable[[int], object], *, min_workers: int | None = None
+    task: TrainingTask, workers: int, count: Callable[[int, bool], object], *, min_workers: int | None = None
 ) -> dict[str, Any]:
-    """Train on so many workers and commit what came of it; count(steps) is called as steps are done.
+    """Train on so many workers and commit what came of it; count(steps, kept) is called as
+    steps are done, kept: by an earlier run.
 
     A lost worker is started again, and all go on from the last checkpoint; with fewer workers, down to `min_workers`,
     where the cluster has no place for it, on the same batches. Returns the last loss, the numerics class, the curve and
@@ -63,15 +64,15 @@ def run_training(
 
     gpu = room(task.cpus, gpus=1) >= workers
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    told = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+    told, over = (Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}) for _ in range(2))
     heard: dict[str, Any] = {}
-    listener = threading.Thread(target=_listen, args=(told, heard, count), daemon=True)
+    listener = threading.Thread(target=_listen, args=(told, over, heard, count), daemon=True)
     listener.start()
     folder = tempfile.mkdtemp(prefix="riptide-train-")
     elastic = min_workers is not None and min_workers < workers
     try:
         TorchTrainer(
-            functools.partial(work, task, told),
+            functools.partial(work, task, told, over),
             scaling_config=ScalingConfig(
                 num_workers=(min_workers, workers) if elastic else workers,
                 use_gpu=gpu,
@@ -83,29 +84,38 @@ def run_training(
         told.put(None)
         listener.join()
         told.shutdown()
+        over.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
         if "error" in heard:
             raise InputError(heard["error"])
     return {name: heard.get(name) for name in ("loss", "numerics", "curve", "best", "best_step", "steps", "workers")}
 
 
-def _listen(told: Any, heard: dict[str, Any], count: Callable[[int], object]) -> None:
-    """Take in what workers tell until None comes. Steps that are done again after a loss are not counted again."""
+def _listen(told: Any, over: Any, heard: dict[str, Any], count: Callable[[int, bool], object]) -> None:
+    """Take in what workers tell until None comes; an error, to `over` too.
+
+    Steps that are done again after a loss are not counted again.
+    """
     last = 0
     while (message := told.get()) is not None:
         heard |= message
-        if message.get("step", 0) > last:
-            count(message["step"] - last)
-            last = message["step"]
+        if "error" in message:
+            over.put(True)
+        for word in ("step", "resumed"):
+            if message.get(word, 0) > last:
+                count(message[word] - last, word == "resumed")
+                last = message[word]
 
 
-def work(task: TrainingTask, told: Any) -> None:
+def work(task: TrainingTask, told: Any, over: Any) -> None:
     """One worker, from opening the store to the committed model. What is wrong with the input is told, not raised:
-    Ray Train would start it again."""
+    Ray Train would start it again. Others that fail for want of this worker are started again, and end at once."""
     import torch.distributed as dist
     from ray.train import get_context
     from ray.train.torch import get_device
 
+    if not over.empty():
+        return
     torch.set_num_threads(task.cpus)
     rank, world = get_context().get_world_rank(), get_context().get_world_size()
     try:
@@ -123,10 +133,15 @@ def train_one(
     dtype = choose_dtype(task.dtype, device)
     system, evaluate = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
     hooks = Hooks(task.last.load, task.last.save, task.best.load, task.best.save, tell)
-    progress = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world).train(hooks, evaluate)
-    if rank == 0:
-        with tempfile.TemporaryDirectory(prefix="riptide-model-") as folder:
-            system.save(Path(folder))
+    trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
+    progress = trainer.train(hooks, evaluate)
+    with tempfile.TemporaryDirectory(prefix="riptide-model-") as folder:
+        with trainer.stepper.whole():
+            if rank == 0:
+                system.save(Path(folder))
+        if rank == 0:
             commit_files(task.draft, Path(folder))
-        tell({"curve": progress.curve, "best": progress.best, "best_step": progress.best_step, "steps": progress.steps,
-              "workers": world, "loss": progress.curve[-1][1] if progress.curve else None})  # fmt: skip
+    if rank == 0:
+        tell({"numerics": trainer.numerics, "curve": progress.curve, "best": progress.best,
+              "best_step": progress.best_step, "steps": progress.steps, "workers": world,
+              "loss": progress.curve[-1][1] if progress.curve else None})  # fmt: skip

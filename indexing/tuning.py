@@ -11,12 +11,14 @@ import torch
 
 from indexing.corpus import Corpus
 from indexing.encoders import EncoderSpec
+from indexing.models import model_folder
 from indexing.negatives import training_data
 from indexing.queries import Queries
 from indexing.store import Store
 from retriever.dual import DevSet, DualSystem, TuneOptions
 from retriever.errors import InputError
 from retriever.files import resolve
+from retriever.prompts import load_prompt
 from retriever.system import Evaluate
 
 
@@ -25,7 +27,7 @@ class TuneMaker:
     """A Maker. backbone: whose texts become vectors as its options say; described: what it must be on every node.
 
     dev_split: None for none. dev_limit: its first questions; dev_passages: how many passages they are looked for in,
-    those that answer them and others at random.
+    those that answer them and others at random. start: prompts/NAME to begin from.
     """
 
     store: Store
@@ -41,6 +43,7 @@ class TuneMaker:
     dev_limit: int | None
     dev_passages: int
     checkpointing: bool
+    start: str | None = None
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
@@ -51,8 +54,9 @@ class TuneMaker:
         negatives = self.store.open("negatives", self.negatives)
         queries = Queries.open(self.store, self.queries)
         data = training_data(self.corpus, queries, self.split, negatives, self.limit)
+        start = None if self.start is None else load_prompt(model_folder(self.store.open("prompts", self.start)))
         system = DualSystem(resolve(self.backbone.folder), self.backbone.options, self.tuning, data, device=device,
-                            dtype=dtype, checkpointing=self.checkpointing)  # fmt: skip
+                            dtype=dtype, checkpointing=self.checkpointing, start=start)  # fmt: skip
         if self.dev_split is None:
             return system, None
         dev = dev_set(self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, system)

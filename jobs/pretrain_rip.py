@@ -23,8 +23,8 @@ from retriever.errors import InputError
 from retriever.files import resolve, weight_files
 from retriever.options import EncoderOptions
 from retriever.reranker_training import check_length, describe_backbone
-from retriever.rip import RipOptions
-from retriever.training import LoopOptions
+from retriever.rip import RipOptions, encoder_options
+from retriever.training import HOW, LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,12 @@ def main(options: PretrainRip) -> None:
     described = describe_backbone(folder)
     check_length(folder, options.max_length)
     names = set(RipOptions.__dataclass_fields__) & set(PretrainRip.__dataclass_fields__) - {"steps"}
-    rip = RipOptions(steps=options.steps or 1, **{name: getattr(options, name) for name in names})
+    if not options.epochs > 0:
+        raise InputError(f"--epochs {options.epochs}: expected more than 0")
+    steps = 1 if options.steps is None else options.steps
+    rip = RipOptions(steps=steps, **{name: getattr(options, name) for name in names})
     loop = LoopOptions(
-        steps=options.steps or 1, **{name: getattr(options, name) for name in (
+        steps=steps, **{name: getattr(options, name) for name in (
             "lr", "seed", "warm_up", "weight_decay", "zero", "offload", "grad_cache", "checkpoint_every")}
     )  # fmt: skip
     if options.plan:
@@ -91,18 +94,23 @@ def main(options: PretrainRip) -> None:
     kind = "prompts" if options.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
     name = name if options.limit is None else f"{name}-limit{options.limit}"
-    shaping = {key: value for key, value in asdict(loop).items() if key not in ("steps", "checkpoint_every")}
+    if options.train == "prompts" and (options.zero or 0) >= 2:
+        raise InputError(f"--zero {options.zero} --train prompts: prompts are small and the backbone does not train: "
+                         "give 0 or 1")  # fmt: skip
+    if options.min_workers is not None and not 1 <= options.min_workers <= options.workers:
+        raise InputError(f"--min-workers {options.min_workers}: expected 1 to --workers {options.workers}")
+    shaping = {key: value for key, value in asdict(loop).items() if key not in ("steps", *HOW)}
     config = {
         "backbone": described, "rip": {key: value for key, value in asdict(rip).items() if key != "steps"},
-        "loop": shaping, "epochs": None if options.steps else options.epochs, "steps": options.steps,
-        "limit": options.limit, "workers": options.workers, "cpus": options.cpus, "dtype": options.dtype,
+        "loop": shaping, "epochs": None if options.steps is not None else options.epochs, "steps": options.steps,
+        "limit": options.limit, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
     inputs = {"corpus": corpus.generations[-1]}
     if options.backbone.startswith("models/"):
         inputs["backbone"] = store.open(*options.backbone.split("/", 1))
     if name not in store.names(kind):
         connect(store)
-        if told := check_cores(options.workers, options.cpus):
+        if told := check_cores(options.min_workers or options.workers, options.cpus):
             say(told)
     identity = fingerprint_of([{role: a.fingerprint for role, a in inputs.items()}, config])
     last = Checkpoints(store, f"{name}.{kind}", identity)
@@ -111,14 +119,15 @@ def main(options: PretrainRip) -> None:
             import ray
 
             rows = drawable(corpus, rip, options.limit)
-            steps = options.steps or math.ceil(options.epochs * len(rows) / options.batch)
+            if options.steps is None:
+                steps = math.ceil(options.epochs * len(rows) / options.batch)
             maker = RipMaker(store=store, backbone=options.backbone, described=described, rows=ray.put(rows),
                              options=rip, checkpointing=options.checkpointing)  # fmt: skip
             loop = LoopOptions(**{**asdict(loop), "steps": steps})
             task = TrainingTask(draft=draft, last=last, best=last, loop=loop, maker=maker, dtype=options.dtype,
                                 cpus=options.cpus)  # fmt: skip
-            draft.note(backbone=options.backbone, passages=len(rows), options=asdict(
-                EncoderOptions(pooling=options.pooling, normalize=False)))  # fmt: skip
+            own = encoder_options(rip) if kind == "prompts" else EncoderOptions(pooling=rip.pooling, normalize=False)
+            draft.note(backbone=options.backbone, passages=len(rows), options=asdict(own))
             with Stage("train", steps, "steps") as stage:
                 draft.note(**run_training(task, options.workers, stage.count, min_workers=options.min_workers))
     last.clear()
@@ -132,11 +141,15 @@ def main(options: PretrainRip) -> None:
 def plan(options: PretrainRip, corpus: Corpus, weights: int) -> None:
     """What a training reads and writes; the time only a first run can tell."""
     rows = min(corpus.num_rows, options.limit or corpus.num_rows)
-    steps = options.steps or math.ceil(options.epochs * rows / options.batch)
+    steps = math.ceil(options.epochs * rows / options.batch) if options.steps is None else options.steps
     units = 1 if options.objective == "mlm" else 2
     say(f"passages  up to {rows:,}, those of one {options.unit} are left out")
     say(f"steps     {steps:,} of {units * options.batch:,} texts, on {options.workers} workers")
-    say(f"writes    {human(weights)}, and a checkpoint of {human(3 * weights)} every {options.checkpoint_every} steps")
+    if options.train == "prompts":
+        say(f"writes    a prompt, and a checkpoint of three times its size every {options.checkpoint_every} steps")
+    else:
+        every = options.checkpoint_every
+        say(f"writes    {human(weights)}, and a checkpoint of {human(3 * weights)} every {every} steps")
 
 
 if __name__ == "__main__":

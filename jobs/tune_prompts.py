@@ -38,6 +38,8 @@ class TunePrompts(Common):
     """A prompt for queries and another one for passages."""
     length: int = 32
     """Of a prompt, in tokens."""
+    init: str | None = None
+    """Begin from prompts/NAME, of the same backbone and length (such as pretrain_rip --train prompts makes)."""
     parametrisation: Literal["embedding", "mlp"] = "embedding"
     prompt_dropout: float = 0.1
     negatives: str | None = None
@@ -101,7 +103,7 @@ def main(options: TunePrompts) -> None:
     name = options.task if options.limit is None else f"{options.task}-limit{options.limit}"
     if name not in store.names(kind):
         connect(store)
-        if told := check_cores(options.workers, options.cpus):
+        if told := check_cores(options.min_workers or options.workers, options.cpus):
             say(told)
     identity = fingerprint_of([{role: a.fingerprint for role, a in opened.inputs.items()}, opened.config])
     last, best = (Checkpoints(store, f"{name}.{end}", identity) for end in (kind, f"{kind}.best"))

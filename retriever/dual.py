@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +22,11 @@ from retriever.kernels import swap_dropout
 from retriever.losses import contrastive_loss
 from retriever.options import EncoderOptions, Side
 from retriever.pooling import Head, Pooled
-from retriever.prompts import DeepPrompt, Parametrisation, Sides, TaskPrompt, backbone_of
+from retriever.prompts import DeepPrompt, Parametrisation, Sides, TaskPrompt, backbone_of, check_backbone
 from retriever.recipe import read_recipe, settings_of
 from retriever.reranker_data import TrainingData, batch_at
 from retriever.reranker_training import ATTENTION_DROPOUTS
-from retriever.saving import save_encoder
+from retriever.saving import restored, save_encoder
 from retriever.system import Batch, Chunk
 
 Method = Literal["prompt", "finetune"]
@@ -75,14 +76,14 @@ class DualSystem:
     """A System: one backbone for both sides, with or without prompts, its data and Eq. 3.
 
     dtype bfloat16: a frozen backbone is held in it; one that trains is held in float32, and computes under autocast.
-    Raises InputError for a backbone that cannot be used.
+    start: the prompts that training begins from. Raises InputError for a backbone or a prompt that cannot be used.
     """
 
     module: nn.Module
 
     def __init__(
         self, folder: Path, encoder: EncoderOptions, tuning: TuneOptions, data: TrainingData | None, *,
-        device: torch.device, dtype: torch.dtype, checkpointing: bool = False,
+        device: torch.device, dtype: torch.dtype, checkpointing: bool = False, start: TaskPrompt | None = None,
     ):  # fmt: skip
         torch.manual_seed(tuning.seed)
         self.tuning, self.data, self.device, self.dtype = tuning, data, device, dtype
@@ -91,7 +92,8 @@ class DualSystem:
         self.tokenizer = TextTokenizer(recipe, encoder)
         frozen = tuning.method == "prompt"
         self.autocast = not frozen and dtype == torch.bfloat16
-        backbone = _load(folder, recipe, dtype if frozen else torch.float32).to(device)
+        backbone, self._dropouts = _load(folder, recipe, dtype if frozen else torch.float32)
+        backbone.to(device)
         self.pooled = Pooled.over(backbone, recipe).requires_grad_(not frozen)
         self.head = Head(recipe, encoder.dimension).to(device).requires_grad_(not frozen)
         self.prompts = nn.ModuleDict()
@@ -101,6 +103,9 @@ class DualSystem:
             names = {"tied": ["both"], "untied": ["query", "passage"], "query": ["query"]}[tuning.sides]
             for name in names:
                 prompt = DeepPrompt(shape, tuning.length, tuning.parametrisation, tuning.prompt_dropout)
+                if start is not None:
+                    check_backbone(start, settings_of(recipe, encoder), shape)
+                    prompt.start(start.of("passage" if name == "passage" else "query"))
                 self.prompts[name] = prompt.to(device)
         else:
             with contextlib.suppress(InputError):  # what is out of reach trains by torch's own attention
@@ -159,12 +164,24 @@ class DualSystem:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Vectors by the model as it is now, float32 [n, dim]; workers share the work, and all get the result."""
+        """Vectors by the model as it is now, float32 [n, dim]; workers share the work, and all get the result.
+
+        All go through the model equally often: where its weights are shared out that is where they are put together.
+        """
         training = self.module.training
         self.module.eval()
         found = torch.zeros(len(texts), self.recipe.dim, device=self.device)
-        for chunk in self.chunks(texts[rank::world], side, np.arange(rank, len(texts), world)):
-            found[torch.from_numpy(chunk.rows).to(self.device)] = self.forward(chunk)[0]
+        chunks = self.chunks(texts[rank::world], side, np.arange(rank, len(texts), world))
+        own = len(chunks)
+        if world > 1:
+            most = torch.tensor(own, device=self.device)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            spare = chunks or self.chunks(texts[:1], side, np.arange(1))
+            chunks += spare[-1:] * (int(most) - own)
+        for place, chunk in enumerate(chunks):
+            vectors, _ = self.forward(chunk)
+            if place < own:
+                found[torch.from_numpy(chunk.rows).to(self.device)] = vectors
         if world > 1:
             dist.all_reduce(found)
         self.module.train(training)
@@ -173,7 +190,8 @@ class DualSystem:
     def save(self, folder: Path) -> None:
         """A task's prompt, or a model that sentence-transformers opens."""
         if self.tuning.method == "finetune":
-            save_encoder(folder, self.recipe, self.pooled.backbone, self.head)
+            with restored(self.pooled.backbone.config, self._dropouts):
+                save_encoder(folder, self.recipe, self.pooled.backbone, self.head)
         else:
             self.prompt().save(folder)
 
@@ -201,21 +219,26 @@ class DevSet:
     texts: Sequence[str]
 
     def mrr(self, system: DualSystem, rank: int = 0, world: int = 1, depth: int = 10) -> float:
-        """The mean over questions of 1 / the rank of the first answer among the first `depth`, else 0."""
+        """The mean over questions of 1 / the rank of the first answer among the first `depth`, else 0; of passages with
+        equal scores an answer comes last. NaN where vectors are not finite."""
         queries = system.encode(self.queries, "query", rank, world)
         passages = system.encode(self.texts, "passage", rank, world)
         scores = queries @ passages.T
+        if not np.isfinite(scores).all():
+            return math.nan
         total = 0.0
         for line, positives in zip(scores, self.positives, strict=True):
-            place = int((line > line[positives].max()).sum())
+            best = line[positives].max()
+            place = int((np.delete(line, positives) >= best).sum())
             total += 1 / (place + 1) if place < depth else 0.0
         return total / max(1, len(self.queries))
 
 
-def _load(folder: Path, recipe: Any, dtype: torch.dtype) -> Any:
-    """The backbone, without dropout of attention's weights: it keeps them from the fused kernels."""
+def _load(folder: Path, recipe: Any, dtype: torch.dtype) -> tuple[Any, dict[str, float]]:
+    """The backbone, without dropout of attention's weights: it keeps them from the fused kernels; what these were."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(recipe.backbone, **recipe.config_args)
-    dropouts: dict[str, Any] = {name: 0.0 for name in ATTENTION_DROPOUTS if hasattr(config, name)}
-    return load_backbone(recipe, dtype, **dropouts)
+    dropouts = {name: getattr(config, name) for name in ATTENTION_DROPOUTS if hasattr(config, name)}
+    off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
+    return load_backbone(recipe, dtype, **off), dropouts

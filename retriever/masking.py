@@ -16,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from retriever.batching import Tokens
 from retriever.encoder import load_backbone
 from retriever.errors import InputError
+from retriever.pooling import check_first_token
 from retriever.recipe import Recipe
 from retriever.reranker_training import ATTENTION_DROPOUTS
+from retriever.saving import restored
 
 CONDENSER_LAYERS = 2  # of Condenser's head (Gao & Callan 2021, section 4.1)
 
@@ -82,6 +84,7 @@ class MaskedBackbone(nn.Module):
         self.pooling = pooling
         whole, self.fresh_head, self._dropouts = _load(recipe)
         object.__setattr__(self, "whole", whole)  # what is saved; its parts are registered
+        check_first_token(whole, pooling)
         foreign = _has_head(whole.config)
         self.backbone = whole.base_model if foreign else whole
         self.head = _ForeignHead(whole) if foreign else TiedHead(whole)
@@ -126,21 +129,15 @@ class MaskedBackbone(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """The backbone, with its head where transformers has a class for it, dropouts as they were found."""
-        config = self.whole.config
-        trained_with = {name: getattr(config, name) for name in self._dropouts}
-        try:
-            for name, value in self._dropouts.items():
-                setattr(config, name, value)
+        with restored(self.whole.config, self._dropouts):
             self.whole.save_pretrained(folder)
-        finally:
-            for name, value in trained_with.items():
-                setattr(config, name, value)
 
 
 class TiedHead(nn.Module):
     """BERT's head for a model that has none: hidden float [k, hidden] -> logits [k, vocabulary].
 
-    LayerNorm(gelu(W h + b)) E^T + c, where E is the model's table of input embeddings, the very same tensor.
+    s LayerNorm(gelu(W h + b)) E^T + c, where E is the model's table of input embeddings, the very same tensor. s is 1,
+    or less where E's numbers are so large (T5's are near 1) that fresh logits would spread wider than by 1.
     """
 
     def __init__(self, model: Any):
@@ -154,9 +151,10 @@ class TiedHead(nn.Module):
         self.decoder = nn.Linear(table.shape[1], table.shape[0])
         self.decoder.weight = table
         nn.init.zeros_(self.decoder.bias)
+        self.scale = min(1.0, 1 / (float(table.detach().float().std()) * table.shape[1] ** 0.5 + 1e-12))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.decoder(self.norm(functional.gelu(self.transform(hidden))))
+        return self.decoder(self.scale * self.norm(functional.gelu(self.transform(hidden))))
 
 
 class _ForeignHead(nn.Module):

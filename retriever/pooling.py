@@ -14,6 +14,13 @@ from retriever.errors import InputError
 from retriever.recipe import OFFSET_POSITIONS, Dense, Recipe
 
 
+def check_first_token(backbone: nn.Module, pooling: str) -> None:
+    """Raises InputError for pooling by the first token of a backbone whose tokens see none behind them."""
+    if pooling == "cls" and any(getattr(module, "is_causal", False) is True for module in backbone.modules()):
+        raise InputError(f"pooling=cls: the first token of a {type(backbone).__name__} sees no other, so all texts "
+                         "have one vector: take last, or mean")  # fmt: skip
+
+
 class Pooled(nn.Module):
     """A backbone and its pooling: (ids int64 [b, n], lengths int64 [b], prompts of the rows) -> float32 [b, hidden]."""
 
@@ -26,7 +33,8 @@ class Pooled(nn.Module):
 
     @classmethod
     def over(cls, backbone: nn.Module, recipe: Recipe) -> Pooled:
-        """As a recipe says."""
+        """As a recipe says. Raises InputError where its first token sees no other."""
+        check_first_token(backbone, recipe.pooling)
         parameters = inspect.signature(backbone.forward).parameters
         positions = "position_ids" in parameters and recipe.model_type not in OFFSET_POSITIONS
         return cls(backbone, recipe.pooling, recipe.padding_side, positions)

@@ -60,6 +60,18 @@ class DeepPrompt(nn.Module):
             self.mlp = nn.Sequential(nn.Linear(hidden, BOTTLENECK), nn.Tanh(), nn.Linear(BOTTLENECK, size))
         self.dropout = nn.Dropout(dropout)
 
+    def start(self, matrix: torch.Tensor | None) -> None:
+        """Begin from a trained matrix [layers, 2, heads, l, head_dim]. Raises InputError for none, or another shape."""
+        layers, heads, head_dim = self.shape
+        expected = (layers, 2, heads, self.length, head_dim)
+        if self.mlp is not None:
+            raise InputError("a prompt to begin from gives numbers, not an mlp that makes them: take embedding")
+        if matrix is None or tuple(matrix.shape) != expected:
+            found = "none for this side" if matrix is None else tuple(matrix.shape)
+            raise InputError(f"the prompt to begin from is {found}, expected {expected}: take its length")
+        with torch.no_grad():
+            self.embedding.copy_(matrix.permute(3, 0, 1, 2, 4).reshape(self.length, -1))
+
     def forward(self) -> torch.Tensor:
         return self.dropout(self._matrix())[:, :, None]
 

@@ -95,6 +95,19 @@ class RipData:
     rows: np.ndarray
 
 
+def encoder_options(options: RipOptions) -> EncoderOptions:
+    """How the texts become vectors, in pretraining and by the prompts that come of it."""
+    return EncoderOptions(
+        pooling=options.pooling,
+        query_prefix="",
+        passage_prefix="",
+        normalize=False,
+        query_length=options.max_length,
+        passage_length=options.max_length,
+        padding_side="right",
+    )
+
+
 def rip_loss(vectors: torch.Tensor) -> torch.Tensor:
     """Eq. 4, the mean over 2m units: float32 [2m, dim], the partner of row 2i being row 2i + 1 -> a scalar.
 
@@ -174,9 +187,7 @@ class RipSystem:
     ):  # fmt: skip
         torch.manual_seed(options.seed)
         self.options, self.data, self.device, self.dtype = options, data, device, dtype
-        self.encoder = EncoderOptions(pooling=options.pooling, query_prefix="", passage_prefix="", normalize=False,
-                                      query_length=options.max_length, passage_length=options.max_length,
-                                      padding_side="right")  # fmt: skip
+        self.encoder = encoder_options(options)
         self.recipe = replace(read_recipe(folder, self.encoder), head=())
         self.tokenizer = TextTokenizer(self.recipe, self.encoder)
         model = MaskedBackbone(self.recipe, options.pooling, condenser=options.objective == "condenser")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,19 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
         "default_prompt_name": None,
         "similarity_fn_name": "cosine" if normalized else "dot",
     })  # fmt: skip
+
+
+@contextlib.contextmanager
+def restored(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """While it lasts, a configuration says what it did before training put other values there."""
+    trained_with = {name: getattr(config, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(config, name, value)
+        yield
+    finally:
+        for name, value in trained_with.items():
+            setattr(config, name, value)
 
 
 def _write(file: Path, document: Any) -> None:

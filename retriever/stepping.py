@@ -6,8 +6,10 @@ given and taken as whole float32 tensors by name, however many workers share it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +36,9 @@ class Stepper(Protocol):
 
     def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
         """Take such a state, after so many steps; touch gives some output of the model. Every worker calls it."""
+
+    def whole(self) -> AbstractContextManager[object]:
+        """While it lasts every worker holds the whole of each weight, to save the model. Every worker calls it."""
 
 
 class PlainStepper:
@@ -83,7 +88,10 @@ class PlainStepper:
             with torch.no_grad():
                 parameter.copy_(get(f"weight.{name}"))
             moments = {kind: get(f"{kind}.{name}").to(parameter.device) for kind in MOMENTS}
-            self.optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **moments}
+            self.optimizer.state[parameter] = {"step": torch.tensor(float(steps), device=parameter.device), **moments}
+
+    def whole(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
 
 class DeepSpeedStepper:
@@ -100,6 +108,9 @@ class DeepSpeedStepper:
             os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
         import deepspeed
+
+        # It would be compiled at the start, under a lock that a killed worker leaves for ever; gloo does its work.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         self.stage, self.world = stage, world
@@ -177,6 +188,13 @@ class DeepSpeedStepper:
                     safe_set_full_optimizer_state(parameter, value, kind)
         for state in getattr(optimizer, "optimizer", optimizer).state.values():
             state["step"] = torch.full_like(state["step"], steps) if torch.is_tensor(state["step"]) else steps
+
+    def whole(self) -> AbstractContextManager[object]:
+        import deepspeed
+
+        if self.stage < 3:
+            return contextlib.nullcontext()
+        return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()))
 
     def _link(self) -> None:
         """Have parameters know their optimizer state; stages 1 and 2 leave it until somebody asks."""

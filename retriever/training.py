@@ -12,6 +12,7 @@ Gradients are then added up over workers. Both ways compute the same.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from retriever.system import Batch, Chunk, Evaluate, System
 
 # Tokens of a worker's share whose graphs are kept; above that the batch is cached.
 KEPT = {"cpu": 65_536, "cuda": 131_072}
+# Loop options that say how steps are computed and kept, not what they are: a run may go on with others.
+HOW = ("checkpoint_every", "grad_cache", "zero", "offload")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +94,8 @@ class Progress:
 @dataclass(frozen=True)
 class Hooks:
     """What a worker is handed. load, save: the last checkpoint; load_best, save_best: the best one (save takes the step
-    and a function that writes a file; load gives a local file, which is removed). note: told of each step, on the first
-    worker."""
+    and a function that writes a file; load gives a local file, which is removed). note: told of each step, and of
+    those of an earlier run, on the first worker."""
 
     load: Callable[[], Path | None]
     save: Callable[[int, Callable[[Path], object]], object]
@@ -123,7 +126,13 @@ class Trainer:
     def train(self, hooks: Hooks, evaluate: Evaluate | None = None) -> Progress:
         """From the last checkpoint, or the start, to the end; the system is left with its best weights."""
         options = self.options
+        self._agree(json.dumps(self.conditions), f"workers compute differently, this one by {_spelt(self.conditions)}: "
+                    "give the run nodes of one kind")  # fmt: skip
         progress = self.restore(hooks.load())
+        self._agree(str(progress.steps), f"workers found different checkpoints, this one at step {progress.steps}: "
+                    "have all nodes see the same store")  # fmt: skip
+        if self.rank == 0 and progress.steps:
+            hooks.note({"resumed": progress.steps})
         while progress.steps < options.steps:
             if evaluate and options.patience and progress.since >= options.patience:
                 break
@@ -210,6 +219,12 @@ class Trainer:
     def _evaluate(self, evaluate: Evaluate, progress: Progress, hooks: Hooks) -> float:
         self.system.module.eval()
         quality = evaluate()
+        if self.world > 1:  # sums may be rounded otherwise on another processor, and all must go the same way
+            first = torch.tensor(quality, dtype=torch.float64, device=self.device)
+            dist.broadcast(first, 0)
+            quality = float(first)
+        if not math.isfinite(quality):
+            raise self._not_finite(progress.steps - 1, "the vectors of the dev split are not finite")
         if progress.best is None or quality > progress.best:
             progress.best, progress.best_step, progress.since = quality, progress.steps, 0
             self._keep(hooks.save_best, progress)
@@ -220,6 +235,8 @@ class Trainer:
     def _keep(self, save: Callable[[int, Callable[[Path], object]], object], progress: Progress) -> None:
         """Have what trains, the optimizer's moments and the progress written, in one safetensors file."""
         state = self.stepper.state()
+        if not all(bool(torch.isfinite(value).all()) for value in state.values()):
+            raise self._not_finite(progress.steps - 1, "its weights are not finite")
         if self.rank == 0:
             metadata = {"progress": json.dumps(vars(progress)), **self.conditions}
             save(progress.steps, lambda path: save_file(state, path, metadata=metadata))
@@ -239,6 +256,16 @@ class Trainer:
         finally:
             path.unlink()
         return progress
+
+    def _agree(self, own: str, problem: str) -> None:
+        """Raises InputError on every worker where one says something else than another."""
+        if self.world == 1:
+            return
+        digest = int.from_bytes(hashlib.sha256(own.encode()).digest()[:7])
+        ends = torch.tensor([digest, -digest], device=self.device)
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        if int(ends[0]) != -int(ends[1]):
+            raise InputError(problem)
 
     def _touch(self) -> torch.Tensor:
         vectors, part = self.stepper.forward(self.system.batch(0, self.rank, self.world).chunks[0])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from test_train_reranker import mine
 from transformers import AutoModelForMaskedLM
 
 from indexing.corpus import Corpus
@@ -48,6 +49,21 @@ def test_it_goes_on_as_a_backbone_and_as_an_encoder(world, done: Done) -> None:
     assert store.dependents("models/rip-limit100") == ["embeddings/rip-limit100/g0000"]
 
 
+def test_prompts_are_opened_by_task_and_begun_from(world, done: Done, refused: Done) -> None:
+    out = done(*command(world, "--unit", "span", "--name", "begun", "--train", "prompts", "--steps", 2))
+    assert "prompts/begun: 2 steps" in out
+    done("encode_corpus", "--store", world.store, "--task", "begun", "--dtype", "float32", "--compile", "never")
+    mine(Store(str(world.store)))
+    tuned = ("tune_prompts", "--store", world.store, "--backbone", world.model, "--negatives", "hand", "--cpus", 1,
+             "--dtype", "float32", "--steps", 1, "--batch", 4, "--pooling", "cls")  # fmt: skip
+    done(*tuned, "--task", "on", "--init", "prompts/begun")
+    assert Store(str(world.store)).inputs("prompts/on")["init"]["artifact"] == "prompts/begun"
+    assert "take its length" in refused(*tuned, "--task", "x", "--init", "begun", "--length", 3)
+    assert "nothing to begin fine-tuning from" in refused(
+        *tuned, "--task", "x", "--init", "begun", "--method", "finetune"
+    )
+
+
 def test_what_is_drawn_is_alive_and_within_the_limit(world) -> None:
     corpus = Corpus.open(Store(str(world.store)))
     rows = drawable(corpus, RipOptions(steps=1, objective="mlm", max_length=32), 50)
@@ -64,6 +80,10 @@ def test_what_is_drawn_is_alive_and_within_the_limit(world) -> None:
         (("--backbone", "models/nothing"), "models/nothing: there is no such artifact"),
         (("--objective", "condenser", "--pooling", "mean"), "condenser trains a backbone's first token"),
         (("--lr", "-1"), "lr=-1.0"),
+        (("--steps", 0), "steps=0"),
+        (("--epochs", 0), "--epochs 0.0"),
+        (("--train", "prompts", "--zero", 2), "--zero 2 --train prompts"),
+        (("--min-workers", 2), "--min-workers 2: expected 1 to --workers 1"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(world, refused: Done, more: tuple, message: str) -> None:

@@ -207,6 +207,46 @@ def test_every_stage_of_deepspeed_is_one_worker_of_torch(bert: Path, tmp_path: P
     assert_equal(found, expected, 1e-4)
 
 
+def work_shared_out(rank: int, folder: str, bert: str, out: str) -> None:
+    """Weights large enough that DeepSpeed cuts them; more chunks for one worker than for the other."""
+    import torch.distributed as dist
+
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_SIZE": "2", "RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", init_method=f"file://{folder}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    made = small_chunks(system(Path(bert), dropout=0.0, method="finetune"), 100)
+    trainer = Trainer(made, LoopOptions(steps=6, lr=1e-3, zero=3), device=CPU, dtype=torch.float32, rank=rank, world=2)
+    made.module.train()
+    trainer.step(0)
+    made.module.eval()
+    assert made.pooled.backbone.embeddings.word_embeddings.weight.numel() == 0, "it is whole on each worker"
+    texts = ["w1 w2" if number % 2 else " ".join(["w3"] * 40) for number in range(12)]
+    vectors = made.encode(texts, "passage", rank, 2)
+    one = made.encode(texts[:1], "passage", rank, 2)  # nothing for the second worker
+    with trainer.stepper.whole():
+        if rank == 0:
+            made.save(Path(out))
+    if rank == 0:
+        np.savez(Path(out) / "found.npz", vectors=vectors, one=one)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_weights_that_are_shared_out_are_judged_and_saved_whole(tmp_path: Path) -> None:
+    import torch.multiprocessing as processes
+
+    large = save_bert(tmp_path / "large", hidden=256, spread=0.1)
+    out = tmp_path / "out"
+    out.mkdir()
+    processes.spawn(work_shared_out, (str(tmp_path / "meet"), str(large), str(out)), nprocs=2)  # type: ignore[no-untyped-call]
+    found = np.load(out / "found.npz")
+    texts = ["w1 w2" if number % 2 else " ".join(["w3"] * 40) for number in range(12)]
+    expected = Encoder(str(out), ENCODER).encode(texts, side="passage")
+    assert len({row.tobytes() for row in expected.round(3)}) == 2
+    np.testing.assert_allclose(found["vectors"], expected, atol=1e-4)
+    np.testing.assert_allclose(found["one"], expected[:1], atol=1e-4)
+
+
 class Kept:
     """Checkpoints in a folder; `die_at`: the process is lost before this step's is written."""
 
@@ -244,6 +284,7 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: 
         train(system(bert, method=method), Kept(tmp_path / "killed", die_at=6))
     resumed, kept = system(bert, method=method), Kept(tmp_path / "killed")
     again = train(resumed, kept)
+    assert kept.notes.pop(0) == {"resumed": 4}
     assert [note["step"] for note in kept.notes] == [5, 6, 7, 8, 9]
     assert again.curve == progress.curve
     expected = dict(whole.module.named_parameters())
@@ -330,6 +371,74 @@ def test_a_loss_that_is_no_number_is_told_with_its_step(bert: Path, tmp_path: Pa
         train(made, kept)
     with safe_open(tmp_path / "kept" / "last", "pt") as file:
         assert json.loads(file.metadata()["progress"])["steps"] == 4
+
+
+def test_a_collapsed_model_is_not_the_best(bert: Path, tmp_path: Path) -> None:
+    """All vectors equal: an answer is not before the others. Numbers that are none end it, and are not kept."""
+    data = make_data()
+    every = np.arange(data.num_passages)
+    dev = DevSet(data.queries[::2], [np.array([row]) for row in every], data.passages(every)[1])
+    made, kept = system(bert), Kept(tmp_path / "kept")
+    made.encode = lambda texts, *_: np.ones((len(texts), 4), np.float32)  # type: ignore[method-assign]
+    assert dev.mrr(made) == 0.0
+    made.encode = lambda texts, *_: np.full((len(texts), 4), np.nan, np.float32)  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="step 3: the vectors of the dev split are not finite; the last checkpoint"):
+        train(made, kept, lambda: dev.mrr(made), evaluate_every=3)
+    assert [*(tmp_path / "kept").iterdir()] == [tmp_path / "kept" / "last"]
+    with safe_open(tmp_path / "kept" / "last", "pt") as file:
+        assert json.loads(file.metadata()["progress"])["steps"] == 2
+
+
+def test_weights_that_are_no_numbers_are_not_kept(bert: Path, tmp_path: Path) -> None:
+    made, kept = system(bert), Kept(tmp_path / "kept")
+    before = made.batch
+
+    def batch(step: int, rank: int, world: int) -> Any:
+        if step == 3:
+            with torch.no_grad():
+                made.prompts["both"].embedding[0, 0] = torch.inf  # type: ignore[index,union-attr]
+        return before(step, rank, world)
+
+    made.batch = batch  # type: ignore[method-assign]
+    made.loss = lambda vectors, batch: vectors.nan_to_num().sum() * 0  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"step 4: (its weights are|the gradient's norm is)"):
+        train(made, kept)
+    with safe_open(tmp_path / "kept" / "last", "pt") as file:
+        assert json.loads(file.metadata()["progress"])["steps"] == 2
+
+
+def test_a_prompt_begins_from_another(bert: Path, tmp_path: Path) -> None:
+    first = system(bert, sides="untied")
+    make = functools.partial(DualSystem, bert, ENCODER, data=None, device=CPU, dtype=torch.float32)
+    tied = TuneOptions(length=4)
+    made = make(tuning=tied, start=first.prompt())
+    assert torch.equal(made.prompts["both"].matrix(), first.prompts["query"].matrix())  # type: ignore[operator,union-attr]
+    again = make(tuning=replace(tied, sides="untied"), start=first.prompt())
+    assert torch.equal(again.prompts["passage"].matrix(), first.prompts["passage"].matrix())  # type: ignore[operator,union-attr]
+    query = system(bert, sides="query").prompt()
+    for tuning, message in [
+        (replace(tied, length=5), "expected \\(2, 2, 4, 5, 8\\): take its length"),
+        (replace(tied, parametrisation="mlp"), "not an mlp"),
+        (replace(tied, sides="untied"), "none for this side"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            make(tuning=tuning, start=query)
+    other = save_bert(tmp_path / "other", seed=1)
+    with pytest.raises(InputError, match="for another backbone"):
+        DualSystem(other, ENCODER, tied, None, device=CPU, dtype=torch.float32, start=query)
+
+
+def test_the_first_token_of_a_causal_backbone_is_no_text(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, GPT2Config, GPT2Model
+
+    bert = save_bert(tmp_path / "bert")
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "gpt")
+    GPT2Model(GPT2Config(vocab_size=600, n_positions=64, n_embd=32, n_layer=2, n_head=4)).save_pretrained(
+        tmp_path / "gpt"
+    )
+    with pytest.raises(InputError, match="the first token of a GPT2Model sees no other"):
+        Encoder(str(tmp_path / "gpt"), ENCODER)
+    assert Encoder(str(tmp_path / "gpt"), replace(ENCODER, pooling="last")).encode(["w1"]).shape == (1, 32)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
