@@ -31,7 +31,7 @@ class RipMaker:
     rows: Any
     checkpointing: bool
 
-    def make(self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int) -> tuple[RipSystem, None]:
+    def make(self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int) -> tuple[RipSystem, None, None]:
         folder = resolve(resolve_model(self.store, self.backbone))
         if describe_backbone(folder) != self.described:
             raise InputError(f"{self.backbone}: this node has other weights of it than the node of the job: {folder}")
@@ -47,7 +47,8 @@ class RipMaker:
 
             rows = ray.get(self.rows)
         data = RipData(corpus.num_rows, texts, rows)
-        return RipSystem(folder, self.options, data, device=device, dtype=dtype, checkpointing=self.checkpointing), None
+        system = RipSystem(folder, self.options, data, device=device, dtype=dtype, checkpointing=self.checkpointing)
+        return system, None, None
 
 
 def drawable(corpus: Corpus, options: RipOptions, limit: int | None) -> np.ndarray:

@@ -19,7 +19,7 @@ from indexing.models import Checkpoints, commit_files
 from indexing.tasks import RETRIES, room
 from retriever.errors import InputError
 from retriever.numerics import choose_dtype
-from retriever.system import Evaluate, System
+from retriever.system import Evaluate, Refresh, System
 from retriever.training import Hooks, LoopOptions, Trainer
 
 
@@ -28,8 +28,8 @@ class Maker(Protocol):
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
-    ) -> tuple[System, Evaluate | None]:
-        """The system, and how it is judged while it trains. Raises InputError."""
+    ) -> tuple[System, Evaluate | None, Refresh | None]:
+        """The system, how it is judged while it trains, and what mines for it anew. Raises InputError."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +131,10 @@ def train_one(
 ) -> None:
     """What a worker does, without Ray. Raises InputError."""
     dtype = choose_dtype(task.dtype, device)
-    system, evaluate = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
+    system, evaluate, refresh = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
     hooks = Hooks(task.last.load, task.last.save, task.best.load, task.best.save, tell)
     trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
-    progress = trainer.train(hooks, evaluate)
+    progress = trainer.train(hooks, evaluate, refresh)
     with tempfile.TemporaryDirectory(prefix="riptide-model-") as folder:
         with trainer.stepper.whole():
             if rank == 0:

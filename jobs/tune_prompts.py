@@ -54,6 +54,11 @@ class TunePrompts(Common):
     epochs: float = 1.0
     steps: int | None = None
     """Instead of --epochs."""
+    refresh_epochs: float | None = None
+    """Mine negatives anew by the model as it is, each time so many epochs are done (ANCE); the mined ones are for the
+    time before. Known answers are not looked for in their texts."""
+    refresh_depth: int = 100
+    """Negatives of each query that are mined then, to draw from."""
     batch: int = 32
     """Queries a step, over all workers."""
     negatives_per_query: int = 1

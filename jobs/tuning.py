@@ -66,6 +66,10 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     prompt = {"length", "parametrisation", "prompt_dropout"} if options.method == "prompt" else set()
     tuning = TuneOptions(sides=sides, **{name: getattr(options, name) for name in shared | prompt})
     epochs = math.ceil(options.epochs * len(data.queries) / options.batch)
+    if options.refresh_depth < 1 or (options.refresh_epochs is not None and not options.refresh_epochs > 0):
+        raise InputError(f"--refresh-epochs {options.refresh_epochs} --refresh-depth {options.refresh_depth}: expected "
+                         "more than 0, and 1 at least")  # fmt: skip
+    refresh_every = math.ceil((options.refresh_epochs or 0) * len(data.queries) / options.batch)
     loop = LoopOptions(
         steps=epochs if options.steps is None else options.steps,
         lr=options.lr if options.lr is not None else (7e-3 if frozen else 2e-5),
@@ -73,7 +77,7 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
         weight_decay=options.weight_decay if options.weight_decay is not None else (0.0 if frozen else 0.01),
         grad_cache=options.grad_cache, zero=options.zero, offload=options.offload,
         checkpoint_every=options.checkpoint_every, patience=options.patience,
-        evaluate_every=options.evaluate_every if options.dev_split else 0,
+        evaluate_every=options.evaluate_every if options.dev_split else 0, refresh_every=refresh_every,
     )  # fmt: skip
     start = None if options.init is None else options.init.removeprefix("prompts/")
     if start is not None and not frozen:
@@ -86,13 +90,14 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
         queries=queries.artifact.key.partition("/")[2], negatives=negatives.key.partition("/")[2],
         split=options.split, limit=options.limit, dev_split=options.dev_split, dev_limit=options.dev_limit,
         dev_passages=options.dev_passages, checkpointing=options.checkpointing, start=start,
+        refresh_depth=options.refresh_depth if refresh_every else 0,
     )  # fmt: skip
     dev = {"split": options.dev_split, "limit": options.dev_limit, "passages": options.dev_passages}
     config = {
         "backbone": described, "tuning": asdict(tuning),
         "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
         "split": options.split, "limit": options.limit, "dev": dev if options.dev_split else None,
-        "cpus": options.cpus, "dtype": options.dtype,
+        "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
     inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives,
               **spec.inputs(), **begun}  # fmt: skip

@@ -59,4 +59,14 @@ class System(Protocol):
         """Write what was trained, as users open it, into an empty folder."""
 
 
+class Refresh(Protocol):
+    """What the system trains on, mined anew by the model as it is (ANCE, Xiong et al. 2021)."""
+
+    def mine(self) -> torch.Tensor:
+        """An integer tensor, the same on every worker, which all call it at the same step."""
+
+    def take(self, mined: torch.Tensor) -> None:
+        """Train on that from the next batch on."""
+
+
 Evaluate = Callable[[], float]  # a quality that grows, measured with the model as it is now

@@ -29,12 +29,13 @@ from safetensors.torch import save_file
 from retriever.errors import InputError
 from retriever.numerics import describe_numerics
 from retriever.stepping import DeepSpeedStepper, PlainStepper, Stepper
-from retriever.system import Batch, Chunk, Evaluate, System
+from retriever.system import Batch, Chunk, Evaluate, Refresh, System
 
 # Tokens of a worker's share whose graphs are kept; above that the batch is cached.
 KEPT = {"cpu": 65_536, "cuda": 131_072}
 # Loop options that say how steps are computed and kept, not what they are: a run may go on with others.
 HOW = ("checkpoint_every", "grad_cache", "zero", "offload")
+_MINED = "mined"  # of a checkpoint's tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ class LoopOptions:
     lr: the highest, after a linear warm-up over `warm_up` of the steps; then linear to 0. clip: of the gradient's norm.
     grad_cache: "auto" caches where a worker's share of the batch has too many tokens for its graphs to be kept.
     zero: DeepSpeed's stage (0 to 3), None: plain data parallelism. offload: the optimizer in the processor's memory.
-    evaluate_every, checkpoint_every: in steps. patience: evaluations without a better one before the end; 0: never.
+    evaluate_every, checkpoint_every, refresh_every: in steps. patience: evaluations without a better one before the
+    end. 0: never.
     """
 
     steps: int
@@ -58,13 +60,19 @@ class LoopOptions:
     offload: bool = False
     checkpoint_every: int = 100
     evaluate_every: int = 0
+    refresh_every: int = 0
     patience: int = 0
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that cannot be trained with."""
-        if self.steps < 1 or self.checkpoint_every < 1 or self.evaluate_every < 0 or self.patience < 0:
+        if (
+            self.steps < 1
+            or self.checkpoint_every < 1
+            or min(self.evaluate_every, self.refresh_every, self.patience) < 0
+        ):
             raise InputError(f"steps={self.steps} checkpoint_every={self.checkpoint_every} evaluate_every="
-                             f"{self.evaluate_every} patience={self.patience}: expected counts")  # fmt: skip
+                             f"{self.evaluate_every} refresh_every={self.refresh_every} patience={self.patience}: "
+                             "expected counts")  # fmt: skip
         if not (math.isfinite(self.lr) and self.lr > 0) or self.seed < 0 or not 0 <= self.warm_up < 1:
             raise InputError(f"lr={self.lr} seed={self.seed} warm_up={self.warm_up}: expected a learning rate above 0, "
                              "a seed from 0 on, and a share of the steps")  # fmt: skip
@@ -119,13 +127,18 @@ class Trainer:
             else DeepSpeedStepper(system.module, system.forward, stage=options.zero, offload=options.offload,
                                   device=device, **shared)
         )  # fmt: skip
+        self.refresh: Refresh | None = None
+        self._mined: torch.Tensor | None = None
         self.numerics = describe_numerics(device, dtype, False)
         # Sums are rounded by the number of workers and threads too: said, as the same weights come of the same ones.
         self.conditions = {"numerics": self.numerics, "threads": str(torch.get_num_threads())}
 
-    def train(self, hooks: Hooks, evaluate: Evaluate | None = None) -> Progress:
-        """From the last checkpoint, or the start, to the end; the system is left with its best weights."""
-        options = self.options
+    def train(self, hooks: Hooks, evaluate: Evaluate | None = None, refresh: Refresh | None = None) -> Progress:
+        """From the last checkpoint, or the start, to the end; the system is left with its best weights.
+
+        What was mined anew is kept with the weights, so that a run which goes on trains on the same.
+        """
+        options, self.refresh = self.options, refresh
         self._agree(json.dumps(self.conditions), f"workers compute differently, this one by {_spelt(self.conditions)}: "
                     "give the run nodes of one kind")  # fmt: skip
         progress = self.restore(hooks.load())
@@ -147,6 +160,9 @@ class Trainer:
             progress.curve.append([progress.steps, loss, lr, quality])
             if self.rank == 0:
                 hooks.note({"step": progress.steps, "loss": loss, "quality": quality, "numerics": self.numerics})
+            if refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
+                self._mined = refresh.mine()
+                refresh.take(self._mined)
             if quality is not None or last or progress.steps % options.checkpoint_every == 0:
                 self._keep(hooks.save, progress)
         if progress.best is not None and progress.best_step != progress.steps:
@@ -237,6 +253,8 @@ class Trainer:
         state = self.stepper.state()
         if not all(bool(torch.isfinite(value).all()) for value in state.values()):
             raise self._not_finite(progress.steps - 1, "its weights are not finite")
+        if self._mined is not None:
+            state[_MINED] = self._mined
         if self.rank == 0:
             metadata = {"progress": json.dumps(vars(progress)), **self.conditions}
             save(progress.steps, lambda path: save_file(state, path, metadata=metadata))
@@ -253,6 +271,9 @@ class Trainer:
                     raise InputError(f"the run was begun with {_spelt(found)}, now {_spelt(self.conditions)}: go on "
                                      "where it was begun, or give another name")  # fmt: skip
                 self.stepper.load(file.get_tensor, progress.steps, self._touch)
+                if self.refresh and _MINED in file.keys():  # noqa: SIM118
+                    self._mined = file.get_tensor(_MINED)
+                    self.refresh.take(self._mined)
         finally:
             path.unlink()
         return progress

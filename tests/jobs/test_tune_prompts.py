@@ -137,6 +137,14 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(world, mined: St
     assert one["curve"] == other["curve"]
 
 
+def test_negatives_are_mined_anew_while_it_trains(world, mined: Store, done: Done, refused: Done) -> None:
+    ask = command(world, "--steps", 3, "--refresh-depth", 5)
+    done(*ask, "--task", "anew", "--refresh-epochs", 1)  # 10 questions, 8 a step: after the second
+    done(*ask, "--task", "not")
+    assert weights(mined, "prompts", "anew") != weights(mined, "prompts", "not")
+    assert "--refresh-epochs 0.0" in refused(*ask, "--task", "x", "--refresh-epochs", 0)
+
+
 def test_plan(world, mined: Store, done: Done) -> None:
     out = done(*command(world, "--task", "t", "--epochs", 2, "--plan"))
     assert "queries   10 of train, with negatives in negatives/hand" in out

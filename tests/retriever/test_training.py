@@ -331,6 +331,46 @@ def test_with_fewer_workers_it_goes_on_with_the_same_batches(bert: Path, tmp_pat
         torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3, msg=name)
 
 
+class Shuffled:
+    """A Refresh whose negatives are a function of the weights; `taken`: how often they were."""
+
+    def __init__(self, made: DualSystem):
+        self.made, self.taken = made, 0
+
+    def mine(self) -> torch.Tensor:
+        matrix = self.made.prompts["both"].matrix()  # type: ignore[operator,union-attr]
+        seed = int(matrix.abs().sum() * 1e6) % 2**31
+        return torch.from_numpy(np.random.default_rng(seed).integers(60, size=(120, 3)))
+
+    def take(self, mined: torch.Tensor) -> None:
+        assert self.made.data is not None
+        self.taken += 1
+        negatives = [np.setdiff1d(rows, own) for rows, own in zip(mined, self.made.data.positives, strict=True)]
+        self.made.data = replace(self.made.data, negatives=negatives)
+
+
+def test_what_was_mined_anew_is_gone_on_with(bert: Path, tmp_path: Path) -> None:
+    """Killed after the checkpoint at 6; mined at 3 and 6: the run that goes on trains on what was mined at 6."""
+
+    def run(kept: Kept) -> tuple[DualSystem, Shuffled]:
+        made = system(bert)
+        refresh = Shuffled(made)
+        options = LoopOptions(steps=9, lr=1e-2, checkpoint_every=2, refresh_every=3)
+        Trainer(made, options, device=CPU, dtype=torch.float32).train(kept.hooks(), None, refresh)
+        return made, refresh
+
+    whole, mined = run(Kept(tmp_path / "whole"))
+    assert mined.taken == 2
+    plain = system(bert)
+    train(plain, Kept(tmp_path / "plain"))
+    assert not torch.equal(plain.prompts["both"].embedding, whole.prompts["both"].embedding)
+    with pytest.raises(KeyboardInterrupt):
+        run(Kept(tmp_path / "kept", die_at=8))
+    made, again = run(Kept(tmp_path / "kept"))
+    assert again.taken == 1
+    assert torch.equal(made.prompts["both"].embedding, whole.prompts["both"].embedding)
+
+
 def test_a_prompts_checkpoint_holds_no_backbone(bert: Path, tmp_path: Path) -> None:
     train(system(bert), Kept(tmp_path / "kept"))
     with safe_open(tmp_path / "kept" / "last", "pt") as file:
