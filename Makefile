@@ -33,7 +33,7 @@ test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not chaos and not cluster"
 
 chaos: install  ## the long form of the chaos tests
-	RIPTIDE_CHAOS=long HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/chaos
+	RIPTIDE_CHAOS=long HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m chaos
 
 bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \

@@ -27,6 +27,7 @@ import psutil
 REPOSITORY = Path(__file__).resolve().parents[1]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 PATIENCE = 240.0  # seconds that a wait may take before the test fails: a bound for what hangs, no measure of speed
+LONG = os.environ.get("RIPTIDE_CHAOS") == "long"  # `make chaos`: every kind of kill, many times
 
 HEAD = "127.0.0.2"  # Ray takes 127.0.0.1 for "find out my address", and listens on that one
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_cluster import Job, LocalCluster, Node, local_cluster, run, start, still_there, title_of, wait_for
+from local_cluster import LONG, Job, LocalCluster, Node, local_cluster, run, start, still_there, title_of, wait_for
 from tiny import save_bert, write_corpus
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
@@ -91,7 +91,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 def cases() -> list[object]:
     """(seed, what is killed, in what): the ten kinds in turn."""
-    seeds = list(range(60 if os.environ.get("RIPTIDE_CHAOS") == "long" else len(KINDS)))
+    seeds = list(range(60 if LONG else len(KINDS)))
     if chosen := os.environ.get("RIPTIDE_CHAOS_SEED"):
         seeds = [int(chosen)]
     kinds = {seed: KINDS[seed % len(KINDS)] for seed in seeds}
