@@ -95,6 +95,10 @@ def test_old_pooling_keys(tiny: Tiny, tmp_path: Path, texts: list[str]) -> None:
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 def test_batch_mates_and_order_change_nothing(tiny: Tiny, texts: list[str], kind: str, side: str, pooling: str) -> None:
+    if (kind, pooling) == ("qwen3", "cls"):
+        with pytest.raises(InputError, match="the first token of a Qwen3Model sees no other"):
+            Encoder(str(tiny(kind)), options(padding_side=side, pooling=pooling))
+        return
     encoder = Encoder(str(tiny(kind)), options(padding_side=side, pooling=pooling))
     together = encoder.encode(texts)
     alone = np.concatenate([encoder.encode([text]) for text in texts])
