@@ -58,7 +58,7 @@ def save_random(folder: Path, layers: int, hidden: int) -> Path:
 
 
 def pretrain(
-    store: str, backbone: str, name: str, objective: str, steps: int, batch: int, length: int, lr: float
+    store: str, backbone: str, name: str, objective: str, steps: int, batch: int, length: int, lr: float, cpus: int
 ) -> str:
     """The folder of a model, trained unless it is there."""
     from jobs import pretrain_rip
@@ -67,6 +67,7 @@ def pretrain(
         pretrain_rip.PretrainRip(
             store=store, backbone=backbone, name=name, objective=objective,  # type: ignore[arg-type]
             steps=steps, batch=batch, max_length=length, lr=lr, pooling="mean", checkpoint_every=500,
+            cpus=cpus,
         )
     )  # fmt: skip
     return str(Path(store, "models", name))
@@ -134,6 +135,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="of RIP, and of masked words")
     parser.add_argument("--batch", type=int, default=256, help="passages a step of RIP")
     parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--cpus", type=int, default=2, help="threads of training")
     parser.add_argument("--json", default="results/pretraining_quality.json")
     options = parser.parse_args()
     from jobs import import_corpus
@@ -145,11 +147,15 @@ def main() -> None:
     if not Store(general).names("corpus"):
         import_corpus.main(import_corpus.ImportCorpus(store=general, source=str(merge(options.general, folder))))
     start = save_random(folder / "random", options.layers, options.hidden)
-    backbone = pretrain(general, str(start), "small", "mlm", options.general_steps, 128, 128, options.general_lr)
+    backbone = pretrain(
+        general, str(start), "small", "mlm", options.general_steps, 128, 128, options.general_lr, options.cpus
+    )
     rip_tokens = tokens_of_a_passage(options.store, backbone, "rip", 64)
     mlm_batch = round(options.batch * rip_tokens / tokens_of_a_passage(options.store, backbone, "mlm", 128))
-    rip = pretrain(options.store, backbone, "small-rip", "rip", options.steps, options.batch, 64, options.lr)
-    mlm = pretrain(options.store, backbone, "small-mlm", "mlm", options.steps, mlm_batch, 128, options.lr)
+    rip = pretrain(
+        options.store, backbone, "small-rip", "rip", options.steps, options.batch, 64, options.lr, options.cpus
+    )
+    mlm = pretrain(options.store, backbone, "small-mlm", "mlm", options.steps, mlm_batch, 128, options.lr, options.cpus)
     document: dict[str, Any] = {"options": vars(options), "tokens": options.steps * options.batch * rip_tokens}
     for name, model in {"small": backbone, "small-mlm": mlm, "small-rip": rip}.items():
         document[name] = judge(options.store, model, name, 128)

@@ -38,6 +38,7 @@ def tune(store: str, task: str, options: argparse.Namespace, method: str, lr: fl
             batch=options.batch, negatives_per_query=1, lr=lr, seed=seed, dev_split=options.dev_split,
             evaluate_every=max(1, options.steps // 2), checkpoint_every=options.steps, normalize=True,
             query_length=options.query_length, passage_length=options.passage_length,
+            cpus=options.cpus,
         )
     )  # fmt: skip
     return float(Store(store).open("models" if method == "finetune" else "prompts", task).notes["best"])
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--passage-length", type=int, default=128)
     parser.add_argument("--dev-split", default="dev")
     parser.add_argument("--split", default="test")
+    parser.add_argument("--cpus", type=int, default=2, help="threads of training")
     parser.add_argument("--answers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--zero-shot", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", default="results/tuning_quality.json")
