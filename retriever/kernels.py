@@ -1,6 +1,6 @@
-"""Two things that torch's training does slowly on a processor, done otherwise: attention in bfloat16, and dropout.
+"""What torch's training does slowly on a processor, done otherwise: attention in bfloat16, dropout, a vocabulary's loss.
 
-Both are exact in what they compute up to rounding, and a function of torch's seed.
+All are exact in what they compute up to rounding, and a function of torch's seed.
 """
 
 from __future__ import annotations
@@ -98,3 +98,64 @@ def swap_dropout(module: nn.Module) -> None:
     for child in module.modules():
         if type(child) is nn.Dropout:
             child.__class__ = Dropout
+
+
+LOGITS = 1 << 23  # numbers of logits held at a time: 32 MiB, which stay in a processor's cache
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    """sum of -log softmax(hidden table^T + bias)[target]; its gradients are made on the way forward, block by block."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, table: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    ) -> torch.Tensor:
+        device = hidden.device
+        low = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else hidden.dtype
+        wanted = ctx.needs_input_grad
+        words, states = table.to(low), hidden.to(low)
+        to_hidden = torch.empty_like(states) if wanted[0] else None
+        to_table = torch.zeros_like(table, dtype=torch.float32) if wanted[1] else None
+        to_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None
+        total = torch.zeros((), dtype=torch.float32, device=device)
+        step = max(1, LOGITS // len(table))
+        for at in range(0, len(states), step):
+            block, target = states[at : at + step], targets[at : at + step, None]
+            odds = torch.mm(block, words.t()).float()
+            if bias is not None:
+                odds += bias
+            highest = odds.amax(1, keepdim=True)
+            total -= (odds.gather(1, target) - highest).sum()
+            odds.sub_(highest).exp_()
+            sums = odds.sum(1, keepdim=True)
+            total += sums.log().sum()
+            if not any(wanted):
+                continue
+            odds.div_(sums).scatter_add_(1, target, torch.full_like(sums, -1))
+            if to_bias is not None:
+                to_bias += odds.sum(0)
+            rounded = odds.to(low)
+            if to_hidden is not None:
+                torch.mm(rounded, words, out=to_hidden[at : at + step])
+            if to_table is not None:
+                to_table += torch.mm(rounded.t(), block)
+        ctx.save_for_backward(to_hidden, to_table, to_bias)
+        ctx.dtypes = hidden.dtype, table.dtype, None if bias is None else bias.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        [gradient] = gradients
+        found = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return *(None if saved is None else (saved * gradient).to(dtype) for saved, dtype in found), None
+
+
+def vocabulary_loss(
+    hidden: torch.Tensor, table: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    """Cross-entropy of words, summed, float32 []: hidden [k, d], table [v, d], bias [v], targets int64 [k].
+
+    Of the k x v logits only a block is held at a time, forward and back, and each is made once. Under autocast the
+    products are made in its dtype, the rest in float32; the gradients to table and bias are summed in float32.
+    """
+    return _VocabularyLoss.apply(hidden, table, bias, targets)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from retriever.batching import Tokens
 from retriever.encoder import load_backbone
 from retriever.errors import InputError
+from retriever.kernels import vocabulary_loss
 from retriever.pooling import check_first_token
 from retriever.recipe import Recipe
 from retriever.reranker_training import ATTENTION_DROPOUTS
@@ -122,10 +123,8 @@ class MaskedBackbone(nn.Module):
 
     def _masked_loss(self, hidden: torch.Tensor, at: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The head runs at the masked places alone; its numbers, as many as the vocabulary has each, are not kept."""
-        return checkpoint(self._loss_of, hidden.flatten(0, 1)[at], targets, use_reentrant=False)
-
-    def _loss_of(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(self.head(hidden).float(), targets, reduction="sum")
+        loss: torch.Tensor = self.head(hidden.flatten(0, 1)[at], targets)
+        return loss
 
     def save_pretrained(self, folder: Path) -> None:
         """The backbone, with its head where transformers has a class for it, dropouts as they were found."""
@@ -133,11 +132,24 @@ class MaskedBackbone(nn.Module):
             self.whole.save_pretrained(folder)
 
 
-class TiedHead(nn.Module):
-    """BERT's head for a model that has none: hidden float [k, hidden] -> logits [k, vocabulary].
+class _Words(nn.Module):
+    """A table of words, to be guessed from: hidden float [k, d], targets int64 [k] -> the summed loss, float32 []."""
 
-    s LayerNorm(gelu(W h + b)) E^T + c, where E is the model's table of input embeddings, the very same tensor. s is 1,
-    or less where E's numbers are so large (T5's are near 1) that fresh logits would spread wider than by 1.
+    def __init__(self, table: nn.Parameter, bias: nn.Parameter | None):
+        super().__init__()
+        self.weight = table
+        self.bias = bias
+
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return vocabulary_loss(hidden, self.weight, self.bias, targets)
+
+
+class TiedHead(nn.Module):
+    """BERT's head for a model that has none: hidden float [k, hidden], targets int64 [k] -> the summed loss.
+
+    Its logits: s LayerNorm(gelu(W h + b)) E^T + c, where E is the model's table of input embeddings, the very same
+    tensor. s is 1, or less where E's numbers are so large (T5's are near 1) that fresh logits would spread wider
+    than by 1.
     """
 
     def __init__(self, model: Any):
@@ -148,26 +160,73 @@ class TiedHead(nn.Module):
         nn.init.normal_(self.transform.weight, std=spread)
         nn.init.zeros_(self.transform.bias)
         self.norm = nn.LayerNorm(table.shape[1], eps=1e-12)
-        self.decoder = nn.Linear(table.shape[1], table.shape[0])
-        self.decoder.weight = table
-        nn.init.zeros_(self.decoder.bias)
+        self.decoder = _Words(table, nn.Parameter(torch.zeros(table.shape[0])))
         self.scale = min(1.0, 1 / (float(table.detach().float().std()) * table.shape[1] ** 0.5 + 1e-12))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.decoder(self.scale * self.norm(functional.gelu(self.transform(hidden))))
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        words = self.scale * self.norm(functional.gelu(self.transform(hidden)))
+        loss: torch.Tensor = self.decoder(words, targets)
+        return loss
 
 
 class _ForeignHead(nn.Module):
-    """The head of a transformers model with any structure: the model itself, over a stand-in for its backbone."""
+    """The head of a transformers model with any structure: the model itself, over a stand-in for its backbone.
+
+    Where all that follows its table of words is the product by it, the model ends before that, and the product is
+    ours; where more follows (a cap on the logits), they are all made, and made again on the way back.
+    """
+
+    decoder: _Words | None
 
     def __init__(self, whole: Any):
         super().__init__()
-        model = copy.copy(whole)
-        model._modules = {**whole._modules, whole.base_model_prefix: _Given()}
-        self.model = model
+        self.model = _replaced(whole, whole.base_model, _Given())
+        table = whole.get_output_embeddings()
+        cut = _replaced(self.model, table, nn.Identity())
+        self.decoder = None
+        if type(table) is nn.Linear and _same(self.model, cut, table):
+            self.model, self.decoder = cut, _Words(table.weight, table.bias)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.decoder is None:
+            return checkpoint(self._loss_of, hidden, targets, use_reentrant=False)
+        loss: torch.Tensor = self.decoder(self._run(hidden), targets)
+        return loss
+
+    def _run(self, hidden: torch.Tensor) -> Any:
         return self.model(inputs_embeds=hidden[None]).logits[0]
+
+    def _loss_of(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self._run(hidden).float(), targets, reduction="sum")
+
+
+def _replaced(module: Any, old: Any, new: nn.Module) -> Any:
+    """The module with another in the place of one of its parts: a copy of the way there, all else the very same."""
+    if module is old:
+        return new
+    parts = {name: None if part is None else _replaced(part, old, new) for name, part in module._modules.items()}
+    if all(parts[name] is part for name, part in module._modules.items()):
+        return module
+    copied = copy.copy(module)
+    copied._modules = parts
+    return copied
+
+
+def _same(whole: Any, cut: Any, table: nn.Linear) -> bool:
+    """Whether the table's product with what the model without it gives is what the whole one gives."""
+    hidden = torch.linspace(-1, 1, 2 * int(whole.config.hidden_size)).view(1, 2, -1).to(table.weight)
+    modes = {part: part.training for part in (*whole.modules(), *cut.modules())}
+    try:
+        with torch.no_grad():
+            words = cut.eval()(inputs_embeds=hidden).logits
+            return words.shape[-1] == table.in_features and torch.allclose(
+                table(words), whole.eval()(inputs_embeds=hidden).logits, atol=1e-4, rtol=1e-4
+            )
+    except (RuntimeError, ValueError, TypeError):
+        return False
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 class _Given(nn.Module):

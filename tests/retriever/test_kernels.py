@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from retriever.kernels import Dropout, attention, swap_dropout
+from retriever.kernels import Dropout, attention, swap_dropout, vocabulary_loss
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
@@ -49,3 +49,42 @@ def test_dropout_drops_scales_and_goes_back_the_same_way() -> None:
     torch.testing.assert_close(values.grad, found.detach())
     module.eval()
     assert drop(values) is values
+
+
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("block", [1 << 23, 200])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_loss_over_a_vocabulary_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, low: bool, block: int, with_bias: bool
+) -> None:
+    """Blocks of 2 rows of 97 words, the last one short; gradients of both tables and of what is not asked for."""
+    monkeypatch.setattr("retriever.kernels.LOGITS", block)
+    torch.manual_seed(0)
+    given = [torch.randn(7, 12), torch.randn(97, 12), torch.randn(97)]
+    ours = [one.clone().requires_grad_() for one in given]
+    theirs = [one.clone().double().requires_grad_() for one in given]
+    targets = torch.randint(0, 97, (7,))
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        found = vocabulary_loss(ours[0], ours[1], ours[2] if with_bias else None, targets)
+    logits = functional.linear(theirs[0], theirs[1], theirs[2] if with_bias else None)
+    expected = functional.cross_entropy(logits, targets, reduction="sum")
+    (found * 0.7).backward()
+    (expected * 0.7).backward()
+    assert found.dtype == torch.float32
+    close = {"atol": 5e-2, "rtol": 3e-2} if low else {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(found.double(), expected, **close)
+    for one, other in zip(ours[: 2 + with_bias], theirs, strict=False):
+        assert one.grad is not None
+        torch.testing.assert_close(one.grad.double(), other.grad, **close)
+
+
+def test_the_loss_over_a_frozen_vocabulary_gives_the_states_their_gradient() -> None:
+    torch.manual_seed(0)
+    hidden, table, targets = torch.randn(3, 4, requires_grad=True), torch.randn(9, 4), torch.tensor([1, 1, 8])
+    vocabulary_loss(hidden, table, None, targets).backward()
+    expected = torch.autograd.grad(functional.cross_entropy(hidden @ table.t(), targets, reduction="sum"), hidden)[0]
+    torch.testing.assert_close(hidden.grad, expected)
+    with torch.no_grad():
+        loss = vocabulary_loss(hidden, table, None, targets)
+        torch.testing.assert_close(loss, functional.cross_entropy(hidden @ table.t(), targets, reduction="sum"))
+    assert vocabulary_loss(hidden[:0], table, None, targets[:0]) == 0

@@ -214,7 +214,7 @@ def test_the_masked_loss_is_transformers_own(tiny: Callable[..., Path], tmp_path
     assert made.model.fresh_head is not with_head
     made.save(tmp_path / "saved")
     reference = load_masked(folder if with_head else tmp_path / "saved")
-    assert made.model.head.model.get_output_embeddings().weight is made.model.backbone.get_input_embeddings().weight
+    assert made.model.head.decoder.weight is made.model.backbone.get_input_embeddings().weight
     total, count, found = 0.0, 0, 0.0
     rows = torch.zeros(14, 32)
     for chunk in made.batch(0, 0, 1).chunks:
@@ -258,8 +258,10 @@ def test_an_architecture_without_a_class_gets_a_tied_head(tiny: Callable[..., Pa
     ids, lengths, labels, total = chunk.inputs
     inside = torch.arange(ids.shape[1])[None] < lengths[:, None]
     hidden = made.model.backbone(input_ids=ids, attention_mask=inside.long()).last_hidden_state
-    expected = torch.nn.functional.cross_entropy(made.model.head(hidden).flatten(0, 1), labels.flatten(),
-                                                 reduction="sum") / total  # fmt: skip
+    head = made.model.head
+    words = head.scale * head.norm(torch.nn.functional.gelu(head.transform(hidden)))
+    logits = torch.nn.functional.linear(words, table, head.decoder.bias)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / total
     torch.testing.assert_close(part, expected)
     torch.testing.assert_close(vectors[0], hidden[0, : lengths[0]].mean(0))
     made.save(tmp_path / "saved")
@@ -446,18 +448,15 @@ def test_heads_of_any_structure_run_at_the_masked_places_alone(tmp_path: Path, k
     [chunk] = made.batch(0, 0, 1).chunks
     ids, lengths, labels, total = chunk.inputs
     sizes = []
-    handle = whole_head(made).register_forward_hook(lambda module, given, output: sizes.append(output.shape[:-1]))
+    decoder = made.model.head.decoder
+    handle = decoder.register_forward_hook(lambda module, given, output: sizes.append(given[0].shape[:-1]))
     _, part = made.forward(chunk)
     handle.remove()
-    assert sizes == [(1, total)]
+    assert sizes == [(total,)]
     inside = (torch.arange(ids.shape[1])[None] < lengths[:, None]).long()
     logits = load_masked(tmp_path / "bert")(input_ids=ids, attention_mask=inside).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     torch.testing.assert_close(part, expected, atol=1e-5, rtol=1e-5)
-
-
-def whole_head(made: RipSystem) -> torch.nn.Module:
-    return made.model.head.model.get_output_embeddings()  # type: ignore[no-any-return]
 
 
 def four_steps(bert: Path, rank: int, world: int, zero: int | None) -> dict[str, Any]:
