@@ -1,4 +1,4 @@
-"""What torch's training does slowly on a processor, done otherwise: attention in bfloat16, dropout, a vocabulary's loss.
+"""Three things that torch trains slowly on a processor, done otherwise: bfloat16 attention, dropout, loss over words.
 
 All are exact in what they compute up to rounding, and a function of torch's seed.
 """

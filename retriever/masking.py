@@ -135,7 +135,7 @@ class MaskedBackbone(nn.Module):
 class _Words(nn.Module):
     """A table of words, to be guessed from: hidden float [k, d], targets int64 [k] -> the summed loss, float32 []."""
 
-    def __init__(self, table: nn.Parameter, bias: nn.Parameter | None):
+    def __init__(self, table: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
         self.weight = table
         self.bias = bias
