@@ -18,6 +18,7 @@ from indexing.runs import read_run, write_trec
 from indexing.store import Store
 from retriever.errors import InputError
 
+DEPTH = 100  # hits that are re-ranked
 SHOWN = 10  # queries without a hit that are named
 
 
@@ -50,8 +51,8 @@ class Search(Common):
     """Candidates of each shard that are scored again; default: what the build measured."""
     rerank: str | None = None
     """Order the first hits by this cross-encoder: a Hugging Face name, a folder, or models/NAME of the store."""
-    rerank_depth: int = 100
-    """How many hits of each query; those below stay below, with -rank for a score."""
+    rerank_depth: int | None = None
+    """How many hits of each query (100); those below stay below, with -rank for a score."""
     drop_self: bool = False
     """Drop a hit whose id is the query's (ArguAna, Quora)."""
 
@@ -62,6 +63,7 @@ def main(options: Search) -> None:
         if (value := getattr(options, name)) is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} {value}: expected at least 1")
     source = options.source or source_of(options.mode, store, options.embeddings, options.index)
+    check_dials(options, source)
     retrieval = Retrieval(
         store,
         source=source,
@@ -72,7 +74,7 @@ def main(options: Search) -> None:
         options=SearchOptions(encoder=options.encoder, task=options.task, nprobe=options.nprobe, depth=options.depth),
         drop_self=options.drop_self,
         reranker=options.rerank,
-        rerank_depth=options.rerank_depth,
+        rerank_depth=options.rerank_depth or DEPTH,
         limit=options.limit,
     )
     source = retrieval.retriever.source
@@ -95,6 +97,17 @@ def main(options: Search) -> None:
     if options.run:
         write_trec(read_run(artifact), options.run, retrieval.name)
         say(options.run)
+
+
+def check_dials(options: Search, source: str) -> None:
+    """Raises InputError for an option that what is searched has no use for."""
+    probed, dense = "index:" in source, "index:" in source or "exact:" in source
+    uses = {"nprobe": (probed, "an index"), "depth": (probed, "an index"), "encoder": (dense, "vectors"),
+            "task": (dense, "vectors"), "rerank_depth": (options.rerank is not None, "--rerank")}  # fmt: skip
+    for name, (used, needed) in uses.items():
+        if not used and (value := getattr(options, name)) is not None:
+            option = f"--{name.replace('_', '-')} {value}"
+            raise InputError(f"{option}: {source} has no use for it, it goes with {needed}")
 
 
 if __name__ == "__main__":

@@ -250,6 +250,10 @@ def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path) -
     assert "name 'a b'" in refused(*command(world, "exact", "--name", "a b"))
     for dial in ("--nprobe", "--depth"):
         assert f"{dial} 0" in refused(*command(world, "dense", dial, 0))
+        assert f"{dial} 3: exact:enc has no use for it, it goes with an index" in refused(
+            *command(world, "exact", dial, 3)
+        )
+    assert "it goes with --rerank" in refused(*command(world, "dense", "--rerank-depth", 7))
     assert files_of(world.store, but=()) == before
     assert "there is no store here" in refused("search", "--store", tmp_path / "none")
 
