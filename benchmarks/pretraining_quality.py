@@ -89,7 +89,7 @@ def tokens_of_a_passage(store: str, backbone: str, objective: str, length: int) 
     return sum(int(chunk.inputs[1].sum()) for chunk in batch.chunks) / options.batch
 
 
-def judge(store: str, folder: str, name: str, length: int) -> dict[str, float]:
+def judge(store: str, folder: str, name: str, length: int, asked: str | None) -> dict[str, float]:
     """Zero-shot MRR@10 on the test split, l_align and l_uniform."""
     from jobs import encode_corpus, evaluate, search
 
@@ -101,22 +101,24 @@ def judge(store: str, folder: str, name: str, length: int) -> dict[str, float]:
 
     lengths: dict[str, Any] = {"pooling": "mean", "normalize": True, "query_length": 64, "passage_length": length}
     encode_corpus.main(encode_corpus.EncodeCorpus(store=store, encoder=folder, name=name, **lengths))
-    search.main(search.Search(store=store, source=f"exact:{name}", split="test", k=100, name=f"{name}-test"))
+    search.main(
+        search.Search(store=store, source=f"exact:{name}", queries=asked, split="test", k=100, name=f"{name}-test")
+    )
     opened = Store(store)
-    queries, corpus = Queries.open(opened, None), Corpus.open(opened)
+    queries, corpus = Queries.open(opened, asked), Corpus.open(opened)
     qrels = queries.qrels("test")
     measured = evaluate.measure_of(opened, queries, qrels, ["RR@10", "R@100"])(
         evaluate.load(opened, f"{name}-test", queries, "test")
     )
     figures = {metric: float(values.mean()) for metric, values in measured.items()}
-    asked = dict(zip(*queries.split("test"), strict=True))
+    texts = dict(zip(*queries.split("test"), strict=True))
     pairs = list(dict(zip(qrels["query_id"].to_pylist(), qrels["corpus_id"].to_pylist(), strict=True)).items())[:PAIRS]
     passages = corpus.passages(corpus.rows_of([passage for _, passage in pairs]))
     some = np.sort(np.random.default_rng(0).choice(corpus.num_rows, PAIRS, replace=False))
     others = corpus.passages(some)
     for kind, normalize in (("unit", True), ("raw", False)):
         encoder = Encoder(folder, EncoderOptions(**{**lengths, "normalize": normalize}))
-        one = encoder.encode([asked[query] for query, _ in pairs], side="query")
+        one = encoder.encode([texts[query] for query, _ in pairs], side="query")
         other = encoder.encode([passage.text for passage in passages], side="passage")
         spread = encoder.encode([passage.text for passage in others], side="passage")
         figures |= {f"l_align {kind}": alignment(one, other), f"l_uniform {kind}": uniformity(spread)}
@@ -126,6 +128,7 @@ def judge(store: str, folder: str, name: str, length: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True, help="the corpus and the questions to be judged by")
+    parser.add_argument("--queries", help="may be left out where the store has one set only")
     parser.add_argument("--general", nargs="+", required=True, help="BEIR corpus.jsonl.gz files")
     parser.add_argument("--folder", required=True, help="where the backbone is made")
     parser.add_argument("--layers", type=int, default=4)
@@ -158,7 +161,7 @@ def main() -> None:
     mlm = pretrain(options.store, backbone, "small-mlm", "mlm", options.steps, mlm_batch, 128, options.lr, options.cpus)
     document: dict[str, Any] = {"options": vars(options), "tokens": options.steps * options.batch * rip_tokens}
     for name, model in {"small": backbone, "small-mlm": mlm, "small-rip": rip}.items():
-        document[name] = judge(options.store, model, name, 128)
+        document[name] = judge(options.store, model, name, 128, options.queries)
         print(f"{name:10} {'  '.join(f'{metric} {value:.4f}' for metric, value in document[name].items())}", flush=True)
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     Path(options.json).write_text(json.dumps(document, indent=1) + "\n")

@@ -34,7 +34,8 @@ def tune(store: str, task: str, options: argparse.Namespace, method: str, lr: fl
     tune_prompts.main(
         tune_prompts.TunePrompts(
             store=store, task=task, backbone=options.backbone, method=method,  # type: ignore[arg-type]
-            negatives=options.negatives, length=options.length, prompt_dropout=0.1, steps=options.steps,
+            queries=options.queries, negatives=options.negatives, length=options.length, prompt_dropout=0.1,
+            steps=options.steps,
             batch=options.batch, negatives_per_query=1, lr=lr, seed=seed, dev_split=options.dev_split,
             evaluate_every=max(1, options.steps // 2), checkpoint_every=options.steps, normalize=True,
             query_length=options.query_length, passage_length=options.passage_length,
@@ -55,9 +56,10 @@ def measure(store: str, name: str, *, encoder: str | None, task: str | None, opt
     encode_corpus.main(
         encode_corpus.EncodeCorpus(store=store, encoder=encoder, task=task, name=name, **lengths if encoder else {})
     )
-    search.main(search.Search(store=store, source=f"exact:{name}", split=options.split, k=100, name=f"{name}-test"))
+    asked = {"queries": options.queries, "split": options.split}
+    search.main(search.Search(store=store, source=f"exact:{name}", k=100, name=f"{name}-test", **asked))
     opened = Store(store)
-    queries = Queries.open(opened, None)
+    queries = Queries.open(opened, options.queries)
     metrics = [m for m in METRICS if options.answers or not m.startswith("Answer")]
     found = evaluate.measure_of(opened, queries, queries.qrels(options.split), metrics)
     return found(evaluate.load(opened, f"{name}-test", queries, options.split))
@@ -75,6 +77,7 @@ def main() -> None:
     parser.add_argument("--store", required=True)
     parser.add_argument("--backbone", required=True)
     parser.add_argument("--negatives", required=True)
+    parser.add_argument("--queries", help="may be left out where the store has one set only")
     parser.add_argument("--label", required=True, help="what its artifacts' names begin with")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--prompt-lrs", type=float, nargs="+", default=[3e-3, 1e-2, 3e-2])
