@@ -7,7 +7,7 @@ import functools
 import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -228,16 +228,32 @@ def search_alive(searcher: LuceneSearch, queries: Sequence[str], k: int, deleted
     """The top k without the deleted rows: asked for a few more, and for twice as many where that was not enough."""
     if not len(deleted):
         return searcher.search(queries, k, threads=threads)
+    depth = k + min(len(deleted), max(16, k // 8))
+    return _deepened(searcher, queries, k, depth, lambda rows: ~np.isin(rows, deleted), threads)
+
+
+def search_among(searcher: LuceneSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
+    """The top k among some rows, int64, ascending: asked for as many as should hold k of them, then twice as many."""
+    depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
+    return _deepened(searcher, queries, k, depth, lambda found: np.isin(found, rows), threads)
+
+
+def _deepened(
+    searcher: LuceneSearch, queries: Sequence[str], k: int, depth: int, taken: Callable[[np.ndarray], np.ndarray],
+    threads: int,
+) -> Hits:  # fmt: skip
+    """The top k of the rows that are taken (int64 -> bool), from a depth on that doubles until there are k."""
     scores = np.full((len(queries), k), -np.inf, np.float32)
     rows = np.full((len(queries), k), -1, np.int64)
-    left, depth = np.arange(len(queries)), k + min(len(deleted), max(16, k // 8))
+    left = np.arange(len(queries))
     while len(left):
         found = searcher.search([queries[int(number)] for number in left], depth, threads=threads)
-        alive = (found.rows >= 0) & ~np.isin(found.rows, deleted)
+        alive = (found.rows >= 0) & taken(found.rows)
         order = np.argsort(~alive, axis=1, kind="stable")[:, :k]
         kept = np.take_along_axis(alive, order, axis=1)
-        rows[left] = np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1)
-        scores[left] = np.where(kept, np.take_along_axis(found.scores, order, axis=1), -np.inf)
+        width = order.shape[1]
+        rows[left, :width] = np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1)
+        scores[left, :width] = np.where(kept, np.take_along_axis(found.scores, order, axis=1), -np.inf)
         enough = (alive.sum(axis=1) >= k) | (found.rows[:, -1] < 0) | (depth >= searcher.num_documents)
         left, depth = left[~enough], min(2 * depth, searcher.num_documents)
     return Hits(scores, rows)

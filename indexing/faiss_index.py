@@ -168,12 +168,13 @@ def search_shard(
     *,
     nprobe: int,
     deleted: np.ndarray | None = None,
+    allowed: np.ndarray | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
     """Candidate rows, int64 [q, depth], best first by the index's approximate score, -1 where there are none.
 
     queries float32 [q, dim]; nprobe: lists to probe (a flat index has none and looks at all); deleted: int64 rows to
-    skip.
+    skip; allowed: int64 rows to look at alone, the deleted ones not among them.
     """
     queries = np.ascontiguousarray(queries, dtype=np.float32)
     if queries.ndim != 2 or queries.shape[1] != index.d:
@@ -181,7 +182,9 @@ def search_shard(
     if depth < 1 or nprobe < 1:
         raise InputError(f"depth is {depth} and nprobe is {nprobe}, expected 1 or more")
     options: dict[str, Any] = {}
-    if deleted is not None and len(deleted):
+    if allowed is not None:
+        options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed, dtype=np.int64))
+    elif deleted is not None and len(deleted):
         gone = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
         options["sel"] = faiss.IDSelectorNot(gone)
     inner = _inner(index)

@@ -1,0 +1,136 @@
+"""Searchers that stay open in one process and answer batches at once: what a service is made of, without tasks of Ray.
+
+Their hits are those that `search` finds in the same artifacts with the same dials.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from indexing.bm25 import Bm25, search_alive, search_among
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.exact import Hits, exact_search, merge, rescore_pieces
+from indexing.faiss_index import read_index, search_shard
+from indexing.filters import Filter
+from indexing.index import Index
+
+EXACT_ROWS = 100_000  # matching rows of a shard up to which a filtered search looks at all of them
+FILTERS = 64  # whose matching rows are kept
+
+
+class Matches:
+    """The rows that match a filter, of one stretch of a corpus; the last ones asked for are kept. Thread-safe."""
+
+    def __init__(self, corpus: Corpus, first_row: int, end: int):
+        self.corpus, self.first_row, self.end = corpus, first_row, end
+        self._kept: OrderedDict[Filter, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def rows(self, filter: Filter) -> np.ndarray:
+        """int64, ascending."""
+        with self._lock:
+            if filter in self._kept:
+                self._kept.move_to_end(filter)
+                return self._kept[filter]
+        rows = filter.rows(self.corpus, self.first_row, self.end)
+        with self._lock:
+            self._kept[filter] = rows
+            while len(self._kept) > FILTERS:
+                self._kept.popitem(last=False)
+        return rows
+
+
+class DenseShard:
+    """Shard `number` of `of`: every of-th FAISS file of an index, or of the rows where there is no index.
+
+    Raises InputError where the artifacts do not fit each other.
+    """
+
+    def __init__(
+        self, corpus: Corpus, embeddings: Embeddings, index: Index | None, number: int = 0, of: int = 1,
+        threads: int | None = None,
+    ):  # fmt: skip
+        self.corpus, self.embeddings, self.index, self.threads = corpus, embeddings, index, threads
+        if index is None:
+            bounds = np.linspace(0, embeddings.num_rows, of + 1).astype(np.int64)
+            stretches = [(int(bounds[number]), int(bounds[number + 1]))]
+            self._opened: list[Any] = [None]
+        else:
+            mine = index.shards[number::of]
+            stretches = [(shard.first_row, shard.end) for shard in mine]
+            self._opened = [read_index(shard.artifact.local(shard.part), mmap=True) for shard in mine]
+        deleted = corpus.deleted
+        self._stretches = [
+            (Matches(corpus, first, end), embeddings.between(first, end), deleted[(deleted >= first) & (deleted < end)])
+            for first, end in stretches
+        ]
+
+    def search(
+        self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False,
+        nprobe: int | None = None, depth: int | None = None,
+    ) -> Hits:  # fmt: skip
+        """The top k of queries float32 [q, dim] among this shard's rows; with a filter, among those that match.
+
+        exact: score every vector, though there is an index. Few matching rows are all scored; of many, as much more of
+        the index is probed as there are fewer of them than rows.
+        """
+        found = [
+            self._search(opened, *stretch, queries, k, filter, exact=exact, nprobe=nprobe, depth=depth)
+            for opened, stretch in zip(self._opened, self._stretches, strict=True)
+        ]
+        return merge(found, k) if found else nothing(len(queries), k)
+
+    def _search(
+        self, opened: Any, matches: Matches, pieces: Sequence[tuple[int, np.ndarray]], deleted: np.ndarray,
+        queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool, nprobe: int | None, depth: int | None,
+    ) -> Hits:  # fmt: skip
+        if opened is None or exact:
+            if filter is None:
+                return exact_search(queries, pieces, k, deleted=deleted, threads=self.threads)
+            return self._all_of(matches.rows(filter), queries, k)
+        assert self.index is not None
+        nprobe, depth = nprobe or self.index.nprobe, max(k, depth or self.index.depth)
+        allowed = None
+        if filter is not None:
+            allowed = matches.rows(filter)
+            if len(allowed) <= EXACT_ROWS:
+                return self._all_of(allowed, queries, k)
+            nprobe = -(-nprobe * (matches.end - matches.first_row) // len(allowed))
+        rows = search_shard(
+            opened, queries, depth, nprobe=nprobe, deleted=deleted, allowed=allowed, threads=self.threads
+        )
+        return rescore_pieces(queries, rows, pieces, k, self.threads)
+
+    def _all_of(self, rows: np.ndarray, queries: np.ndarray, k: int) -> Hits:
+        """The top k among some rows, int64, ascending."""
+        if not len(rows):
+            return nothing(len(queries), k)
+        found = exact_search(queries, [(0, self.embeddings.take(rows))], k, threads=self.threads)
+        return Hits(found.scores, np.where(found.rows >= 0, rows[found.rows], -1))
+
+
+class Words:
+    """bm25/NAME, open. Raises InputError where it is not of this corpus, or there is no Java."""
+
+    def __init__(self, corpus: Corpus, bm25: Bm25, threads: int = 1):
+        self.threads = threads
+        self._corpus = corpus
+        self._searcher = bm25.searcher()
+        self._matches = Matches(corpus, 0, corpus.num_rows)
+
+    def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
+        """The top k of some questions, less the deleted passages; with a filter, among those that match."""
+        if filter is None:
+            return search_alive(self._searcher, queries, k, self._corpus.deleted, self.threads)
+        return search_among(self._searcher, queries, k, self._matches.rows(filter), self.threads)
+
+
+def nothing(queries: int, k: int) -> Hits:
+    """No hits."""
+    return Hits(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))

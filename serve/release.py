@@ -1,0 +1,216 @@
+"""Tasks and releases: what is served, by fingerprint.
+
+serving/releases/ID.json   a release: its tasks, and the fingerprint of everything that they are made of; immutable
+serving/current.json       which one is live; changed by compare-and-swap alone
+
+A release never changes, so that a request which is pinned to one is answered by one version of everything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from indexing.artifact import Artifact, fingerprint_of, seal, unseal
+from indexing.bm25 import Bm25
+from indexing.bm25 import check_lineage as check_bm25
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.encoders import EncoderSpec, differing
+from indexing.index import Index
+from indexing.store import Store
+from retriever.errors import InputError
+from retriever.options import EncoderOptions
+
+CURRENT = "serving/current.json"
+FORMAT = 1
+TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+BASE = "default"  # the task of the backbone without a prompt
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a team asks by its name. prompt: prompts/NAME of the store, None for the bare backbone. embeddings: those of
+    its passages. index: over these; None: every vector is scored. bm25: None where there is none."""
+
+    name: str
+    prompt: str | None
+    embeddings: str
+    index: str | None = None
+    bm25: str | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is served together. encoder: the backbone (a Hugging Face name, a folder, or models/NAME); encoder_options:
+    how texts become its vectors. fingerprints: of every artifact, by its key. reranker: None where there is none."""
+
+    encoder: str
+    encoder_options: dict[str, Any]
+    tasks: tuple[Task, ...]
+    fingerprints: dict[str, str]
+    reranker: str | None = None
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", fingerprint_of(self._document())[:16])
+
+    def task(self, name: str) -> Task | None:
+        return next((task for task in self.tasks if task.name == name), None)
+
+    def generations(self, store: Store, kind: str, name: str = "") -> list[Artifact]:
+        """The generations of an artifact that the release has, and no later ones.
+
+        Raises InputError where one is missing, or not what it was.
+        """
+        prefix = f"{kind}/{name}/" if name else f"{kind}/"
+        keys = sorted(key for key in self.fingerprints if re.fullmatch(re.escape(prefix) + r"g\d{4}", key))
+        return [self.artifact(store, key) for key in keys]
+
+    def artifact(self, store: Store, key: str) -> Artifact:
+        """Raises InputError where it is missing, or not what it was when the release was made."""
+        kind, _, name = key.partition("/")
+        found = store.open(kind, name)
+        if found.fingerprint != self.fingerprints[key]:
+            raise InputError(f"{found.url}: its fingerprint is {found.fingerprint[:12]}, release {self.id} was made of "
+                             f"{self.fingerprints[key][:12]}: make a release of what is there now")  # fmt: skip
+        return found
+
+    def with_task(self, task: Task, artifacts: Iterable[Artifact]) -> Release:
+        """The same with one task more, or another one of its name. artifacts: all that the task is made of."""
+        tasks = tuple(sorted([*(t for t in self.tasks if t.name != task.name), task], key=lambda t: t.name))
+        return replace(self, tasks=tasks, fingerprints={**self.fingerprints, **_fingerprints(artifacts)})
+
+    def without_task(self, name: str) -> Release:
+        """The same but for one task; what it alone was made of is let go."""
+        tasks = tuple(task for task in self.tasks if task.name != name)
+        kept = {task.prompt for task in tasks}
+        gone = {f"prompts/{task.prompt}" for task in self.tasks if task.prompt and task.prompt not in kept}
+        return replace(self, tasks=tasks, fingerprints={k: v for k, v in self.fingerprints.items() if k not in gone})
+
+    def save(self, store: Store) -> None:
+        """Write it down; what is there already under its id is the same."""
+        store.storage.put_new(f"serving/releases/{self.id}.json", seal({"format": FORMAT, **self._document()}))
+
+    @classmethod
+    def load(cls, store: Store, id: str) -> Release:
+        """Raises InputError where there is none of this id, CorruptError where it is damaged."""
+        key = f"serving/releases/{id}.json"
+        try:
+            document = unseal(store.storage.read(key), f"{store.url}/{key}")
+        except FileNotFoundError:
+            raise InputError(f"{store.url}/{key}: there is no such release") from None
+        return cls(
+            document["encoder"], document["encoder_options"], tuple(Task(**task) for task in document["tasks"]),
+            document["fingerprints"], document["reranker"],
+        )  # fmt: skip
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "encoder": self.encoder,
+            "encoder_options": self.encoder_options,
+            "tasks": [asdict(task) for task in self.tasks],
+            "fingerprints": dict(sorted(self.fingerprints.items())),
+            "reranker": self.reranker,
+        }
+
+
+def current(store: Store) -> tuple[str, str] | None:
+    """(id of the live release, tag to change it by); None where there is none."""
+    found = store.storage.read_tagged(CURRENT)
+    return None if found is None else (str(json.loads(found[0])["release"]), found[1])
+
+
+def make_current(store: Store, release: Release, tag: str | None) -> bool:
+    """Make a release, saved here, the live one; False where another one has become live since `tag` was read."""
+    release.save(store)
+    return store.storage.swap(CURRENT, json.dumps({"release": release.id}).encode() + b"\n", tag)
+
+
+def plan(
+    store: Store, *, embeddings: str | None = None, index: str | None = None, bm25: str | None = None,
+    tasks: Iterable[str] | None = None, reranker: str | None = None,
+) -> tuple[Release, dict[str, str]]:  # fmt: skip
+    """A release of what a store holds: its embeddings (or those named), with the index over them, BM25, every prompt
+    whose passages these are (or the tasks named); and why each prompt that was left out does not fit.
+
+    Raises InputError where a name says nothing, or where what is named does not fit together.
+    """
+    corpus = Corpus.open(store)
+    if index is not None and embeddings is None:
+        embeddings = str(store.generations("index", store.only("index", index))[-1].config["embeddings"])
+    vectors = Embeddings.open(store, embeddings, corpus)
+    over = [name for name in store.names("index") if _over(store, name) == vectors.name]
+    if index is None and len(over) > 1:
+        raise InputError(f"{store.url} has several indexes over embeddings/{vectors.name}: {', '.join(over)}; say "
+                         "which with --index NAME")  # fmt: skip
+    chosen = index or (over[0] if over else None)
+    opened = Index.open(store, chosen, vectors) if chosen else None
+    words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
+    options = EncoderOptions(**vectors.encoder_options)
+    spec = EncoderSpec(store, vectors.encoder_name, options)
+    parts: list[Artifact] = [*corpus.generations, *vectors.generations, *(opened.generations if opened else []),
+                             *(words.generations if words else []), *spec.inputs().values()]  # fmt: skip
+    if reranker and reranker.startswith("models/"):
+        parts.append(store.open("models", reranker.partition("/")[2]))
+    place: dict[str, Any] = {"embeddings": vectors.name, "index": chosen, "bm25": words.name if words else None}
+    found: list[Task] = []
+    left: dict[str, str] = {}
+    asked = [BASE, *store.names("prompts")] if tasks is None else list(tasks)
+    for name in dict.fromkeys(asked):
+        prompt = None if name == BASE else name
+        try:
+            found.append(check_task(store, Task(name, prompt, **place), spec, vectors))
+        except InputError as error:
+            if tasks is not None:
+                raise
+            left[name] = str(error)
+            continue
+        parts += [store.open("prompts", prompt)] if prompt else []
+    if not found:
+        raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(left.values())}")
+    ordered = tuple(sorted(found, key=lambda task: task.name))
+    return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), left
+
+
+def check_task(store: Store, task: Task, spec: EncoderSpec, vectors: Embeddings) -> Task:
+    """The task. Raises InputError unless its passages, as prompt and backbone make them, are what was encoded."""
+    if not TASK_NAME.fullmatch(task.name):
+        raise InputError(f"task {task.name!r}: expected up to 100 letters, digits, '.', '_' and '-', the first a "
+                         "letter or digit")  # fmt: skip
+    own = replace(spec, task=task.prompt)
+    if differ := differing(vectors.config["encoder"], own.describe("passage"), passages=True):
+        raise InputError(f"task {task.name}: its passages' vectors are not those of embeddings/{vectors.name} "
+                         f"({', '.join(differ)} differ): encode the corpus with --task {task.name}")  # fmt: skip
+    return task
+
+
+class Opened:
+    """What a release names, opened for reading on this node and checked against its fingerprints.
+
+    Raises InputError for whatever is missing, or is not what it was.
+    """
+
+    def __init__(self, store: Store, release: Release):
+        self.store, self.release = store, release
+        self.corpus = Corpus(release.generations(store, "corpus"))
+        names = {task.embeddings for task in release.tasks}
+        self.embeddings = {name: Embeddings(name, release.generations(store, "embeddings", name)) for name in names}
+        over = {task.index: task.embeddings for task in release.tasks if task.index}
+        self.indexes = {name: Index(name, release.generations(store, "index", name)) for name in over}
+        words = {task.bm25 for task in release.tasks if task.bm25}
+        self.bm25 = {name: Bm25(name, release.generations(store, "bm25", name)) for name in words}
+        for bm25 in self.bm25.values():
+            check_bm25(bm25.generations, self.corpus)
+        self.spec = EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
+
+
+def _over(store: Store, index: str) -> str:
+    return str(store.generations("index", index)[-1].config["embeddings"])
+
+
+def _fingerprints(artifacts: Iterable[Artifact]) -> dict[str, str]:
+    return {artifact.key: artifact.fingerprint for artifact in artifacts}
