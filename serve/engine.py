@@ -151,8 +151,8 @@ class Engine:
 
     def embed(
         self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: str, deadline: float
-    ) -> np.ndarray:
-        """Vectors float32 [n, dim]."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Vectors float32 [n, dim], and tokens [n]."""
         reply = self.places.encoder.call("encode", release.id, list(texts), list(tasks), side, deadline)
         return _taken(reply, deadline)
 
@@ -183,7 +183,10 @@ class Engine:
         clock.lap("rerank")
         for query, hits, one, answer in zip(queries, kept, found, answers, strict=True):
             if hits is not None and answer.error is None:
-                answer.hits = [_hit(row, score, one, texts) for row, score in _listed(hits, query.k)]
+                listed = enumerate(_listed(hits, query.k))
+                answer.hits = [
+                    _hit(row, score, one, texts, reranked=place < query.rerank) for place, (row, score) in listed
+                ]
             answer.took = clock.laps
 
     def _encode(self, release: Release, queries: Sequence[Query]) -> dict[tuple[str, str], np.ndarray]:
@@ -192,7 +195,7 @@ class Engine:
         if not wanted:
             return {}
         deadline = max(query.deadline for query in queries)
-        vectors = self.embed(release, [text for _, text in wanted], [task for task, _ in wanted], "query", deadline)
+        vectors, _ = self.embed(release, [text for _, text in wanted], [task for task, _ in wanted], "query", deadline)
         return dict(zip(wanted, vectors, strict=True))
 
     def _find(
@@ -329,8 +332,10 @@ def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _hit(row: int, score: float, found: _Found, texts: dict[int, tuple[int, str, str, str, str]]) -> Hit:
-    scores = {}
+def _hit(
+    row: int, score: float, found: _Found, texts: dict[int, tuple[int, str, str, str, str]], *, reranked: bool
+) -> Hit:
+    scores = {"reranker": score} if reranked else {}
     for source, hits in found.sources.items():
         place = np.flatnonzero(hits.rows[0] == row)
         if len(place):

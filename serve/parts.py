@@ -117,11 +117,17 @@ class EncoderPart(Part):
     def encode(
         self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side = "query",
         deadline: float | None = None,
-    ) -> np.ndarray:  # fmt: skip
-        """Vectors of texts by their tasks' prompts of that side, in one pass: float32 [n, dim]."""
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Vectors of texts by their tasks' prompts of that side, in one pass: float32 [n, dim]; their tokens: [n]."""
         check_deadline(deadline)
         encoder, slots = self._of(release_id)
-        return encoder.encode(list(texts), side=side, task=[slots[task] for task in tasks])
+        tokens = encoder.tokenize(list(texts), side=side)
+        return encoder.forward(tokens, side=side, task=[slots[task] for task in tasks]), tokens.lengths
+
+    def describe(self, release_id: str) -> dict[str, Any]:
+        """dim, similarity and numerics of the vectors."""
+        encoder, _ = self._of(release_id)
+        return {"dim": encoder.dim, "similarity": encoder.similarity, "numerics": encoder.numerics}
 
     def _open(self, opened: Opened) -> tuple[Encoder, dict[str, str | None]]:
         release, spec = opened.release, opened.spec

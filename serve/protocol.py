@@ -1,0 +1,191 @@
+"""What is said over HTTP: requests and responses, as OpenAPI describes them. Unknown fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MOST_QUERIES = 64  # of one request
+MOST_CHARACTERS = 8_192  # of a question
+MOST_HITS = 1_000
+MOST_INPUTS = 256  # texts of one request for vectors
+MOST_TEXT = 65_536  # characters of a passage
+MOST_DOCUMENTS = 1_000
+MOST_MS = 60_000
+
+Text = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
+Passage = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", examples=["default"])]
+Milliseconds = Annotated[int, Field(ge=1, le=MOST_MS)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class SearchRequest(Strict):
+    """One question in `query`, or several in `queries`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"query": "who wrote the first law of robotics?", "k": 3},
+                {"task": "default", "queries": ["tides", "rip currents"], "mode": "hybrid", "filter": {"lang": "en"}},
+            ]
+        }
+    )
+
+    task: Name = "default"
+    query: Text | None = None
+    queries: list[Text] | None = Field(None, min_length=1, max_length=MOST_QUERIES)
+    k: int = Field(10, ge=1, le=MOST_HITS)
+    mode: Literal["dense", "exact", "bm25", "hybrid"] = "dense"
+    filter: dict[str, Any] | None = Field(None, description="Conditions on metadata, all of which must hold.")
+    rerank: int = Field(0, ge=0, le=MOST_HITS, description="How many of the first hits to re-rank; 0: none.")
+    timeout_ms: Milliseconds = 10_000
+    allow_partial: bool = Field(False, description="Take an answer that not all shards have part in.")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> SearchRequest:
+        if (self.query is None) == (self.queries is None):
+            raise ValueError("give one of query and queries")
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.query] if self.query is not None else list(self.queries or [])
+
+
+class HitOut(Strict):
+    id: str
+    rank: int
+    score: float
+    title: str
+    text: str
+    metadata: dict[str, Any] | None
+    scores: dict[str, float] = Field(description="By source: dense, bm25, reranker.")
+
+
+class ShardsOut(Strict):
+    total: int
+    successful: int
+    failed: int
+    timed_out: int
+
+
+class ResultOut(Strict):
+    query: str
+    hits: list[HitOut]
+    shards: ShardsOut
+
+
+class SearchResponse(Strict):
+    """A result for each question, in order. took_ms: by stage, and `total`."""
+
+    request_id: str
+    release: str
+    task: str
+    mode: str
+    took_ms: dict[str, float]
+    results: list[ResultOut]
+
+
+class EmbeddingsRequest(BaseModel):
+    """OpenAI's, with `input_type`; model is a task. Fields of OpenAI's that mean nothing here are let pass."""
+
+    model_config = ConfigDict(
+        extra="ignore", json_schema_extra={"examples": [{"model": "default", "input": ["rip currents"]}]}
+    )
+
+    model: Name = "default"
+    input: Passage | Annotated[list[Passage], Field(min_length=1, max_length=MOST_INPUTS)]
+    input_type: Literal["query", "passage"] = "query"
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1)
+    timeout_ms: Milliseconds = 30_000
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else list(self.input)
+
+
+class EmbeddingOut(Strict):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(Strict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(Strict):
+    object: Literal["list"] = "list"
+    model: str
+    data: list[EmbeddingOut]
+    usage: Usage
+
+
+class RerankRequest(Strict):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"query": "what is a rip current?", "documents": ["A current …", "A tear …"]}]},
+    )
+
+    query: Text
+    documents: list[Passage] = Field(min_length=1, max_length=MOST_DOCUMENTS)
+    top_n: int | None = Field(None, ge=1)
+    timeout_ms: Milliseconds = 30_000
+
+
+class RankedOut(Strict):
+    index: int
+    relevance_score: float
+
+
+class RerankResponse(Strict):
+    request_id: str
+    model: str
+    results: list[RankedOut]
+
+
+class TaskOut(Strict):
+    name: str
+    prompt: str | None = Field(description="The prompt's fingerprint; none: the bare backbone.")
+    length: dict[str, int] = Field(description="Tokens of the prompt, by side.")
+    embeddings: str
+    index: str | None
+    bm25: str | None
+
+
+class TasksResponse(Strict):
+    release: str
+    tasks: list[TaskOut]
+
+
+class InfoResponse(Strict):
+    release: str
+    encoder: str
+    dim: int
+    similarity: str
+    numerics: str
+    passages: int
+    shards: int
+    reranker: str | None
+    modes: list[str]
+    filters: dict[str, str]
+    tasks: list[str]
+
+
+class ErrorOut(Strict):
+    """OpenAI's form of an error."""
+
+    message: str
+    type: str
+    request_id: str
+
+
+class ErrorResponse(Strict):
+    error: ErrorOut

@@ -1,0 +1,313 @@
+"""A service in one process: the live release, the queues in front of the engine, and how the one follows the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from indexing.filters import Filter, filter_columns
+from indexing.store import Store
+from retriever.errors import InputError
+from serve.batching import Batcher
+from serve.engine import Answer, Engine, Query
+from serve.protocol import SearchRequest
+from serve.registry import take_prompt
+from serve.release import BASE, Opened, Release, Task, current, make_current
+
+Item = TypeVar("Item")
+
+log = logging.getLogger("riptide.serve")
+
+LOOK = 2.0  # seconds between looks at which release is live
+TRIES = 20  # to make a release the live one, where others do so too
+
+
+class UnknownTaskError(Exception):
+    """A task that the live release does not have."""
+
+
+class ConflictError(Exception):
+    """Others changed what is served at the same time, again and again."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """batch: questions that run together. bound: questions that wait, before more are refused. workers: batches that
+    run side by side."""
+
+    batch: int = 32
+    bound: int = 256
+    workers: int = 1
+
+
+class Vectors(NamedTuple):
+    """Texts that become vectors together."""
+
+    release: Release
+    texts: list[str]
+    task: str
+    side: str
+    deadline: float
+
+
+class Pairs(NamedTuple):
+    """A question and documents that are judged by the re-ranker."""
+
+    release: Release
+    query: str
+    documents: list[str]
+    deadline: float
+
+
+class _Asked(NamedTuple):
+    release: Release
+    query: Query
+
+
+class Live:
+    """A release that is being served, and what requests are checked against."""
+
+    def __init__(self, store: Store, release: Release):
+        self.release = release
+        self.tasks = {task.name: task for task in release.tasks}
+        self.opened = Opened(store, release)
+        self.columns = filter_columns(self.opened.corpus)
+        self.requests = 0  # on their way
+
+
+class Service:
+    """prepare, retire: have every part open a release, or let go of it; called in a thread. One event loop's own."""
+
+    def __init__(
+        self, store: Store, engine: Engine, *, prepare: Callable[[str], object], retire: Callable[[str], object],
+        limits: Limits = Limits(),
+    ):  # fmt: skip
+        self.store, self.engine, self.limits = store, engine, limits
+        self._prepare, self._retire = prepare, retire
+        self.live: Live | None = None
+        self._old: list[Live] = []
+        self._changing = asyncio.Lock()
+        self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
+        queue = {"bound": limits.bound, "workers": limits.workers}
+        self.searches: Batcher[_Asked, Answer] = Batcher(self._search, most=limits.batch, **queue)
+        self.embeddings: Batcher[Vectors, tuple[np.ndarray, int]] = Batcher(self._embed, most=limits.batch, **queue)
+        self.reranks: Batcher[Pairs, np.ndarray] = Batcher(self._rerank, most=limits.batch, **queue)
+        self.draining = False
+
+    @property
+    def queues(self) -> dict[str, Batcher[Any, Any]]:
+        """By what waits in them."""
+        return {"search": self.searches, "embeddings": self.embeddings, "rerank": self.reranks}
+
+    @property
+    def ready(self) -> bool:
+        return self.live is not None and not self.draining
+
+    async def follow(self) -> None:
+        """Serve what `serving/current.json` names, for ever; errors are logged, and what is served stays."""
+        while True:
+            try:
+                await self.refresh()
+            except Exception as error:
+                log.error("the live release cannot be served: %s", error)
+            await asyncio.sleep(LOOK)
+
+    async def refresh(self) -> None:
+        """Look which release is live, and serve that. Raises InputError where it cannot be."""
+        found = await self._aside(current, self.store)
+        if found is not None and (self.live is None or found[0] != self.live.release.id):
+            async with self._changing:
+                await self._adopt(await self._aside(Release.load, self.store, found[0]))
+
+    async def search(self, request: SearchRequest) -> tuple[Live, list[tuple[Answer, float]]]:
+        """An answer for each question of a request, and the seconds that it waited; pinned to one release.
+
+        Raises UnknownTaskError, InputError, OverloadedError, ExpiredError.
+        """
+        live = self._now()
+        task = self._task(live, request.task)
+        self._check(live, task, request)
+        chosen = None if not request.filter else Filter.parse(request.filter, live.columns).text
+        deadline = time.time() + request.timeout_ms / 1000
+        queries = [
+            Query(text, task, request.k, request.mode, deadline, chosen, request.rerank, request.allow_partial)
+            for text in request.texts
+        ]
+        with self._held(live):
+            asked = [self.searches.submit(_Asked(live.release, query), deadline) for query in queries]
+            return live, list(await asyncio.gather(*asked))
+
+    async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[Live, np.ndarray, int]:
+        """Vectors of texts by a task's prompt, float32 [n, dim], and their tokens. Raises as `search` does."""
+        live = self._now()
+        self._task(live, task)
+        deadline = time.time() + timeout_s
+        with self._held(live):
+            asked = Vectors(live.release, list(texts), task, side, deadline)
+            (vectors, tokens), _ = await self.embeddings.submit(asked, deadline)
+            return live, vectors, tokens
+
+    async def rerank(self, query: str, documents: Sequence[str], timeout_s: float) -> tuple[Live, np.ndarray]:
+        """The probability of each document: float32 [n]. Raises as `search` does."""
+        live = self._now()
+        if live.release.reranker is None:
+            raise InputError("this release has no re-ranker")
+        deadline = time.time() + timeout_s
+        with self._held(live):
+            scores, _ = await self.reranks.submit(Pairs(live.release, query, list(documents), deadline), deadline)
+            return live, scores
+
+    async def put_task(self, name: str, weights: bytes, settings: bytes, index: str | None) -> Task:
+        """Serve a prompt under a name; done once every part has it. Raises InputError, ConflictError."""
+
+        def change(release: Release) -> Release:
+            return take_prompt(self.store, release, name, weights, settings, index)
+
+        release = await self._change(change)
+        found = release.task(name)
+        assert found is not None
+        return found
+
+    async def drop_task(self, name: str) -> None:
+        """Raises UnknownTaskError, InputError for the backbone's own, ConflictError."""
+        if name == BASE:
+            raise InputError(f"task {BASE!r} is the backbone's own, and stays")
+
+        def change(release: Release) -> Release:
+            if release.task(name) is None:
+                raise UnknownTaskError(name)
+            return release.without_task(name)
+
+        await self._change(change)
+
+    async def drain(self) -> None:
+        """Take no more requests, and return once those that came are answered."""
+        self.draining = True
+        for queue in self.queues.values():
+            await queue.drain()
+
+    def close(self) -> None:
+        for queue in self.queues.values():
+            queue.close()
+        self._admin.shutdown(wait=False, cancel_futures=True)
+
+    async def _change(self, change: Callable[[Release], Release]) -> Release:
+        """Make another release of the live one, have all prepare it, and make it the live one."""
+        async with self._changing:
+            for _ in range(TRIES):
+                found = await self._aside(current, self.store)
+                assert found is not None
+                release = await self._aside(change, await self._aside(Release.load, self.store, found[0]))
+                await self._aside(release.save, self.store)
+                await self._aside(self._prepare, release.id)
+                if await self._aside(make_current, self.store, release, found[1]):
+                    await self._adopt(release)
+                    return release
+            raise ConflictError("others change the tasks at the same time; try again")
+
+    async def _adopt(self, release: Release) -> None:
+        """Serve a release from the next request on; the one before goes once its last request is answered."""
+        if self.live is not None and self.live.release.id == release.id:
+            return
+        await self._aside(self._prepare, release.id)
+        live = await self._aside(Live, self.store, release)
+        if self.live is not None:
+            self._old.append(self.live)
+        self.live = live
+        log.info("release %s is live: %d tasks", release.id, len(release.tasks))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for old in [old for old in self._old if not old.requests]:
+            self._old.remove(old)
+            if self.live is None or old.release.id != self.live.release.id:
+                self._admin.submit(self._retire, old.release.id)
+
+    def _now(self) -> Live:
+        if self.live is None or self.draining:
+            raise NotReadyError
+        return self.live
+
+    def _task(self, live: Live, name: str) -> Task:
+        if name not in live.tasks:
+            raise UnknownTaskError(name)
+        return live.tasks[name]
+
+    def _check(self, live: Live, task: Task, request: SearchRequest) -> None:
+        """Raises InputError where a task cannot be searched in that way."""
+        if request.mode in ("bm25", "hybrid") and task.bm25 is None:
+            raise InputError(f"task {task.name!r} has no BM25: build one (build_bm25), and serve it")
+        if request.rerank and live.release.reranker is None:
+            raise InputError("this release has no re-ranker: serve one, or leave rerank out")
+
+    def _search(self, asked: list[_Asked]) -> list[Answer]:
+        """One batch, in a thread; of one release mostly, of two while another one becomes live."""
+        answers: list[Answer] = [Answer()] * len(asked)
+        for members in _alike(asked, lambda one: one.release.id):
+            release = asked[members[0]].release
+            found = self.engine.search(release, [asked[number].query for number in members])
+            for number, answer in zip(members, found, strict=True):
+                answers[number] = answer
+        return answers
+
+    def _embed(self, asked: list[Vectors]) -> list[tuple[np.ndarray, int]]:
+        """One batch, in a thread: requests of one release and side go through the encoder together."""
+        found: list[tuple[np.ndarray, int]] = [(np.empty(0), 0)] * len(asked)
+        for members in _alike(asked, lambda one: (one.release.id, one.side)):
+            release, side = asked[members[0]].release, asked[members[0]].side
+            texts = [text for number in members for text in asked[number].texts]
+            tasks = [asked[number].task for number in members for _ in asked[number].texts]
+            deadline = max(asked[number].deadline for number in members)
+            vectors, tokens = self.engine.embed(release, texts, tasks, side, deadline)
+            ends = np.cumsum([len(asked[number].texts) for number in members])[:-1]
+            shares = zip(members, np.split(vectors, ends), np.split(tokens, ends), strict=True)
+            for number, rows, counts in shares:
+                found[number] = rows, int(counts.sum())
+        return found
+
+    def _rerank(self, asked: list[Pairs]) -> list[np.ndarray]:
+        """One batch, in a thread."""
+        found: list[np.ndarray] = [np.empty(0)] * len(asked)
+        for members in _alike(asked, lambda one: one.release.id):
+            questions = [asked[number].query for number in members for _ in asked[number].documents]
+            texts = [text for number in members for text in asked[number].documents]
+            deadline = max(asked[number].deadline for number in members)
+            scores = self.engine.rerank(asked[members[0]].release, questions, [""] * len(texts), texts, deadline)
+            ends = np.cumsum([len(asked[number].documents) for number in members])[:-1]
+            for number, share in zip(members, np.split(scores, ends), strict=True):
+                found[number] = share
+        return found
+
+    @contextlib.contextmanager
+    def _held(self, live: Live) -> Iterator[None]:
+        """A release stays open while a request that is pinned to it is on its way."""
+        live.requests += 1
+        try:
+            yield
+        finally:
+            live.requests -= 1
+            self._let_go()
+
+    async def _aside(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run what reads files or opens models in the thread for that."""
+        return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
+
+
+class NotReadyError(Exception):
+    """No release is being served yet, or none any more."""
+
+
+def _alike(asked: Sequence[Item], key: Callable[[Item], object]) -> list[list[int]]:
+    """The places of items with the same key."""
+    groups: dict[object, list[int]] = {}
+    for number, one in enumerate(asked):
+        groups.setdefault(key(one), []).append(number)
+    return list(groups.values())
