@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from indexing.filters import Filter, filter_columns
+from indexing.models import model_folder
 from indexing.store import Store
 from retriever.errors import InputError
+from retriever.prompts import SETTINGS
 from serve.batching import Batcher
 from serve.engine import Answer, Engine, Query
 from serve.protocol import SearchRequest
@@ -80,6 +83,7 @@ class Live:
         self.tasks = {task.name: task for task in release.tasks}
         self.opened = Opened(store, release)
         self.columns = filter_columns(self.opened.corpus)
+        self.lengths = {task.name: _lengths(store, task) for task in release.tasks if task.prompt}
         self.requests = 0  # on their way
 
 
@@ -145,15 +149,15 @@ class Service:
             asked = [self.searches.submit(_Asked(live.release, query), deadline) for query in queries]
             return live, list(await asyncio.gather(*asked))
 
-    async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[Live, np.ndarray, int]:
+    async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[np.ndarray, int]:
         """Vectors of texts by a task's prompt, float32 [n, dim], and their tokens. Raises as `search` does."""
         live = self._now()
         self._task(live, task)
         deadline = time.time() + timeout_s
         with self._held(live):
             asked = Vectors(live.release, list(texts), task, side, deadline)
-            (vectors, tokens), _ = await self.embeddings.submit(asked, deadline)
-            return live, vectors, tokens
+            found, _ = await self.embeddings.submit(asked, deadline)
+            return found
 
     async def rerank(self, query: str, documents: Sequence[str], timeout_s: float) -> tuple[Live, np.ndarray]:
         """The probability of each document: float32 [n]. Raises as `search` does."""
@@ -303,6 +307,13 @@ class Service:
 
 class NotReadyError(Exception):
     """No release is being served yet, or none any more."""
+
+
+def _lengths(store: Store, task: Task) -> dict[str, int]:
+    """Tokens of a task's prompt, by side."""
+    file = model_folder(store.open("prompts", task.prompt or "")) / SETTINGS
+    sides = json.loads(file.read_text(encoding="utf-8"))["sides"]
+    return {side: place["length"] for side, place in sides.items() if place}
 
 
 def _alike(asked: Sequence[Item], key: Callable[[Item], object]) -> list[list[int]]:

@@ -1,0 +1,123 @@
+"""Serve a store: search, vectors and re-ranking over HTTP, many tasks from one backbone, and a page to try them.
+
+    python jobs/serve_search.py --store data/squad
+    python jobs/serve_search.py --store data/squad --rerank models/reranker --tokens tokens.json --host 0.0.0.0
+
+What is served is a release: serving/current.json of the store names it. It is made of what the store holds where there
+is none yet, or where --renew asks for that; tasks that are put over HTTP are kept in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import Literal
+
+from jobs.cli import Common, run, say
+
+from indexing.store import Store
+from retriever.errors import InputError
+from serve.release import Release, current, make_current, plan
+from serve.security import Tokens, check_binding
+
+GRACE = 30  # seconds that requests on their way have when it is told to end
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSearch(Common):
+    host: str = "127.0.0.1"
+    """Where to listen; others than this machine reach it only with --tokens."""
+    port: int = 8000
+    """0: any that is free."""
+    tokens: str | None = None
+    """A JSON file {"user": […], "admin": […]}; else RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
+    embeddings: str | None = None
+    """These names may be left out where the store has one only."""
+    index: str | None = None
+    bm25: str | None = None
+    tasks: list[str] | None = None
+    """Prompts to serve, and `default` for the bare backbone; default: all that fit."""
+    rerank: str | None = None
+    """A cross-encoder: a Hugging Face name, a folder, or models/NAME of the store."""
+    renew: bool = False
+    """Make a new release of what the store holds now."""
+    threads: int | None = None
+    """Of the encoder and of each search; default: every core."""
+    batch: int = 32
+    """Questions that run together, at most."""
+    queue: int = 256
+    """Questions that wait, at most; more are answered with 429."""
+    compile: Literal["auto", "never"] = "never"
+    """auto: compile the encoder where that pays; takes half a minute to start."""
+
+
+def main(options: ServeSearch) -> None:
+    store = Store(options.store).require()
+    tokens = Tokens.read(options.tokens)
+    check_binding(options.host, tokens)
+    for name in ("batch", "queue", "threads"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise InputError(f"--{name} {value}: expected at least 1")
+    if options.limit is not None:
+        raise InputError("--limit: a service has no rows to leave out")
+    release, made = choose(store, options)
+    say(f"release   {release.id}{' (new)' if made else ''} of {store.url}")
+    say(f"backbone  {release.encoder}")
+    for task in release.tasks:
+        place = f"index/{task.index}" if task.index else f"embeddings/{task.embeddings}"
+        say(f"task      {task.name}: {place}{f', bm25/{task.bm25}' if task.bm25 else ''}")
+    if options.plan:
+        return
+    if made:
+        found = current(store)
+        if not make_current(store, release, found[1] if found else None):
+            raise InputError(f"{store.url}: another release has just become live; run the command again")
+    asyncio.run(serve(store, options, tokens))
+
+
+def choose(store: Store, options: ServeSearch) -> tuple[Release, bool]:
+    """The live release, or a new one of what the store holds and the options name; and whether it is new."""
+    found = current(store)
+    named = any(value is not None for value in (options.embeddings, options.index, options.bm25, options.tasks))
+    if found is not None and not options.renew:
+        if named or options.rerank:
+            raise InputError(f"{store.url} has a live release, {found[0]}: leave out what is to be in one, or add "
+                             "--renew")  # fmt: skip
+        return Release.load(store, found[0]), False
+    release, left = plan(store, embeddings=options.embeddings, index=options.index, bm25=options.bm25,
+                         tasks=options.tasks, reranker=options.rerank)  # fmt: skip
+    for why in left.values():
+        say(f"left out  {why}")
+    return release, found is None or release.id != found[0]
+
+
+async def serve(store: Store, options: ServeSearch, tokens: Tokens) -> None:
+    """All parts in this process, until it is told to end; requests that have come are answered first."""
+    import uvicorn
+
+    from serve.app import build_app
+    from serve.local import open_local
+
+    service = open_local(store, threads=options.threads, batch=options.batch, bound=options.queue,
+                         compile=options.compile)  # fmt: skip
+    await service.refresh()
+    app = build_app(service, tokens, about=service.about)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE,
+                            server_header=False)  # fmt: skip
+    with listen(options.host, options.port) as listening:
+        say(f"serving   http://{options.host}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
+        await uvicorn.Server(config).serve([listening])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises InputError where the address cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--host {host} --port {port}: {error}") from error
+
+
+if __name__ == "__main__":
+    run(main, ServeSearch)

@@ -1,0 +1,295 @@
+"""The service over HTTP: routes, tokens, limits, errors. What a request means is `serve.service`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import orjson
+from fastapi import Depends, FastAPI, File, Form, Request, UploadFile
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, Response
+from starlette.exceptions import HTTPException
+
+from retriever.errors import InputError
+from serve.batching import OverloadedError
+from serve.engine import Answer, IncompleteError
+from serve.limits import Guard
+from serve.metrics import Metrics
+from serve.parts import ExpiredError
+from serve.protocol import (
+    EmbeddingsRequest,
+    EmbeddingsResponse,
+    ErrorResponse,
+    InfoResponse,
+    Name,
+    RerankRequest,
+    RerankResponse,
+    SearchRequest,
+    SearchResponse,
+    TaskOut,
+    TasksResponse,
+)
+from serve.release import Task
+from serve.security import Role, Tokens
+from serve.service import ConflictError, Live, NotReadyError, Service, UnknownTaskError
+
+log = logging.getLogger("riptide.serve")
+
+PAGE = Path(__file__).parent / "page"
+ERRORS: dict[type[Exception], tuple[int, str]] = {
+    InputError: (400, "invalid_request_error"),
+    UnknownTaskError: (404, "not_found_error"),
+    ConflictError: (409, "conflict_error"),
+    OverloadedError: (429, "overloaded_error"),
+    ExpiredError: (503, "timeout_error"),
+    IncompleteError: (503, "incomplete_error"),
+    NotReadyError: (503, "not_ready_error"),
+}
+SAID = {
+    ExpiredError: "the time that the request was given has passed",
+    IncompleteError: "not every shard answered; allow_partial takes what there is",
+    NotReadyError: "no release is being served at the moment",
+}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse, "description": what}
+    for status, what in {
+        400: "The request cannot be answered as it is", 401: "No token, or an unknown one", 403: "Not this token",
+        404: "No such task", 413: "Too large", 422: "Not as the schema says", 429: "Too many requests: Retry-After",
+        503: "Late, incomplete or not ready",
+    }.items()
+}  # fmt: skip
+
+
+def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[str, Any]]) -> FastAPI:
+    """The ASGI application. about: what `/v1/info` says of a release beside what the service knows."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        following = asyncio.create_task(service.follow())
+        yield
+        following.cancel()
+        await service.drain()
+        service.close()
+
+    app = FastAPI(
+        title="riptide", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=RESPONSES
+    )
+    metrics = Metrics(service)
+    app.add_middleware(Guard, tokens=tokens, metrics=metrics)
+    _add_errors(app)
+    user, admin = Depends(_must_be(tokens, "user")), Depends(_must_be(tokens, "admin"))
+
+    @app.post("/v1/search", response_model=SearchResponse, dependencies=[user])
+    async def search(request: SearchRequest, http: Request) -> Response:
+        """Passages for questions: dense (by the index), exact (every vector), bm25, or hybrid."""
+        begun = time.perf_counter()
+        live, answers = await service.search(request)
+        metrics.searched(answers)
+        for answer, _ in answers:
+            if answer.error is not None:
+                raise answer.error
+        took = _took(answers)
+        document = {
+            "request_id": http.state.request_id,
+            "release": live.release.id,
+            "task": request.task,
+            "mode": request.mode,
+            "took_ms": {**took, "total": round(1000 * (time.perf_counter() - begun), 3)},
+            "results": [_result(text, answer) for text, (answer, _) in zip(request.texts, answers, strict=True)],
+        }
+        return _json(document)
+
+    @app.post("/v1/embeddings", response_model=EmbeddingsResponse, dependencies=[user])
+    async def embeddings(request: EmbeddingsRequest) -> Response:
+        """Vectors of texts, as OpenAI's clients ask for them: model is the task."""
+        vectors, tokens = await service.embed(
+            request.texts, request.model, request.input_type, request.timeout_ms / 1000
+        )
+        if request.dimensions not in (None, vectors.shape[1]):
+            raise InputError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
+        coded = request.encoding_format == "base64"
+        rows = vectors.astype("<f4")
+        data = [
+            {"object": "embedding", "index": n, "embedding": base64.b64encode(row.tobytes()).decode() if coded else row}
+            for n, row in enumerate(rows)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        metrics.tokens.inc(tokens)
+        return _json({"object": "list", "model": request.model, "data": data, "usage": usage})
+
+    @app.post("/v1/rerank", response_model=RerankResponse, dependencies=[user])
+    async def rerank(request: RerankRequest, http: Request) -> Response:
+        """Documents by the probability that they answer a question, best first."""
+        live, scores = await service.rerank(request.query, request.documents, request.timeout_ms / 1000)
+        order = np.argsort(-scores, kind="stable")[: request.top_n]
+        results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
+        return _json({"request_id": http.state.request_id, "model": live.release.reranker, "results": results})
+
+    @app.get("/v1/tasks", response_model=TasksResponse, dependencies=[user])
+    async def tasks() -> Response:
+        """The tasks that are being served."""
+        live = _live(service)
+        return _json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+
+    @app.get("/v1/tasks/{name}", response_model=TaskOut, dependencies=[user])
+    async def get_task(name: Name) -> Response:
+        live = _live(service)
+        if name not in live.tasks:
+            raise UnknownTaskError(name)
+        return _json(_task(live, live.tasks[name]))
+
+    @app.put("/v1/tasks/{name}", response_model=TaskOut, dependencies=[admin])
+    async def put_task(
+        name: Name,
+        prompt: Annotated[UploadFile, File(description="prompt.safetensors")],
+        settings: Annotated[UploadFile, File(description="prompt.json")],
+        index: Annotated[str | None, Form(description="Of its passages; may be left out where there is one.")] = None,
+    ) -> Response:
+        """Serve a prompt under a name, at once and after restarts; answers when every replica has it."""
+        await service.put_task(name, await prompt.read(), await settings.read(), index)
+        live = _live(service)
+        return _json(_task(live, live.tasks[name]))
+
+    @app.delete("/v1/tasks/{name}", response_model=TasksResponse, dependencies=[admin])
+    async def delete_task(name: Name) -> Response:
+        await service.drop_task(name)
+        live = _live(service)
+        return _json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+
+    @app.get("/v1/info", response_model=InfoResponse, dependencies=[user])
+    async def info() -> Response:
+        live = _live(service)
+        corpus, release = live.opened.corpus, live.release
+        words = any(task.bm25 for task in release.tasks)
+        known = {
+            "release": release.id, "encoder": release.encoder, "passages": corpus.num_rows - len(corpus.deleted),
+            "reranker": release.reranker, "modes": ["dense", "exact", *(["bm25", "hybrid"] if words else [])],
+            "filters": {name: str(kind) for name, kind in live.columns.items()}, "tasks": sorted(live.tasks),
+        }  # fmt: skip
+        return _json({**known, **await asyncio.to_thread(about, live)})
+
+    @app.get("/healthz", include_in_schema=False)
+    async def healthz() -> Response:
+        return _json({"status": "ok"})
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> Response:
+        return _json({"ready": service.ready}, 200 if service.ready else 503)
+
+    @app.get("/metrics", include_in_schema=False, dependencies=[user])
+    async def read_metrics() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(PAGE / "index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        files = {file.name: file for file in PAGE.iterdir()}
+        if name not in files:
+            raise HTTPException(404)
+        return FileResponse(files[name])
+
+    return app
+
+
+def _must_be(tokens: Tokens, role: Role) -> Callable[[Request], None]:
+    def check(request: Request) -> None:
+        header = request.headers.get("authorization")
+        if not tokens.allow(header, role):
+            if tokens.allow(header, "user"):
+                raise HTTPException(403, "an administrator's token is needed")
+            raise HTTPException(401, "no token, or an unknown one", {"WWW-Authenticate": "Bearer"})
+
+    return check
+
+
+def _add_errors(app: FastAPI) -> None:
+    for kind, (status, name) in ERRORS.items():
+
+        async def told(request: Request, error: Exception, status: int = status, name: str = name) -> Response:
+            headers = {"Retry-After": str(error.retry_after)} if isinstance(error, OverloadedError) else None
+            headers = {"Retry-After": "1"} if status == 503 else headers
+            said = (
+                f"no task {str(error)!r}" if isinstance(error, UnknownTaskError) else SAID.get(type(error), str(error))
+            )
+            return _error(request, status, name, said, headers)
+
+        app.add_exception_handler(kind, told)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(step) for step in first["loc"])
+        return _error(request, 422, "invalid_request_error", f"{place}: {first['msg']}"[:500])
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _error(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        log.exception("request %s failed", request_id(request))
+        return _error(request, 500, "internal_error", "this is a fault of the server; its log says more")
+
+
+def request_id(request: Request) -> str:
+    return str(getattr(request.state, "request_id", None) or uuid.uuid4().hex)
+
+
+def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
+    document = {"error": {"message": message, "type": kind, "request_id": request_id(request)}}
+    return _json(document, status, headers)
+
+
+def _json(document: Any, status: int = 200, headers: Any = None) -> Response:
+    content = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(content, status, headers, media_type="application/json")
+
+
+def _live(service: Service) -> Live:
+    if service.live is None:
+        raise NotReadyError
+    return service.live
+
+
+def _took(answers: list[tuple[Answer, float]]) -> dict[str, float]:
+    """Milliseconds by stage, of the slowest question of a request."""
+    took = {"queue": max(waited for _, waited in answers)}
+    for answer, _ in answers:
+        for stage, seconds in answer.took.items():
+            took[stage] = max(took.get(stage, 0.0), seconds)
+    return {stage: round(1000 * seconds, 3) for stage, seconds in took.items()}
+
+
+def _result(text: str, answer: Answer) -> dict[str, Any]:
+    shards = answer.shards
+    hits = [
+        {
+            "id": hit.id, "rank": rank, "score": hit.score, "title": hit.title, "text": hit.text,
+            "metadata": orjson.loads(hit.metadata) if hit.metadata else None, "scores": hit.scores,
+        }
+        for rank, hit in enumerate(answer.hits, 1)
+    ]  # fmt: skip
+    counts = {"total": shards.total, "successful": shards.successful, "failed": shards.failed,
+              "timed_out": shards.timed_out}  # fmt: skip
+    return {"query": text, "hits": hits, "shards": counts}
+
+
+def _task(live: Live, task: Task) -> dict[str, Any]:
+    key = f"prompts/{task.prompt}"
+    return {
+        "name": task.name, "prompt": live.release.fingerprints[key] if task.prompt else None,
+        "length": live.lengths.get(task.name, {}), "embeddings": task.embeddings, "index": task.index,
+        "bm25": task.bm25,
+    }  # fmt: skip

@@ -1,0 +1,52 @@
+"""What Prometheus reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from serve.engine import Answer
+from serve.service import Service
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Counters of one process, in a registry of their own."""
+
+    def __init__(self, service: Service):
+        self.registry = registry = CollectorRegistry()
+        common: dict[str, Any] = {"namespace": "riptide", "registry": registry}
+        self.requests = Counter("requests", "Requests, by route and status.", ["route", "status"], **common)
+        self.seconds = Histogram("request_seconds", "Of a request.", ["route"], buckets=SECONDS, **common)
+        self.stage = Histogram("stage_seconds", "Of a search's stage.", ["stage"], buckets=SECONDS, **common)
+        self.tokens = Counter("embedding_tokens", "Tokens of texts that became vectors for a caller.", **common)
+        self.shard_errors = Counter("shard_errors", "Searchers that failed or came late.", ["how"], **common)
+        for name, queue in service.queues.items():
+            for what, read in (("queue_length", len), ("batches", _batches), ("batched_items", _items)):
+                gauge = Gauge(f"{name}_{what}", f"Of the queue of {name}.", **common)
+                gauge.set_function(lambda queue=queue, read=read: float(read(queue)))  # type: ignore[misc]
+        Gauge("tasks", "Tasks of the live release.", **common).set_function(
+            lambda: float(len(service.live.tasks) if service.live else 0)
+        )
+
+    def searched(self, answers: list[tuple[Answer, float]]) -> None:
+        """Note the stages and the shards of a request."""
+        for answer, waited in answers:
+            self.stage.labels("queue").observe(waited)
+            for stage, seconds in answer.took.items():
+                self.stage.labels(stage).observe(seconds)
+            self.shard_errors.labels("failed").inc(answer.shards.failed)
+            self.shard_errors.labels("timed_out").inc(answer.shards.timed_out)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+def _batches(queue: Any) -> float:
+    return float(queue.batches)
+
+
+def _items(queue: Any) -> float:
+    return float(queue.items)

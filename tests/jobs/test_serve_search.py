@@ -1,0 +1,359 @@
+"""A store served over HTTP in this process, compared with what the jobs find in it; then the job itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from samples import make_passages, make_queries, write_beir
+
+from indexing.runs import read_run
+from indexing.store import Store
+from retriever.attention import PromptShape
+from retriever.encoder import Encoder, EncoderOptions, describe
+from retriever.errors import InputError
+from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
+from serve.app import build_app
+from serve.local import LocalService, open_local
+from serve.release import Release, current, make_current, plan
+from serve.security import Tokens, digest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OPTIONS = EncoderOptions(dtype="float32", compile="never")
+SHAPE = PromptShape(layers=2, heads=4, head_dim=8)
+USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
+K = 12
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Callable[..., int]) -> Path:
+    """A store of 240 passages, 6 of them deleted, with filters, vectors, an index, BM25 and runs of each."""
+    folder = tmp_path_factory.mktemp("served")
+    passages = make_passages(240)
+    for number, passage in enumerate(passages):
+        passage["metadata"]["lang"] = "en" if number % 5 else "de"
+    queries, judged = make_queries(passages, 40)
+    source = write_beir(folder / "tiny", passages, queries, {"test": judged})
+    at = ("--store", folder / "store")
+    filters = ("--filters", "year", "int64", "lang", "string")
+    assert call_job("import_corpus", *at, "--source", source, "--part-size", 60, *filters) == 0
+    (folder / "gone").write_text("".join(f"p{number}\n" for number in range(0, 240, 40)))
+    assert call_job("import_corpus", *at, "--delete", folder / "gone") == 0
+    exact = ("--dtype", "float32", "--compile", "never")
+    assert call_job("encode_corpus", *at, "--encoder", model, "--name", "enc", *exact) == 0
+    assert call_job("build_index", *at, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3) == 0
+    assert call_job("build_bm25", *at) == 0
+    for mode in ("exact", "dense", "bm25", "hybrid"):
+        assert call_job("search", *at, "--mode", mode, "--k", K, "--name", mode) == 0
+    store = Store(str(folder / "store"))
+    release, left = plan(store)
+    assert not left
+    assert make_current(store, release, None)
+    (folder / "queries.json").write_text(json.dumps({query["_id"]: query["text"] for query in queries}))
+    return folder
+
+
+@pytest.fixture
+def service(root: Path) -> LocalService:
+    return open_local(Store(str(root / "store")), threads=2)
+
+
+@pytest.fixture
+def client(service: LocalService) -> Iterator[TestClient]:
+    with serving(service) as client:
+        yield client
+
+
+def serving(service: LocalService, tokens: Tokens | None = None) -> Any:
+    return Ready(build_app(service, tokens or Tokens(), about=service.about), base_url="http://127.0.0.1")
+
+
+class Ready(TestClient):
+    """A client of a server that has opened its release."""
+
+    def __enter__(self) -> Ready:
+        super().__enter__()
+        for _ in range(600):
+            if self.get("/readyz").status_code == 200:
+                return self
+            threading.Event().wait(0.05)
+        raise AssertionError("the server did not become ready")
+
+
+def questions(root: Path) -> dict[str, str]:
+    return json.loads((root / "queries.json").read_text())
+
+
+def run_of(root: Path, name: str) -> dict[str, list[tuple[str, float]]]:
+    found: dict[str, list[tuple[str, float]]] = {}
+    for table in read_run(Store(str(root / "store")).open("runs", name)):
+        for row in table.to_pylist():
+            found.setdefault(row["query_id"], []).append((row["id"], row["score"]))
+    return found
+
+
+def task_files(folder: Path, model: str, seed: int, length: int = 3, **changes: Any) -> dict[str, Any]:
+    """The multipart body of a random query-side prompt."""
+    torch.manual_seed(seed)
+    matrix = torch.randn(SHAPE.layers, 2, SHAPE.heads, length, SHAPE.head_dim)
+    prompt = TaskPrompt(backbone_of({**describe(model, OPTIONS), **changes}), OPTIONS, matrix, None)
+    folder.mkdir(parents=True, exist_ok=True)
+    prompt.save(folder)
+    return {
+        "prompt": (WEIGHTS, (folder / WEIGHTS).read_bytes()),
+        "settings": (SETTINGS, (folder / SETTINGS).read_bytes()),
+    }
+
+
+@pytest.mark.parametrize("mode", ["exact", "dense", "bm25", "hybrid"])
+def test_hits_are_those_of_the_search_job(root: Path, client: TestClient, mode: str) -> None:
+    asked = questions(root)
+    answer = client.post("/v1/search", json={"queries": list(asked.values()), "mode": mode, "k": K})
+    assert answer.status_code == 200, answer.text
+    found, expected = answer.json(), run_of(root, mode)
+    assert found["release"] == current(Store(str(root / "store")))[0]
+    assert set(found["took_ms"]) >= {"queue", "encode", "search", "passages", "total"}
+    assert answer.headers["x-request-id"] == found["request_id"]
+    for id, text, result in zip(asked, asked.values(), found["results"], strict=True):
+        assert result["query"] == text
+        assert result["shards"]["successful"] == result["shards"]["total"] == (2 if mode == "hybrid" else 1)
+        hits = expected.get(id, [])
+        assert [hit["id"] for hit in result["hits"]] == [id for id, _ in hits]
+        np.testing.assert_allclose([hit["score"] for hit in result["hits"]], [score for _, score in hits], rtol=1e-5)
+        assert [hit["rank"] for hit in result["hits"]] == list(range(1, len(hits) + 1))
+        for hit in result["hits"]:
+            assert set(hit["scores"]) <= {"dense", "bm25"}
+            assert hit["metadata"]["year"] == 1900 + int(hit["id"][1:])
+            assert int(hit["id"][1:]) % 40  # not deleted
+
+
+@pytest.mark.parametrize("mode", ["exact", "dense", "bm25", "hybrid"])
+def test_a_filter_leaves_the_best_of_what_matches(root: Path, client: TestClient, mode: str) -> None:
+    texts = list(questions(root).values())[:8]
+    wanted = {"lang": "de", "year": {"gte": 1950, "lt": 2100}}
+    answer = client.post("/v1/search", json={"queries": texts, "mode": mode, "k": 240, "filter": wanted}).json()
+    every = client.post("/v1/search", json={"queries": texts, "mode": "exact" if mode == "dense" else mode, "k": 240})
+    matching = {f"p{n}" for n in range(50, 200, 5) if n % 40}
+    for result, whole in zip(answer["results"], every.json()["results"], strict=True):
+        ids = [hit["id"] for hit in result["hits"]]
+        if mode in ("exact", "dense"):
+            assert set(ids) == matching
+        if mode != "hybrid":  # whose scores are normalised among what was found
+            assert ids == [hit["id"] for hit in whole["hits"] if hit["id"] in matching]
+        assert set(ids) <= matching
+
+
+def test_vectors_are_the_encoders_in_both_formats(root: Path, client: TestClient, model: str) -> None:
+    texts = ["bafa", *list(questions(root).values())[:3]]
+    expected = Encoder(model, OPTIONS).encode(texts, side="passage")
+    asked = {"model": "default", "input": texts, "input_type": "passage"}
+    floats = client.post("/v1/embeddings", json=asked).json()
+    np.testing.assert_allclose([row["embedding"] for row in floats["data"]], expected, atol=1e-6)
+    assert floats["usage"]["total_tokens"] > len(texts)
+    coded = client.post("/v1/embeddings", json={**asked, "encoding_format": "base64", "user": "x"}).json()
+    for row, vector in zip(coded["data"], expected, strict=True):
+        np.testing.assert_allclose(np.frombuffer(base64.b64decode(row["embedding"]), "<f4"), vector, atol=1e-6)
+    assert client.post("/v1/embeddings", json={**asked, "dimensions": 7}).status_code == 400
+    assert client.post("/v1/embeddings", json={**asked, "input": [[1, 2, 3]]}).status_code == 422
+
+
+def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
+    root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path
+) -> None:
+    texts = list(questions(root).values())[:4]
+    store = Store(str(root / "store"))
+    before = current(store)[0]
+    for number in range(3):
+        answer = client.put(f"/v1/tasks/t{number}", files=task_files(tmp_path / str(number), model, number, 2 + number))
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["length"] == {"query": 2 + number}
+    assert {task["name"] for task in client.get("/v1/tasks").json()["tasks"]} == {"default", "t0", "t1", "t2"}
+    alone = {
+        task: client.post("/v1/embeddings", json={"model": task, "input": texts}).json()
+        for task in ("default", "t0", "t1", "t2")
+    }
+    vectors = {task: [row["embedding"] for row in found["data"]] for task, found in alone.items()}
+    live = service.live
+    assert live is not None
+    names = [task for task in vectors for _ in texts]
+    mixed, _ = service.engine.embed(live.release, texts * len(vectors), names, "query", 4e9)
+    np.testing.assert_allclose(mixed, np.concatenate([vectors[task] for task in vectors]), atol=1e-5)
+    assert not np.allclose(vectors["t0"], vectors["t1"], atol=1e-2)
+    own = Encoder(model, OPTIONS, tasks={"t": load(tmp_path / "1")}).encode(texts, task="t")
+    np.testing.assert_allclose(vectors["t1"], own, atol=1e-5)
+    replaced = client.put("/v1/tasks/t0", files=task_files(tmp_path / "new", model, 9))
+    assert replaced.status_code == 200
+    again = client.post("/v1/embeddings", json={"model": "t0", "input": texts}).json()
+    assert not np.allclose([row["embedding"] for row in again["data"]], vectors["t0"], atol=1e-2)
+    for number in range(3):
+        assert client.delete(f"/v1/tasks/t{number}").status_code == 200
+    assert client.delete("/v1/tasks/t0").status_code == 404
+    assert client.post("/v1/search", json={"query": "bafa", "task": "t0"}).status_code == 404
+    assert current(store)[0] == before
+
+
+def load(folder: Path) -> TaskPrompt:
+    from retriever.prompts import load_prompt
+
+    return load_prompt(folder)
+
+
+def test_a_task_survives_a_restart(root: Path, model: str, tmp_path: Path) -> None:
+    url = str(root / "store")
+    with serving(open_local(Store(url), threads=2)) as first:
+        assert first.put("/v1/tasks/kept", files=task_files(tmp_path, model, 5)).status_code == 200
+        vector = first.post("/v1/embeddings", json={"model": "kept", "input": "bafa"}).json()["data"]
+    with serving(open_local(Store(url), threads=2)) as second:
+        assert second.post("/v1/embeddings", json={"model": "kept", "input": "bafa"}).json()["data"] == vector
+        assert second.delete("/v1/tasks/kept").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"weights": ["0" * 64]}, "another backbone"),
+        ({"cut": 20}, "sha256"),
+        ({"settings": b"{"}, "not a prompt's"),
+        ({"settings": b"[1]"}, "not a prompt's"),
+        ({"index": "none"}, "expected one of this release's"),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
+    root: Path, client: TestClient, model: str, tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    store = Store(str(root / "store"))
+    before = current(store), store.names("prompts")
+    weights = {"weights": change["weights"]} if "weights" in change else {}
+    files = task_files(tmp_path, model, 1, **weights)
+    if "cut" in change:
+        files["prompt"] = (WEIGHTS, files["prompt"][1][: -change["cut"]])
+    if "settings" in change:
+        files["settings"] = (SETTINGS, change["settings"])
+    answer = client.put("/v1/tasks/bad", files=files, data={"index": change["index"]} if "index" in change else {})
+    assert answer.status_code == 400, answer.text
+    assert told in answer.json()["error"]["message"]
+    assert str(tmp_path) not in answer.text
+    assert (current(store), store.names("prompts")) == before
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"query": "a", "queries": ["b"]}, 422),
+        ({}, 422),
+        ({"query": ""}, 422),
+        ({"query": "a", "k": 0}, 422),
+        ({"query": "a", "k": 10**6}, 422),
+        ({"query": "a", "mode": "fuzzy"}, 422),
+        ({"query": "a", "colour": "red"}, 422),
+        ({"query": "a" * 10_000}, 422),
+        ({"query": "a", "task": "../x"}, 422),
+        ({"query": "a", "task": "none"}, 404),
+        ({"query": "a", "filter": {"colour": "red"}}, 400),
+        ({"query": "a", "filter": {"year": "1900"}}, 400),
+        ({"query": "a", "rerank": 5}, 400),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong(client: TestClient, body: dict[str, Any], status: int) -> None:
+    answer = client.post("/v1/search", json=body)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["message"]
+    assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+
+
+def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: TestClient) -> None:
+    assert client.post("/v1/search", content=b"x" * (25 << 20)).status_code == 413
+    assert client.post("/v1/search", content=(b"x" * (1 << 20) for _ in range(26))).status_code == 413
+    assert client.post("/v1/search", json={"query": "a"}, headers={"Host": "evil.example"}).status_code == 403
+    late = client.post("/v1/search", json={"query": "bafa", "timeout_ms": 1})
+    assert late.status_code in (200, 503)
+    assert client.post("/v1/search", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+    assert client.get("/v1/nothing").status_code == 404
+    assert client.get("/v1/search").status_code == 405
+
+
+def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> None:
+    tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+    service = open_local(Store(str(root / "store")), threads=2)
+    with serving(service, tokens) as client:
+        for path in ("/v1/info", "/v1/tasks", "/metrics"):
+            assert client.get(path).status_code == 401
+        assert client.get("/healthz").status_code == 200
+        user, admin = ({"Authorization": f"Bearer {token}"} for token in (USER, ADMIN))
+        assert client.post("/v1/search", json={"query": "bafa"}).status_code == 401
+        assert client.post("/v1/search", json={"query": "bafa"}, headers=user).status_code == 200
+        files = task_files(tmp_path, model, 1)
+        assert client.put("/v1/tasks/new", files=files, headers=user).status_code == 403
+        assert client.put("/v1/tasks/new", files=files, headers=admin).status_code == 200
+        assert client.delete("/v1/tasks/new", headers=user).status_code == 403
+        assert client.delete("/v1/tasks/new", headers=admin).status_code == 200
+        # With tokens, other names of the machine are answered too.
+        assert client.get("/v1/info", headers={**user, "Host": "search.example"}).status_code == 200
+
+
+def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> None:
+    info = client.get("/v1/info").json()
+    assert (info["passages"], info["dim"], info["encoder"]) == (234, 32, model)
+    assert info["filters"] == {"year": "int64", "lang": "string"}
+    assert info["modes"] == ["dense", "exact", "bm25", "hybrid"]
+    client.post("/v1/search", json={"query": "bafa", "mode": "hybrid"})
+    text = client.get("/metrics").text
+    assert re.search(r'riptide_requests_total\{route="/v1/search",status="200"\} 1\.0', text)
+    assert re.search(r'riptide_stage_seconds_count\{stage="encode"\} 1\.0', text)
+    assert "riptide_tasks 1.0" in text
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "/page/page.js" in page.text
+    assert client.get("/page/page.js").status_code == 200
+    assert client.get("/page/..%2fapp.py").status_code == 404
+    assert client.get("/openapi.json").json()["paths"].keys() >= {"/v1/search", "/v1/embeddings", "/v1/rerank"}
+
+
+def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path) -> None:
+    store = Store(str(root / "store"))
+    release = Release.load(store, current(store)[0])  # type: ignore[index]
+    changed = Release(release.encoder, release.encoder_options, release.tasks,
+                      {**release.fingerprints, "index/idx/g0000": "0" * 64})  # fmt: skip
+    changed.save(store)
+    with pytest.raises(InputError, match="index/idx/g0000: its fingerprint is"):
+        open_local(store).open(changed.id)
+    with pytest.raises(InputError, match="there is no such release"):
+        open_local(store).open("0" * 16)
+
+
+def test_the_job_serves_and_ends_when_told(root: Path, done: Callable[..., str], refused: Callable[..., str]) -> None:
+    at = ("--store", root / "store")
+    assert "task      default: index/idx, bm25/bm25" in done("serve_search", *at, "--plan")
+    assert "there are no tokens" in refused("serve_search", *at, "--host", "0.0.0.0")
+    assert "has a live release" in refused("serve_search", *at, "--index", "idx")
+    with subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "jobs/serve_search.py"), *map(str, at), "--port", "0", "--threads", "2"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        address = None
+        for line in process.stdout:
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                address = found.group()
+                break
+        assert address
+        body = json.dumps({"query": "bafa", "k": 3}).encode()
+        request = urllib.request.Request(f"{address}/v1/search", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            assert len(json.load(answer)["results"][0]["hits"]) == 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
