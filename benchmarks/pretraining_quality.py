@@ -23,7 +23,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-TOKENIZER = "sentence-transformers/all-MiniLM-L6-v2"  # BERT's uncased word pieces
+VOCABULARY = 8_192  # word pieces, lower case
 PAIRS = 2_000  # questions that l_align is measured on, and passages for l_uniform
 
 
@@ -40,18 +40,29 @@ def merge(files: list[str], folder: Path) -> Path:
     return target
 
 
-def save_random(folder: Path, layers: int, hidden: int) -> Path:
-    """A BERT of random weights, with MiniLM's tokenizer."""
-    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
-
-    from retriever.files import resolve
+def save_random(folder: Path, corpus: Path, layers: int, hidden: int) -> Path:
+    """A BERT of random weights without dropout, and word pieces of its own from the corpus."""
+    from tokenizers import BertWordPieceTokenizer
+    from tokenizers.processors import BertProcessing
+    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
     if not (folder / "config.json").exists():
+        with open(corpus / "corpus.jsonl", encoding="utf-8") as lines:
+            pieces = BertWordPieceTokenizer()
+            pieces.train_from_iterator((json.loads(line)["text"] for line in lines), vocab_size=VOCABULARY)
+        ends = [(name, pieces.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
+        pieces.post_processor = BertProcessing(*ends)
+        special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+        pieces.save(str(folder.with_suffix(".json")))
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_file=str(folder.with_suffix(".json")), model_max_length=256, **special
+        )
         torch.manual_seed(0)
-        tokenizer = AutoTokenizer.from_pretrained(resolve(TOKENIZER))
-        tokenizer.model_max_length = 512
-        shape = BertConfig(vocab_size=len(tokenizer), num_hidden_layers=layers, hidden_size=hidden,
-                           num_attention_heads=hidden // 64, intermediate_size=4 * hidden)  # fmt: skip
+        shape = BertConfig(
+            vocab_size=len(tokenizer), num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden, max_position_embeddings=256, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
         BertForMaskedLM(shape).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return folder
@@ -133,7 +144,8 @@ def main() -> None:
     parser.add_argument("--folder", required=True, help="where the backbone is made")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--general-steps", type=int, default=1_000)
+    parser.add_argument("--general-steps", type=int, default=8_000)
+    parser.add_argument("--general-batch", type=int, default=32)
     parser.add_argument("--general-lr", type=float, default=1e-3)
     parser.add_argument("--steps", type=int, default=300, help="of RIP, and of masked words")
     parser.add_argument("--batch", type=int, default=256, help="passages a step of RIP")
@@ -149,9 +161,17 @@ def main() -> None:
     general = str(folder / "store")
     if not Store(general).names("corpus"):
         import_corpus.main(import_corpus.ImportCorpus(store=general, source=str(merge(options.general, folder))))
-    start = save_random(folder / "random", options.layers, options.hidden)
+    start = save_random(folder / "random", folder / "general", options.layers, options.hidden)
     backbone = pretrain(
-        general, str(start), "small", "mlm", options.general_steps, 128, 128, options.general_lr, options.cpus
+        general,
+        str(start),
+        "small",
+        "mlm",
+        options.general_steps,
+        options.general_batch,
+        128,
+        options.general_lr,
+        options.cpus,
     )
     rip_tokens = tokens_of_a_passage(options.store, backbone, "rip", 64)
     mlm_batch = round(options.batch * rip_tokens / tokens_of_a_passage(options.store, backbone, "mlm", 128))

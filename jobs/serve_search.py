@@ -10,6 +10,7 @@ is none yet, or where --renew asks for that; tasks that are put over HTTP are ke
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from dataclasses import dataclass
 from typing import Literal
@@ -105,6 +106,9 @@ async def serve(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     app = build_app(service, tokens, about=service.about)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE,
                             server_header=False)  # fmt: skip
+    # uvicorn hands the signal that ended it on, once it has ended: to these.
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda *_: None)
     with listen(options.host, options.port) as listening:
         say(f"serving   http://{options.host}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
         await uvicorn.Server(config).serve([listening])

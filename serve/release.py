@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -81,15 +81,19 @@ class Release:
 
     def with_task(self, task: Task, artifacts: Iterable[Artifact]) -> Release:
         """The same with one task more, or another one of its name. artifacts: all that the task is made of."""
-        tasks = tuple(sorted([*(t for t in self.tasks if t.name != task.name), task], key=lambda t: t.name))
-        return replace(self, tasks=tasks, fingerprints={**self.fingerprints, **_fingerprints(artifacts)})
+        tasks = [*(other for other in self.tasks if other.name != task.name), task]
+        return self._with(tasks, {**self.fingerprints, **_fingerprints(artifacts)})
 
     def without_task(self, name: str) -> Release:
-        """The same but for one task; what it alone was made of is let go."""
-        tasks = tuple(task for task in self.tasks if task.name != name)
-        kept = {task.prompt for task in tasks}
-        gone = {f"prompts/{task.prompt}" for task in self.tasks if task.prompt and task.prompt not in kept}
-        return replace(self, tasks=tasks, fingerprints={k: v for k, v in self.fingerprints.items() if k not in gone})
+        """The same but for one task."""
+        return self._with([task for task in self.tasks if task.name != name], self.fingerprints)
+
+    def _with(self, tasks: Iterable[Task], fingerprints: Mapping[str, str]) -> Release:
+        """With these tasks, and no prompt that is none of theirs."""
+        ordered = tuple(sorted(tasks, key=lambda task: task.name))
+        prompts = {f"prompts/{task.prompt}" for task in ordered if task.prompt}
+        kept = {key: own for key, own in fingerprints.items() if key in prompts or not key.startswith("prompts/")}
+        return replace(self, tasks=ordered, fingerprints=kept)
 
     def save(self, store: Store) -> None:
         """Write it down; what is there already under its id is the same."""

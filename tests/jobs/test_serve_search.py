@@ -327,9 +327,9 @@ def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path)
     store = Store(str(root / "store"))
     release = Release.load(store, current(store)[0])  # type: ignore[index]
     changed = Release(release.encoder, release.encoder_options, release.tasks,
-                      {**release.fingerprints, "index/idx/g0000": "0" * 64})  # fmt: skip
+                      {**release.fingerprints, "index/idx/g0001": "0" * 64})  # fmt: skip
     changed.save(store)
-    with pytest.raises(InputError, match="index/idx/g0000: its fingerprint is"):
+    with pytest.raises(InputError, match="index/idx/g0001: its fingerprint is"):
         open_local(store).open(changed.id)
     with pytest.raises(InputError, match="there is no such release"):
         open_local(store).open("0" * 16)
