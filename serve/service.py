@@ -192,6 +192,9 @@ class Service:
 
         await self._change(change)
 
+    async def announce(self) -> None:
+        """Have others that serve the same store look which release is live; there are none."""
+
     async def drain(self) -> None:
         """Take no more requests, and return once those that came are answered."""
         self.draining = True
@@ -214,6 +217,7 @@ class Service:
                 await self._aside(self._prepare, release.id)
                 if await self._aside(make_current, self.store, release, found[1]):
                     await self._adopt(release)
+                    await self.announce()
                     return release
             raise ConflictError("others change the tasks at the same time; try again")
 

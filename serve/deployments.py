@@ -1,0 +1,214 @@
+"""The service on Ray Serve: the same parts, in one replica or in deployments of their own.
+
+    serve run serve.deployments:build store=data/squad                      # co-located
+    serve run serve.deployments:build store=data/squad topology=distributed shards=4
+    serve deploy cluster/serve.yaml
+
+Each part's replica opens the live release when it starts, and others when it is told to, or first asked for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve as ray_serve
+
+from indexing.store import Store
+from retriever.errors import InputError
+from serve.engine import Engine, Places, Reply
+from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
+from serve.release import Release, current
+from serve.security import Tokens
+from serve.service import Limits, Live, Service
+
+PREPARE_S = 600.0  # for all replicas to open a release
+KINDS: dict[str, Callable[..., Part]] = {
+    "encoder": EncoderPart, "search": SearchPart, "words": WordsPart, "passages": PassagesPart, "reranker": RerankPart,
+}  # fmt: skip
+
+
+class Scale(BaseModel):
+    """Replicas of a deployment, and what each asks for. most: of an autoscaled one; none: `replicas`, always."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    replicas: int = Field(default=1, ge=1)
+    most: int | None = Field(default=None, ge=1)
+    cpus: float = Field(default=1, ge=0)
+    gpus: float = Field(default=0, ge=0)
+    threads: int | None = Field(default=None, ge=1)
+    ongoing: int = Field(default=8, ge=1, description="Batches that a replica is given at once.")
+
+    def options(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": self.gpus},
+            "max_ongoing_requests": self.ongoing,
+            "max_queued_requests": 16 * self.ongoing,
+            "graceful_shutdown_timeout_s": 30,
+        }
+        if self.most is None:
+            return {**found, "num_replicas": self.replicas}
+        bounds = {"min_replicas": self.replicas, "max_replicas": max(self.replicas, self.most),
+                  "target_ongoing_requests": max(1, self.ongoing // 2)}  # fmt: skip
+        return {**found, "autoscaling_config": bounds}
+
+
+class Application(BaseModel):
+    """What `serve deploy` is given as `args`. tokens: a file that lies on every node; else the environment's.
+
+    shards: of the vectors, when distributed; each is a deployment.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    store: str
+    topology: Literal["colocated", "distributed"] = "colocated"
+    tokens: str | None = None
+    shards: int = Field(default=1, ge=1)
+    batch: int = Field(default=32, ge=1)
+    queue: int = Field(default=256, ge=1)
+    workers: int = Field(default=4, ge=1, description="Batches on their way at once, when distributed.")
+    compile: Literal["auto", "never"] = "never"
+    ingress: Scale = Scale(ongoing=512)
+    encoder: Scale = Scale()
+    search: Scale = Scale()
+    words: Scale = Scale()
+    passages: Scale = Scale(ongoing=64)
+    reranker: Scale = Scale()
+
+
+class PartReplica:
+    """A part behind Ray Serve. Batches run in threads, so that a release is opened beside them."""
+
+    def __init__(self, kind: str, store: str, threads: int, options: Mapping[str, Any]):
+        self.store = Store(store)
+        self.part = KINDS[kind](self.store, **options)
+        self._work = ThreadPoolExecutor(threads)
+        self._admin = ThreadPoolExecutor(1)
+        if found := current(self.store):
+            self.part.prepare(found[0])
+
+    async def run(self, method: str, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._work, getattr(self.part, method), *arguments)
+
+    async def prepare(self, release_id: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._admin, self.part.prepare, release_id)
+
+    async def retire(self, release_id: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._admin, self.part.retire, release_id)
+
+
+class There:
+    """A Place: a part in replicas of its own."""
+
+    def __init__(self, handle: Any):
+        self.handle = handle
+
+    def call(self, method: str, *arguments: Any) -> Reply:
+        reply: Reply = self.handle.run.remote(method, *arguments)
+        return reply
+
+    def everywhere(self, method: str, *arguments: Any) -> None:
+        """Call a method of every replica. Raises what one of them raised."""
+        self.handle.broadcast(method, *arguments).results(timeout_s=PREPARE_S)
+
+
+class ClusterService(Service):
+    """A Service whose parts are deployments."""
+
+    def __init__(self, store: Store, parts: Mapping[str, Any], limits: Limits):
+        self.shards = [There(parts[name]) for name in sorted(parts) if name.startswith("search-")]
+        self.single = {name: There(handle) for name, handle in parts.items() if not name.startswith("search-")}
+        places = Places(encoder=self.single["encoder"], shards=self.shards, passages=self.single["passages"],
+                        words=self.single.get("words"), reranker=self.single.get("reranker"))  # fmt: skip
+        super().__init__(store, Engine(places), prepare=self.open, retire=self.forget, limits=limits)
+
+    def open(self, release_id: str) -> None:
+        """Have every replica open a release. Raises InputError where one cannot."""
+        for place in (*self.shards, *self.single.values()):
+            place.everywhere("prepare", release_id)
+
+    def forget(self, release_id: str) -> None:
+        for place in (*self.shards, *self.single.values()):
+            place.everywhere("retire", release_id)
+
+    def about(self, live: Live) -> dict[str, Any]:
+        known = self.single["encoder"].call("describe", live.release.id).result(timeout_s=30)
+        return {**known, "shards": len(self.shards)}
+
+    async def announce(self) -> None:
+        """Have every ingress look which release is live."""
+        await ray_serve.get_deployment_handle("ingress").broadcast("refresh").results_async(timeout_s=PREPARE_S)
+
+
+@ray_serve.ingress()
+class Ingress:
+    """HTTP, in front of the parts: its own ones, or deployments."""
+
+    def __init__(self, settings: dict[str, Any], parts: dict[str, Any]):
+        self.settings = Application(**settings)
+        self.parts = parts
+        self.service: Service | None = None
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        from serve.app import build_app
+        from serve.local import open_local
+
+        settings = self.settings
+        store = Store(settings.store)
+        if self.parts:
+            limits = Limits(batch=settings.batch, bound=settings.queue, workers=settings.workers)
+            service: Any = ClusterService(store, self.parts, limits)
+        else:
+            device = "cuda" if settings.encoder.gpus else None
+            service = open_local(store, threads=settings.encoder.threads, batch=settings.batch, bound=settings.queue,
+                                 compile=settings.compile, device=device)  # fmt: skip
+        self.service = service
+        await service.refresh()
+        return build_app(service, Tokens.read(settings.tokens), about=service.about)
+
+    async def refresh(self) -> None:
+        """Serve what is live now."""
+        if self.service is not None:
+            await self.service.refresh()
+
+
+def build(args: Application) -> Any:
+    """The application of a store, whose live release it serves. Raises InputError where there is none."""
+    store = Store(args.store).require()
+    found = current(store)
+    if found is None:
+        raise InputError(f"{store.url} has no live release: make one with jobs/serve_search.py --store {store.url}")
+    release = Release.load(store, found[0])
+    parts = _parts(args, release) if args.topology == "distributed" else {}
+    ingress = ray_serve.deployment(name="ingress", **args.ingress.options())(Ingress)
+    return ingress.bind(args.model_dump(), parts)
+
+
+def _parts(args: Application, release: Release) -> dict[str, Any]:
+    """A deployment for each part that the release needs, and for each shard."""
+
+    def bound(name: str, kind: str, scale: Scale, **options: Any) -> Any:
+        threads = scale.threads or max(1, int(scale.cpus))
+        deployment = ray_serve.deployment(name=name, **scale.options())(PartReplica)
+        return deployment.bind(
+            kind, args.store, scale.ongoing if kind == "passages" else 2, {**options, "threads": threads}
+        )
+
+    device = {"device": "cuda"} if args.encoder.gpus else {}
+    found = {
+        "encoder": bound("encoder", "encoder", args.encoder, compile=args.compile, **device),
+        "passages": bound("passages", "passages", args.passages),
+    }
+    for number in range(args.shards):
+        name = f"search-{number:03d}"
+        found[name] = bound(name, "search", args.search, number=number, of=args.shards)
+    if any(task.bm25 for task in release.tasks):
+        found["words"] = bound("words", "words", args.words)
+    if release.reranker:
+        found["reranker"] = bound("reranker", "reranker", args.reranker)
+    return found
