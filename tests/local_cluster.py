@@ -251,6 +251,29 @@ def wait_for(
         time.sleep(0.002)
 
 
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
+
+def wait_for_its_end(tree: list[int]) -> None:
+    """Of what a killed job had started: its private Ray goes down by itself. Two agents take a minute to notice that
+    they are alone, and are ended here."""
+
+    def left() -> list[int]:
+        found = []
+        for pid in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                title = title_of(psutil.Process(pid))
+                if title and not title.startswith(AGENTS):
+                    found.append(pid)
+        return found
+
+    wait_for(lambda: not left(), "its Ray to end")
+    for pid in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if title_of(psutil.Process(pid)).startswith(AGENTS):
+                psutil.Process(pid).kill()
+
+
 def title_of(process: psutil.Process) -> str:
     """A process's title (Ray's workers say there what they run), "" where it has ended."""
     try:

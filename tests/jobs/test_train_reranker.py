@@ -12,7 +12,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from local_cluster import LONG, start, wait_for
+from local_cluster import LONG, start, wait_for, wait_for_its_end
 from samples import make_passages, write_beir
 from sentence_transformers import CrossEncoder
 
@@ -161,7 +161,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
     tree = [job.process.pid, *(child.pid for child in psutil.Process(job.process.pid).children(recursive=True))]
     job.process.send_signal(signal.SIGKILL)
     job.process.wait()
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in tree[1:]), "its Ray to end")
+    wait_for_its_end(tree[1:])
     assert not (world.store / "models/ce/manifest.json").exists(), "the kill came too late to be in the middle"
     assert steps_kept() < 240
     out = start("train_reranker", *command(world, *more)).end()

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from local_cluster import LONG, start, wait_for
+from local_cluster import LONG, start, wait_for, wait_for_its_end
 from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 from test_train_reranker import mine
@@ -130,7 +130,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(world, mined: St
     tree = [job.process.pid, *(child.pid for child in psutil.Process(job.process.pid).children(recursive=True))]
     job.process.send_signal(signal.SIGKILL)
     job.process.wait()
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in tree[1:]), "its Ray to end")
+    wait_for_its_end(tree[1:])
     assert not (world.store / "prompts/t/manifest.json").exists(), "the kill came too late to be in the middle"
     start(*command(world, *more, "--task", "t")).end()
     assert weights(mined, "prompts", "t") == weights(mined, "prompts", "whole")

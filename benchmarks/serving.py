@@ -1,0 +1,238 @@
+"""Load: our server against FastAPI + sentence-transformers + FAISS, as it comes and tuned, on this machine in one run.
+
+    python benchmarks/serving.py --store S --queries squad --seconds 10 --json results/serving.json
+
+Each server is a process of its own on loopback, and answers the same questions with the 10 best passages, texts
+included, from the same vectors: closed-loop clients on kept connections, rounds in turn. The peer as it comes encodes
+each request by itself (float32) and searches a flat index; tuned, it has bfloat16, its threads set, and requests that
+arrive together encoded together, over the same kind of index as ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+SERVERS = ("peer", "peer-tuned", "riptide")
+
+
+def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> None:
+    """FastAPI + sentence-transformers + FAISS, as their documentation shows."""
+    import faiss
+    import torch
+    import uvicorn
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+    from sentence_transformers import SentenceTransformer
+
+    from indexing.corpus import Corpus
+    from indexing.embeddings import Embeddings
+    from indexing.store import Store
+    from retriever.files import resolve
+
+    store = Store(store_url)
+    corpus = Corpus.open(store)
+    embeddings = Embeddings.open(store, None, corpus)
+    vectors = np.concatenate([v for _, v in embeddings.between(0, embeddings.num_rows)]).astype(np.float32)
+    passages = corpus.passages(np.arange(corpus.num_rows))
+    folder = str(resolve(embeddings.encoder_name))
+    if tuned:
+        torch.set_num_threads(os.cpu_count() or 1)
+        faiss.omp_set_num_threads(os.cpu_count() or 1)
+        model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.bfloat16})
+        index = faiss.index_factory(vectors.shape[1], "IVF256,Flat", faiss.METRIC_INNER_PRODUCT)
+        index.train(vectors)
+        index.nprobe = 16
+    else:
+        model = SentenceTransformer(folder, device="cpu")
+        index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    app = FastAPI()
+
+    class Ask(BaseModel):
+        query: str
+        k: int = 10
+
+    def found(texts: list[str], k: int) -> list[list[dict[str, Any]]]:
+        encoded = model.encode(texts, normalize_embeddings=True, show_progress_bar=False).astype(np.float32)
+        scores, rows = index.search(encoded, k)
+        return [
+            [{"id": passages[row].id, "title": passages[row].title, "text": passages[row].text, "score": float(score)}
+             for row, score in zip(line, values, strict=True)]
+            for line, values in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]  # fmt: skip
+
+    if tuned:
+        waiting: asyncio.Queue[tuple[str, asyncio.Future[Any]]] = asyncio.Queue()
+
+        async def batches() -> None:
+            while True:
+                batch = [await waiting.get()]
+                while len(batch) < 32 and not waiting.empty():
+                    batch.append(waiting.get_nowait())
+                results = await asyncio.to_thread(found, [text for text, _ in batch], 10)
+                for (_, future), result in zip(batch, results, strict=True):
+                    future.set_result(result)
+
+        @app.on_event("startup")
+        async def start() -> None:
+            app.state.batches = asyncio.create_task(batches())
+
+        @app.post("/v1/search")
+        async def search(ask: Ask) -> Any:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            waiting.put_nowait((ask.query, future))
+            return {"hits": await future}
+    else:
+
+        @app.post("/v1/search")
+        def search(ask: Ask) -> Any:
+            return {"hits": found([ask.query], ask.k)[0]}
+
+    print(f"serving http://127.0.0.1:{port}/", flush=True)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+
+
+def start(name: str, options: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
+    """A server's process, once it answers, and its port."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    if name == "riptide":
+        command = [str(ROOT / "jobs/serve_search.py"), "--store", options.store, "--port", str(port),
+                   "--batch", str(options.batch), "--compile", options.compile]  # fmt: skip
+    elif name.startswith("riptide-"):
+        command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
+    else:
+        command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if re.search(r"http://127\.0\.0\.1:\d+", line):
+            break
+    else:
+        raise SystemExit(f"{name} did not start")
+    body = request("what is a rip current?")
+    for _ in range(600):
+        try:
+            asyncio.run(once(port, body))
+            return process, port
+        except (OSError, asyncio.IncompleteReadError):
+            time.sleep(0.2)
+    raise SystemExit(f"{name} does not answer")
+
+
+def request(text: str) -> bytes:
+    body = json.dumps({"query": text, "k": 10}).encode()
+    head = (
+        f"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
+    return head.encode() + b"\r\n\r\n" + body
+
+
+async def once(port: int, body: bytes) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        return await exchange(reader, writer, body)
+    finally:
+        writer.close()
+
+
+async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> int:
+    """Send a request and read the whole answer; its status."""
+    writer.write(body)
+    head = await reader.readuntil(b"\r\n\r\n")
+    [length] = re.findall(rb"(?i)content-length: (\d+)", head)
+    await reader.readexactly(int(length))
+    return int(head[9:12])
+
+
+async def load(port: int, clients: int, seconds: float, texts: list[str]) -> dict[str, Any]:
+    """Closed loop: each client asks again as soon as it is answered."""
+    taken: list[float] = []
+    statuses: dict[int, int] = {}
+    begun = time.perf_counter()
+
+    async def client(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        place = number
+        while time.perf_counter() - begun < seconds:
+            asked = time.perf_counter()
+            status = await exchange(reader, writer, request(texts[place % len(texts)]))
+            taken.append(time.perf_counter() - asked)
+            statuses[status] = statuses.get(status, 0) + 1
+            place += clients
+        writer.close()
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    spent = time.perf_counter() - begun
+    p50, p95, p99 = (1000 * float(q) for q in np.percentile(taken, [50, 95, 99]))
+    return {"qps": len(taken) / spent, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "statuses": statuses}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--queries", help="may be left out where the store has one set only")
+    parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=SERVERS)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--compile", default="never", choices=["auto", "never"])
+    parser.add_argument("--json", default="results/serving.json")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve_peer(options.store, options.queries, options.serve == "peer-tuned", options.port)
+        return
+    from indexing.queries import Queries
+    from indexing.store import Store
+
+    texts = Queries.open(Store(options.store), options.queries).split("test").texts
+    draw = np.random.default_rng(0)
+    asked = [texts[n] for n in draw.choice(len(texts), min(4_000, len(texts)), replace=False)]
+    running: dict[str, tuple[subprocess.Popen[str], int]] = {}
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {name: {} for name in options.servers}
+    try:
+        for name in options.servers:
+            running[name] = start(name, options)
+            asyncio.run(load(running[name][1], 8, 3, asked))
+        for _ in range(options.rounds):
+            for clients in options.clients:
+                for name, (_, port) in running.items():
+                    found[name].setdefault(clients, []).append(asyncio.run(load(port, clients, options.seconds, asked)))
+    finally:
+        for process, _ in running.values():
+            process.send_signal(signal.SIGTERM)
+        for process, _ in running.values():
+            process.wait(60)
+    print(f"{'server':12} clients {'queries/s':>10} {'p50':>8} {'p95':>8} {'p99':>8} ms")
+    for name, by_clients in found.items():
+        for clients, rounds in by_clients.items():
+            middle = [statistics.median(one[key] for one in rounds) for key in ("qps", "p50_ms", "p95_ms", "p99_ms")]
+            print(f"{name:12} {clients:7} {middle[0]:10.1f} {middle[1]:8.1f} {middle[2]:8.1f} {middle[3]:8.1f}")
+    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+    Path(options.json).write_text(json.dumps({"options": vars(options), "servers": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
