@@ -1,8 +1,9 @@
-"""riptide for Python users: an Encoder, a Store and what lies in it.
+"""riptide for Python users: an Encoder, a Store and what lies in it, a Client of a server.
 
 from riptide import Encoder, Store, Corpus
 vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a riptide?"], side="query")
 passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
+hits = Client("http://127.0.0.1:8000").search("what is a riptide?")
 """
 
 from indexing.corpus import Corpus, Passage
@@ -15,12 +16,15 @@ from indexing.store import Store
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.reranker import Reranker, RerankerOptions
+from serve.client import Client, FoundPassage, ServerError
 
 __all__ = [
+    "Client",
     "Corpus",
     "Embeddings",
     "Encoder",
     "EncoderOptions",
+    "FoundPassage",
     "Hits",
     "Index",
     "InputError",
@@ -28,6 +32,7 @@ __all__ = [
     "Queries",
     "Reranker",
     "RerankerOptions",
+    "ServerError",
     "Store",
     "exact_search",
     "reciprocal_rank",

@@ -28,7 +28,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-SERVERS = ("peer", "peer-tuned", "riptide")
+SERVERS = ("peer", "peer-tuned", "riptide", "riptide-colocated", "riptide-distributed")
 
 
 def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> None:
@@ -114,11 +114,12 @@ def start(name: str, options: argparse.Namespace) -> tuple[subprocess.Popen[str]
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    if name == "riptide":
+    if name.startswith("riptide"):
+        topology = name.partition("-")[2] or "local"
+        shards = "4" if topology == "distributed" else "1"
         command = [str(ROOT / "jobs/serve_search.py"), "--store", options.store, "--port", str(port),
-                   "--batch", str(options.batch), "--compile", options.compile]  # fmt: skip
-    elif name.startswith("riptide-"):
-        command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
+                   "--batch", str(options.batch), "--compile", options.compile, "--topology", topology,
+                   "--shards", shards]  # fmt: skip
     else:
         command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -191,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True)
     parser.add_argument("--queries", help="may be left out where the store has one set only")
-    parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=SERVERS)
+    parser.add_argument("--servers", nargs="+", default=list(SERVERS[:3]), choices=SERVERS)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=10.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=3)

@@ -10,8 +10,6 @@ is none yet, or where --renew asks for that; tasks that are put over HTTP are ke
 from __future__ import annotations
 
 import asyncio
-import signal
-import socket
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,8 +19,6 @@ from indexing.store import Store
 from retriever.errors import InputError
 from serve.release import Release, current, make_current, plan
 from serve.security import Tokens, check_binding
-
-GRACE = 30  # seconds that requests on their way have when it is told to end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +47,18 @@ class ServeSearch(Common):
     """Questions that wait, at most; more are answered with 429."""
     compile: Literal["auto", "never"] = "never"
     """auto: compile the encoder where that pays; takes half a minute to start."""
+    topology: Literal["local", "colocated", "distributed"] = "local"
+    """local: one process, without Ray. On Ray Serve (a cluster takes cluster/serve.yaml): all parts in one replica, or
+    each in its own."""
+    shards: int = 1
+    """Deployments that the vectors are spread over, when distributed."""
 
 
 def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    for name in ("batch", "queue", "threads"):
+    for name in ("batch", "queue", "threads", "shards"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise InputError(f"--{name} {value}: expected at least 1")
     if options.limit is not None:
@@ -74,7 +75,10 @@ def main(options: ServeSearch) -> None:
         found = current(store)
         if not make_current(store, release, found[1] if found else None):
             raise InputError(f"{store.url}: another release has just become live; run the command again")
-    asyncio.run(serve(store, options, tokens))
+    if options.topology == "local":
+        asyncio.run(serve(store, options, tokens))
+    else:
+        serve_on_ray(store, options)
 
 
 def choose(store: Store, options: ServeSearch) -> tuple[Release, bool]:
@@ -94,33 +98,34 @@ def choose(store: Store, options: ServeSearch) -> tuple[Release, bool]:
 
 
 async def serve(store: Store, options: ServeSearch, tokens: Tokens) -> None:
-    """All parts in this process, until it is told to end; requests that have come are answered first."""
-    import uvicorn
-
-    from serve.app import build_app
-    from serve.local import open_local
+    """All parts in this process, until it is told to end."""
+    from serve.local import open_local, run_server
 
     service = open_local(store, threads=options.threads, batch=options.batch, bound=options.queue,
                          compile=options.compile)  # fmt: skip
     await service.refresh()
-    app = build_app(service, tokens, about=service.about)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE,
-                            server_header=False)  # fmt: skip
-    # uvicorn hands the signal that ended it on, once it has ended: to these.
-    for ending in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(ending, lambda *_: None)
-    with listen(options.host, options.port) as listening:
-        say(f"serving   http://{options.host}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
-        await uvicorn.Server(config).serve([listening])
+    await run_server(service, tokens, options.host, options.port, told)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Raises InputError where the address cannot be had."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        raise InputError(f"--host {host} --port {port}: {error}") from error
+def serve_on_ray(store: Store, options: ServeSearch) -> None:
+    """On the Ray that is there, or on one that ends with this process."""
+    from jobs.session import connect
+
+    connect(store)
+    from serve.deployments import Application, Scale, run_application
+
+    scale = Scale(threads=options.threads, cpus=0)  # one machine: the threads share its cores
+    application = Application(
+        store=store.url, topology="colocated" if options.topology == "colocated" else "distributed",
+        tokens=options.tokens, shards=options.shards, batch=options.batch, queue=options.queue,
+        compile=options.compile, ingress=scale.model_copy(update={"ongoing": 2 * options.queue}), encoder=scale,
+        search=scale, words=scale, reranker=scale, passages=scale,
+    )  # fmt: skip
+    run_application(application, options.host, options.port, told)
+
+
+def told(address: str) -> None:
+    say(f"serving   {address} (Ctrl-C ends it)")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ Each part's replica opens the live release when it starts, and others when it is
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -212,3 +214,17 @@ def _parts(args: Application, release: Release) -> dict[str, Any]:
     if release.reranker:
         found["reranker"] = bound("reranker", "reranker", args.reranker)
     return found
+
+
+def run_application(args: Application, host: str, port: int, told: Callable[[str], object]) -> None:
+    """On the Ray that this process has joined, until SIGTERM or SIGINT. told: of the address, once it answers."""
+    ended = threading.Event()
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda *_: ended.set())
+    ray_serve.start(http_options={"host": host, "port": port})
+    try:
+        ray_serve.run(build(args), name="riptide", route_prefix="/")
+        told(f"http://{host}:{port}/")
+        ended.wait()
+    finally:
+        ray_serve.shutdown()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+from collections.abc import Callable
 from typing import Any
 
 from indexing.store import Store
+from retriever.errors import InputError
 from serve.engine import Engine, Here, Places
 from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
 from serve.release import Release
+from serve.security import Tokens
 from serve.service import Limits, Live, Service
+
+GRACE = 30  # seconds that requests on their way have when it is told to end
 
 
 class LocalService(Service):
@@ -49,3 +56,32 @@ def open_local(
         "reranker": RerankPart(store, threads=threads, device=device),
     }
     return LocalService(store, encoder, others, Limits(batch=batch, bound=bound))
+
+
+async def run_server(
+    service: LocalService, tokens: Tokens, host: str, port: int, told: Callable[[str], object]
+) -> None:
+    """Answer HTTP until SIGTERM or SIGINT; requests that have come are answered first. told: of the address, once it
+    listens. Raises InputError where that cannot be had."""
+    import uvicorn
+
+    from serve.app import build_app
+
+    app = build_app(service, tokens, about=service.about)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE,
+                            server_header=False)  # fmt: skip
+    # uvicorn hands the signal that ended it on, once it has ended: to these.
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda *_: None)
+    with listen(host, port) as listening:
+        told(f"http://{host}:{listening.getsockname()[1]}/")
+        await uvicorn.Server(config).serve([listening])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises InputError where the address cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--host {host} --port {port}: {error}") from error
