@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from indexing.cache import CorruptError, NodeCache, file_sha256
 from indexing.storage import Storage, full_disk
@@ -105,6 +105,13 @@ class Artifact:
         """A local file with the part's bytes (FAISS, Lucene and memory maps need one). Raises CorruptError."""
         part = self.part(part) if isinstance(part, str) else part
         return self._cache.local(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
+
+
+class Reference(NamedTuple):
+    """An artifact as another one's input."""
+
+    key: str
+    fingerprint: str
 
 
 class Draft:
@@ -243,7 +250,7 @@ class Draft:
 
 
 def begun_document(
-    kind: str, inputs: Mapping[str, Artifact], config: Mapping[str, Any], by_content: bool
+    kind: str, inputs: Mapping[str, Artifact | Reference], config: Mapping[str, Any], by_content: bool
 ) -> dict[str, Any]:
     """What `manifest.begun.json` pins. JSON-plain, so that it compares equal after a round trip."""
     lineage = {role: {"artifact": a.key, "fingerprint": a.fingerprint} for role, a in inputs.items()}

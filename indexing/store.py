@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from indexing.artifact import (
     MANIFEST,
     Artifact,
     Draft,
+    Reference,
     begun_document,
     unseal,
 )
@@ -23,6 +25,7 @@ from retriever.errors import InputError
 
 TEMPORARY_AGE = 3600.0  # seconds after which a file or an upload that nobody went on with is no longer being written
 ABANDONED_AGE = 86400.0  # the same of a begun artifact, to which hours of work add one object
+CURRENT = "serving/current.json"  # the one object that changes: which release is live
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -42,7 +45,7 @@ class Store:
         kind: str,
         name: str = "",
         *,
-        inputs: Mapping[str, Artifact] | None = None,
+        inputs: Mapping[str, Artifact | Reference] | None = None,
         config: Mapping[str, Any] | None = None,
         by_content: bool = False,
     ) -> Draft:
@@ -104,9 +107,11 @@ class Store:
         return self
 
     def dependents(self, key: str) -> list[str]:
-        """Keys of the other artifacts, complete or not, that were made from this one."""
+        """Keys of the other artifacts, complete or not, that were made from this one; CURRENT for the live release."""
         others = {*self.keys(), *self.incomplete()} - {key}
-        return sorted(o for o in others if any(entry["artifact"] == key for entry in self.inputs(o).values()))
+        found = [o for o in others if any(entry["artifact"] == key for entry in self.inputs(o).values())]
+        live = self.storage.read_tagged(CURRENT)
+        return sorted([*found, *([CURRENT] if live and key == f"releases/{json.loads(live[0])['release']}" else [])])
 
     def inputs(self, key: str) -> dict[str, dict[str, str]]:
         """What an artifact was made from, by whichever of its two manifests can be read; nothing where none can."""

@@ -31,6 +31,7 @@ from serve.protocol import (
     ErrorResponse,
     InfoResponse,
     Name,
+    ReleaseRequest,
     RerankRequest,
     RerankResponse,
     SearchRequest,
@@ -162,6 +163,13 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
     @app.delete("/v1/tasks/{name}", response_model=TasksResponse, dependencies=[admin])
     async def delete_task(name: Name) -> Response:
         await service.drop_task(name)
+        live = _live(service)
+        return _json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+
+    @app.put("/v1/release", response_model=TasksResponse, dependencies=[admin])
+    async def put_release(request: ReleaseRequest) -> Response:
+        """Serve a new index, or go back to an earlier release; no request fails meanwhile."""
+        await service.switch(request.release)
         live = _live(service)
         return _json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 

@@ -102,6 +102,11 @@ class Client:
         """Serve a task no longer; takes an administrator."""
         self._call("DELETE", _task(name))
 
+    def switch(self, release: str | None = None) -> str:
+        """Go back to an earlier release, or (None) on to what the store holds now; its id. Takes an administrator."""
+        body = json.dumps({"release": release}).encode()
+        return str(self._call("PUT", "/v1/release", body, "application/json")["release"])
+
     def info(self) -> dict[str, Any]:
         """What the server says of itself."""
         return self._call("GET", "/v1/info")

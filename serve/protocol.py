@@ -165,6 +165,12 @@ class TasksResponse(Strict):
     tasks: list[TaskOut]
 
 
+class ReleaseRequest(Strict):
+    """An earlier release to go back to; null: the same tasks over what the store holds now."""
+
+    release: str | None = Field(None, pattern=r"^[0-9a-f]{16}$")
+
+
 class InfoResponse(Strict):
     release: str
     encoder: str

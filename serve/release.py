@@ -1,32 +1,32 @@
 """Tasks and releases: what is served, by fingerprint.
 
-serving/releases/ID.json   a release: its tasks, and the fingerprint of everything that they are made of; immutable
-serving/current.json       which one is live; changed by compare-and-swap alone
+releases/ID            an artifact: its tasks, and the fingerprint of everything that they are made of
+serving/current.json   which one is live, and which were before; changed by compare-and-swap alone
 
 A release never changes, so that a request which is pinned to one is answered by one version of everything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from indexing.artifact import Artifact, fingerprint_of, seal, unseal
+from indexing.artifact import Artifact, Reference, fingerprint_of
 from indexing.bm25 import Bm25
 from indexing.bm25 import check_lineage as check_bm25
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec, differing
 from indexing.index import Index
-from indexing.store import Store
+from indexing.store import CURRENT, Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
-CURRENT = "serving/current.json"
-FORMAT = 1
+KEPT = 10  # releases before the live one
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 BASE = "default"  # the task of the backbone without a prompt
 
@@ -97,20 +97,19 @@ class Release:
 
     def save(self, store: Store) -> None:
         """Write it down; what is there already under its id is the same."""
-        store.storage.put_new(f"serving/releases/{self.id}.json", seal({"format": FORMAT, **self._document()}))
+        inputs = {key: Reference(key, fingerprint) for key, fingerprint in self.fingerprints.items()}
+        config = {name: value for name, value in self._document().items() if name != "fingerprints"}
+        with store.create("releases", self.id, inputs=inputs, config=config):
+            pass
 
     @classmethod
     def load(cls, store: Store, id: str) -> Release:
         """Raises InputError where there is none of this id, CorruptError where it is damaged."""
-        key = f"serving/releases/{id}.json"
-        try:
-            document = unseal(store.storage.read(key), f"{store.url}/{key}")
-        except FileNotFoundError:
-            raise InputError(f"{store.url}/{key}: there is no such release") from None
-        return cls(
-            document["encoder"], document["encoder_options"], tuple(Task(**task) for task in document["tasks"]),
-            document["fingerprints"], document["reranker"],
-        )  # fmt: skip
+        artifact = store.open("releases", id)
+        config = artifact.config
+        fingerprints = {entry["artifact"]: entry["fingerprint"] for entry in artifact.inputs.values()}
+        tasks = tuple(Task(**task) for task in config["tasks"])
+        return cls(config["encoder"], config["encoder_options"], tasks, fingerprints, config["reranker"])
 
     def _document(self) -> dict[str, Any]:
         return {
@@ -129,9 +128,43 @@ def current(store: Store) -> tuple[str, str] | None:
 
 
 def make_current(store: Store, release: Release, tag: str | None) -> bool:
-    """Make a release, saved here, the live one; False where another one has become live since `tag` was read."""
+    """Make a release, saved here, the live one; False where another one has become live since `tag` was read.
+
+    The last KEPT before it stay, to go back to; the one before those is removed.
+    """
     release.save(store)
-    return store.storage.swap(CURRENT, json.dumps({"release": release.id}).encode() + b"\n", tag)
+    found = store.storage.read_tagged(CURRENT)
+    if (None if found is None else found[1]) != tag:
+        return False
+    said = json.loads(found[0]) if found else {}
+    before = [said["release"], *said["before"]] if said else []
+    before = [id for id in before if id != release.id]
+    document = {"release": release.id, "before": before[:KEPT]}
+    if not store.storage.swap(CURRENT, json.dumps(document).encode() + b"\n", tag):
+        return False
+    for id in before[KEPT:]:
+        with contextlib.suppress(InputError):  # removed by somebody else
+            store.remove(f"releases/{id}")
+    return True
+
+
+def renewed(store: Store, release: Release) -> Release:
+    """The same tasks over what the store holds now under the same names: later generations, an index built anew.
+
+    Raises InputError where something does not fit any more.
+    """
+    corpus = Corpus.open(store)
+    spec = EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
+    parts: list[Artifact] = [*corpus.generations, *spec.inputs().values()]
+    for task in release.tasks:
+        vectors = Embeddings.open(store, task.embeddings, corpus)
+        parts += vectors.generations
+        parts += Index.open(store, task.index, vectors).generations if task.index else []
+        parts += Bm25.open(store, task.bm25, corpus).generations if task.bm25 else []
+        parts += [store.open("prompts", task.prompt)] if task.prompt else []
+        check_task(store, task, spec, vectors)
+    parts += _model(store, release.reranker)
+    return replace(release, fingerprints=_fingerprints(parts))
 
 
 def plan(
@@ -158,8 +191,7 @@ def plan(
     spec = EncoderSpec(store, vectors.encoder_name, options)
     parts: list[Artifact] = [*corpus.generations, *vectors.generations, *(opened.generations if opened else []),
                              *(words.generations if words else []), *spec.inputs().values()]  # fmt: skip
-    if reranker and reranker.startswith("models/"):
-        parts.append(store.open("models", reranker.partition("/")[2]))
+    parts += _model(store, reranker)
     place: dict[str, Any] = {"embeddings": vectors.name, "index": chosen, "bm25": words.name if words else None}
     found: list[Task] = []
     left: dict[str, str] = {}
@@ -214,6 +246,12 @@ class Opened:
 
 def _over(store: Store, index: str) -> str:
     return str(store.generations("index", index)[-1].config["embeddings"])
+
+
+def _model(store: Store, name: str | None) -> list[Artifact]:
+    """models/NAME as an input; nothing for a model from elsewhere."""
+    kind, _, own = (name or "").partition("/")
+    return [store.open(kind, own)] if kind == "models" and own else []
 
 
 def _fingerprints(artifacts: Iterable[Artifact]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from serve.batching import Batcher
 from serve.engine import Answer, Engine, Query
 from serve.protocol import SearchRequest
 from serve.registry import take_prompt
-from serve.release import BASE, Opened, Release, Task, current, make_current
+from serve.release import BASE, Opened, Release, Task, current, make_current, renewed
 
 Item = TypeVar("Item")
 
@@ -191,6 +191,17 @@ class Service:
             return release.without_task(name)
 
         await self._change(change)
+
+    async def switch(self, id: str | None) -> Release:
+        """Make an earlier release the live one, or (None) one of the same tasks over what the store holds now.
+
+        Raises InputError where that is not there or does not fit, ConflictError.
+        """
+
+        def change(release: Release) -> Release:
+            return renewed(self.store, release) if id is None else Release.load(self.store, id)
+
+        return await self._change(change)
 
     async def announce(self) -> None:
         """Have others that serve the same store look which release is live; there are none."""

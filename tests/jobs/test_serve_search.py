@@ -23,6 +23,7 @@ from samples import make_passages, make_queries, write_beir
 
 from indexing.runs import read_run
 from indexing.store import Store
+from indexing.verify import verify
 from retriever.attention import PromptShape
 from retriever.encoder import Encoder, EncoderOptions, describe
 from retriever.errors import InputError
@@ -323,6 +324,30 @@ def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> N
     assert client.get("/openapi.json").json()["paths"].keys() >= {"/v1/search", "/v1/embeddings", "/v1/rerank"}
 
 
+def test_releases_go_live_and_back_again_and_old_ones_go(
+    root: Path, client: TestClient, model: str, tmp_path: Path
+) -> None:
+    store = Store(str(root / "store"))
+    first = client.get("/v1/tasks").json()["release"]
+    assert client.put("/v1/tasks/extra", files=task_files(tmp_path, model, 7)).status_code == 200
+    second = client.get("/v1/tasks").json()["release"]
+    assert client.put("/v1/release", json={"release": first}).json()["release"] == first != second
+    assert client.post("/v1/search", json={"query": "bafa", "task": "extra"}).status_code == 404
+    assert client.put("/v1/release", json={"release": second}).json()["release"] == second
+    assert client.post("/v1/search", json={"query": "bafa", "task": "extra"}).json()["release"] == second
+    assert client.put("/v1/release", json={"release": None}).json()["release"] == second  # the store is as it was
+    assert client.put("/v1/release", json={"release": "0" * 16}).status_code == 400
+    with pytest.raises(InputError, match=r"is needed by .*serving/current\.json"):
+        store.remove(f"releases/{second}")
+    with pytest.raises(InputError, match="is needed by releases/"):
+        store.remove("bm25/bm25/g0001")
+    for number in range(12):
+        assert client.put("/v1/tasks/extra", files=task_files(tmp_path, model, 20 + number)).status_code == 200
+    assert len(store.names("releases")) <= 12
+    assert client.delete("/v1/tasks/extra").status_code == 200
+    assert not [finding for finding in verify(store) if finding.problem]
+
+
 def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path) -> None:
     store = Store(str(root / "store"))
     release = Release.load(store, current(store)[0])  # type: ignore[index]
@@ -331,7 +356,7 @@ def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path)
     changed.save(store)
     with pytest.raises(InputError, match="index/idx/g0001: its fingerprint is"):
         open_local(store).open(changed.id)
-    with pytest.raises(InputError, match="there is no such release"):
+    with pytest.raises(InputError, match="releases/0000000000000000: there is no such artifact"):
         open_local(store).open("0" * 16)
 
 
