@@ -12,6 +12,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from retriever.encoder import Encoder, EncoderOptions, describe
 from retriever.errors import InputError
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
 from serve.app import build_app
+from serve.engine import Here
 from serve.local import LocalService, open_local
+from serve.parts import SearchPart
 from serve.release import Release, current, make_current, plan
 from serve.security import Tokens, digest
 
@@ -346,6 +349,56 @@ def test_releases_go_live_and_back_again_and_old_ones_go(
     assert len(store.names("releases")) <= 12
     assert client.delete("/v1/tasks/extra").status_code == 200
     assert not [finding for finding in verify(store) if finding.problem]
+
+
+class Broken:
+    """A place whose part is gone."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return self
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("mode", ["dense", "exact", "hybrid"])
+def test_shards_apart_find_what_they_find_together(root: Path, mode: str) -> None:
+    store, asked = Store(str(root / "store")), list(questions(root).values())[:10]
+    service = open_local(store, threads=2)
+    with serving(service) as client:
+        body = {"queries": asked, "mode": mode, "k": K}
+        whole = client.post("/v1/search", json=body).json()["results"]
+        apart = [Here(SearchPart(store, number, 2, threads=1)) for number in range(2)]
+        service.engine.places = replace(service.engine.places, shards=apart)
+        for one, other in zip(whole, client.post("/v1/search", json=body).json()["results"], strict=True):
+            assert one["hits"] == other["hits"]
+            assert other["shards"]["total"] == one["shards"]["total"] + 1
+
+
+@pytest.mark.parametrize(("error", "count"), [(RuntimeError("gone"), "failed"), (TimeoutError(), "timed_out")])
+def test_a_lost_shard_gives_503_or_an_honest_part(root: Path, error: Exception, count: str) -> None:
+    store = Store(str(root / "store"))
+    service = open_local(store, threads=2)
+    with serving(service) as client:
+        shards = [Here(SearchPart(store, 0, 2, threads=1)), Broken(error)]
+        service.engine.places = replace(service.engine.places, shards=shards)
+        body = {"query": next(iter(questions(root).values())), "k": 240, "mode": "exact"}
+        refused = client.post("/v1/search", json=body)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        [result] = client.post("/v1/search", json={**body, "allow_partial": True}).json()["results"]
+        expected = {"total": 2, "successful": 1, "failed": 0, "timed_out": 0, count: 1}
+        assert result["shards"] == expected
+        first_and_third = [*range(80), *range(160, 240)]  # of three files
+        assert {int(hit["id"][1:]) for hit in result["hits"]} == {n for n in first_and_third if n % 40}
+        assert f'riptide_shard_errors_total{{how="{count}"}} 2.0' in client.get("/metrics").text
+        # All of them gone: nothing is no answer.
+        service.engine.places = replace(service.engine.places, shards=[Broken(error)])
+        assert client.post("/v1/search", json={**body, "allow_partial": True}).status_code == 503
+        assert client.get("/healthz").status_code == 200
 
 
 def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path) -> None:
