@@ -82,8 +82,8 @@ class Mining:
             raise InputError(
                 f"--drop-answers: no query of {self.queries.artifact.key} {split} has answers in its metadata"
             )
-        retrievers = Retrievers(store, self.corpus, search or SearchOptions())
-        self.retrievers = [retrievers.open(source) for source in options.sources]
+        self._sources = Retrievers(store, self.corpus, search or SearchOptions())
+        self.retrievers = [self._sources.open(source) for source in options.sources]
         sources = [retriever.source for retriever in self.retrievers]
         if len(set(sources)) < len(sources) or not sources:
             raise InputError(f"--sources {' '.join(options.sources)}: expected at least one, and each once")
@@ -122,6 +122,8 @@ class Mining:
         """Search for the questions of the parts that are left, and pool; yields (kept, questions)."""
         with self.draft() as draft:
             committed = draft.committed()
+            for part in committed.values():
+                self._sources.pin(part.facts)
             left = {name for name, _ in self.parts()} - committed.keys()
             yield True, sum(len(part.ids) for name, part in self.parts() if name not in left)
             # A block is searched whole where one of its parts is left: vectors and FAISS' sums depend on the batch.
@@ -144,7 +146,8 @@ class Mining:
             start = end - len(part.ids)
             if name in left:
                 items.append((name, part, {s: Hits(h.scores[start:end], h.rows[start:end]) for s, h in found.items()}))
-        shared = (draft, self.options.depth, self.corpus if self.options.drop_answers else None)
+        corpus = self.corpus if self.options.drop_answers else None
+        shared = (draft, self.options.depth, corpus, self._sources.numerics())
         for (_, part, _), _ in run_tasks(pool_part, items, *shared, num_cpus=1):
             yield False, len(part.ids)
 
@@ -187,13 +190,16 @@ def _checked_answers(metadata: str, where: str) -> list[str]:
     return answers_of(metadata)
 
 
-def pool_part(item: tuple[str, Asked, Mapping[str, Hits]], draft: Draft, depth: int, corpus: Corpus | None) -> None:
+def pool_part(
+    item: tuple[str, Asked, Mapping[str, Hits]], draft: Draft, depth: int, corpus: Corpus | None,
+    facts: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """One task: pool a part's hits, leave out what answers the question, commit. `corpus`: to look for answers in."""
     name, asked, found = item
     table = mining.pool(asked.ids, found, asked.positives, depth)
     if corpus is not None:
         table = without_answers(table, asked.answers, corpus)
-    draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table))
+    draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **(facts or {}))
 
 
 def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: Corpus) -> pa.Table:

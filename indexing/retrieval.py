@@ -49,7 +49,8 @@ class Retrieval:
         self.corpus = Corpus.open(store)
         self.queries = Queries.open(store, queries)
         self.split = self.queries.split(split, limit)
-        self.retriever = Retrievers(store, self.corpus, options or SearchOptions()).open(source)
+        self.retrievers = Retrievers(store, self.corpus, options or SearchOptions())
+        self.retriever = self.retrievers.open(source)
         self.reranker = open_reranker(store, reranker) if reranker else None
         self.reranker_name = reranker or ""
         self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
@@ -88,6 +89,7 @@ class Retrieval:
             committed = draft.committed()
             for part in committed.values():
                 check_numerics(draft, part, facts)
+                self.retrievers.pin(part.facts)
             hits = sum(part.rows for part in committed.values())
             for number, start in enumerate(range(0, len(self.split.ids), QUERY_BLOCK)):
                 ids = self.split.ids[start : start + QUERY_BLOCK]
@@ -101,7 +103,8 @@ class Retrieval:
                     found = rerank(found, texts, self.rerank_depth, self.corpus, worker)
                     passage_ids = self.corpus.ids(found.rows)
                 table = hits_table(ids, found, passage_ids)
-                part = draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)
+                own = {**facts, **self.retrievers.numerics()}
+                part = draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **own)
                 check_numerics(draft, part, facts)  # it may be another writer's
                 hits += len(table)
                 yield False, len(ids)

@@ -102,15 +102,20 @@ class QueryEncoder:
                 f"that one with {way}, or encode the corpus with this one"
             )
         self.described = spec.describe("query")
+        self.numerics: str | None = None  # the class of the vectors so far, here or in an earlier run
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Query vectors float32 [q, dim], by a task on the cluster."""
+        """Query vectors float32 [q, dim], by a task on the cluster. Raises InputError for another numerics class."""
         for asked, vectors in self._kept:
             if asked is texts:
                 return vectors
         cores = node_cores()
         shared = (self.spec, self.described, cores)
-        [(_, vectors)] = run_tasks(encode_queries, [list(texts)], *shared, num_cpus=cores)
+        [(_, (vectors, numerics))] = run_tasks(encode_queries, [list(texts)], *shared, num_cpus=cores)
+        if self.numerics not in (None, numerics):
+            raise InputError(f"questions' vectors are of the numerics class `{self.numerics}`, this worker's are "
+                             f"`{numerics}`: go on with the kind of machine that began it")  # fmt: skip
+        self.numerics = numerics
         self._kept = [*self._kept, (texts, vectors)][-_ENCODED:]
         return vectors
 
@@ -173,6 +178,20 @@ class Retrievers:
         self.store, self.corpus, self.options = store, corpus, options
         self._encoders: dict[str, QueryEncoder] = {}
 
+    def numerics(self) -> dict[str, dict[str, str]]:
+        """The numerics classes of the questions' vectors so far, as a part's facts: {"questions": {embeddings: class}}.
+
+        Nothing where no source is of vectors.
+        """
+        found = {name: encoder.numerics for name, encoder in self._encoders.items() if encoder.numerics}
+        return {"questions": found} if found else {}
+
+    def pin(self, facts: Mapping[str, Any]) -> None:
+        """Go on with the numerics classes of a part that is there already."""
+        for name, numerics in facts.get("questions", {}).items():
+            if name in self._encoders:
+                self._encoders[name].numerics = numerics
+
     def open(self, source: str) -> Retriever:
         """Raises InputError for what is not in the grammar or the store, or was made from another corpus."""
         pieces = source.split("+")
@@ -213,11 +232,13 @@ class Retrievers:
         return DenseRetriever(embeddings, index, self.corpus, encoder, dials)
 
 
-def encode_queries(texts: list[str], spec: EncoderSpec, pinned: Mapping[str, Any], threads: int) -> np.ndarray:
-    """One task: float32 [q, dim]."""
+def encode_queries(
+    texts: list[str], spec: EncoderSpec, pinned: Mapping[str, Any], threads: int
+) -> tuple[np.ndarray, str]:
+    """One task: float32 [q, dim], and their numerics class."""
     encoder = _opened(spec, threads)
     check_encoder(spec.config_of(encoder, "query"), pinned)
-    return encoder.encode(texts, side="query", task=spec.task)
+    return encoder.encode(texts, side="query", task=spec.task), encoder.numerics
 
 
 _open_encoder: list[tuple[Any, Encoder]] = []  # the last one of this process, for the next block of questions

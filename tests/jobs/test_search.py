@@ -17,6 +17,7 @@ from indexing.embeddings import Embeddings
 from indexing.index import Index
 from indexing.queries import Queries
 from indexing.retrieval import Retrieval
+from indexing.retrievers import Retrievers
 from indexing.runs import read_run
 from indexing.store import Store
 from retriever.encoder import Encoder, EncoderOptions
@@ -223,6 +224,23 @@ def test_an_encoder_that_has_moved_is_found_by_its_new_place(world, done: Done, 
         (moved / file.name).write_bytes(file.read_bytes())
     done(*command(world, "exact", "--encoder", moved, "--k", 20, "--name", "moved"))
     assert hits_of(world.store, "moved") == hits_of(world.store, "exact")
+
+
+def test_questions_of_another_numerics_class_are_not_mixed_in(world, done: Done) -> None:
+    done(*command(world, "exact", "--name", "once"))
+    store = Store(str(world.store))
+    [part] = store.open("runs", "once").parts
+    numerics = part.facts["questions"]["enc"]
+    assert "float32" in numerics
+    retrievers = Retrievers(store, Corpus.open(store))
+    retriever = retrievers.open("exact:enc")
+    assert retrievers.numerics() == {}
+    retrievers.pin(part.facts)
+    assert retrievers.numerics() == {"questions": {"enc": numerics}}
+    retriever.search(["bafa"], 3)
+    retrievers.pin({"questions": {"enc": "another class", "gone": "x"}})
+    with pytest.raises(InputError, match=r"are of the numerics class `another class`, this worker's are"):
+        retriever.search(["dola"], 3)
 
 
 @pytest.mark.usefixtures("no_work")
