@@ -10,6 +10,7 @@ Each part's replica opens the live release when it starts, and others when it is
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -221,7 +222,8 @@ def run_application(args: Application, host: str, port: int, told: Callable[[str
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())
-    ray_serve.start(http_options={"host": host, "port": port})
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    ray_serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
     try:
         ray_serve.run(build(args), name="riptide", route_prefix="/")
         told(f"http://{host}:{port}/")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
-import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from retriever.encoder import Encoder, EncoderOptions, describe
 from retriever.errors import InputError
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
 from serve.app import build_app
+from serve.client import Client, ServerError
 from serve.engine import Here
 from serve.local import LocalService, open_local
 from serve.parts import SearchPart
@@ -418,20 +419,52 @@ def test_the_job_serves_and_ends_when_told(root: Path, done: Callable[..., str],
     assert "task      default: index/idx, bm25/bm25" in done("serve_search", *at, "--plan")
     assert "there are no tokens" in refused("serve_search", *at, "--host", "0.0.0.0")
     assert "has a live release" in refused("serve_search", *at, "--index", "idx")
-    with subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "jobs/serve_search.py"), *map(str, at), "--port", "0", "--threads", "2"],
-        stdout=subprocess.PIPE, text=True, env={**os.environ},
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        address = None
-        for line in process.stdout:
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                address = found.group()
-                break
-        assert address
-        body = json.dumps({"query": "bafa", "k": 3}).encode()
-        request = urllib.request.Request(f"{address}/v1/search", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request) as answer:
-            assert len(json.load(answer)["results"][0]["hits"]) == 3
+    with started(*at, "--port", 0) as (process, address):
+        assert len(Client(address).search("bafa", k=3)) == 3
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+@contextlib.contextmanager
+def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The job in a process of its own, and its address once it listens."""
+    command = [sys.executable, str(REPOSITORY / "jobs/serve_search.py"), *map(str, arguments), "--threads", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                    yield process, found.group()
+                    return
+            raise AssertionError("it did not start")
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["colocated", "distributed"])
+def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path: Path, topology: str) -> None:
+    asked = questions(root)
+    task_files(tmp_path / "prompt", model, 3)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    at = ("--store", root / "store", "--topology", topology, "--shards", 2, "--port", port)
+    with started(*at) as (process, address):
+        client = Client(address)
+        for mode in ("exact", "dense", "bm25", "hybrid"):
+            expected = run_of(root, mode)
+            for id, hits in zip(asked, client.search_all(list(asked.values()), mode=mode, k=K), strict=True):
+                assert [hit.id for hit in hits] == [name for name, _ in expected.get(id, [])]
+        assert client.info()["shards"] == (2 if topology == "distributed" else 1)
+        client.put_task("ours", tmp_path / "prompt")
+        own = Encoder(model, OPTIONS, tasks={"t": load(tmp_path / "prompt")}).encode(["bafa"], task="t")
+        np.testing.assert_allclose(client.embed(["bafa"], task="ours"), own, atol=1e-5)
+        with pytest.raises(ServerError, match=r"400: .*expected one of") as raised:
+            client.put_task("ours", tmp_path / "prompt", index="none")
+        assert raised.value.status == 400
+        client.drop_task("ours")
+        with pytest.raises(ServerError, match="404"):
+            client.search("bafa", task="ours")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
