@@ -15,6 +15,8 @@ from typing import Literal
 
 from jobs.cli import Common, run, say
 
+import uvloop
+
 from indexing.store import Store
 from retriever.errors import InputError
 from serve.release import Release, current, make_current, plan
@@ -76,7 +78,8 @@ def main(options: ServeSearch) -> None:
         if not make_current(store, release, found[1] if found else None):
             raise InputError(f"{store.url}: another release has just become live; run the command again")
     if options.topology == "local":
-        asyncio.run(serve(store, options, tokens))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(store, options, tokens))
     else:
         serve_on_ray(store, options)
 

@@ -80,8 +80,15 @@ async def run_server(
 
 def listen(host: str, port: int) -> socket.socket:
     """Raises InputError where the address cannot be had."""
+    # The protocol is named, as event loops look at it: without, they leave small packets to wait for one another.
+    listening = socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(1024)
     except (OSError, OverflowError) as error:
+        listening.close()
         raise InputError(f"--host {host} --port {port}: {error}") from error
+    return listening
