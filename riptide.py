@@ -16,7 +16,8 @@ from indexing.store import Store
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.reranker import Reranker, RerankerOptions
-from serve.client import Client, FoundPassage, ServerError
+from serve.client import Client, ServerError
+from serve.protocol import FoundPassage
 
 __all__ = [
     "Client",

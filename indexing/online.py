@@ -71,36 +71,32 @@ class DenseShard:
             for first, end in stretches
         ]
 
-    def search(
-        self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False,
-        nprobe: int | None = None, depth: int | None = None,
-    ) -> Hits:  # fmt: skip
+    def search(self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False) -> Hits:
         """The top k of queries float32 [q, dim] among this shard's rows; with a filter, among those that match.
 
         exact: score every vector, though there is an index. Few matching rows are all scored; of many, as much more of
         the index is probed as there are fewer of them than rows.
         """
         found = [
-            self._search(opened, *stretch, queries, k, filter, exact=exact, nprobe=nprobe, depth=depth)
+            self._search(opened, *stretch, queries, k, filter, exact=exact)
             for opened, stretch in zip(self._opened, self._stretches, strict=True)
         ]
         return merge(found, k) if found else nothing(len(queries), k)
 
     def _search(
         self, opened: Any, matches: Matches, pieces: Sequence[tuple[int, np.ndarray]], deleted: np.ndarray,
-        queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool, nprobe: int | None, depth: int | None,
+        queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool,
     ) -> Hits:  # fmt: skip
+        allowed = None if filter is None else matches.rows(filter)
+        if allowed is not None and len(allowed) <= EXACT_ROWS:
+            return self._all_of(allowed, queries, k)
         if opened is None or exact:
-            if filter is None:
-                return exact_search(queries, pieces, k, deleted=deleted, threads=self.threads)
-            return self._all_of(matches.rows(filter), queries, k)
+            if allowed is not None:
+                deleted = np.setdiff1d(np.arange(matches.first_row, matches.end), allowed, assume_unique=True)
+            return exact_search(queries, pieces, k, deleted=deleted, threads=self.threads)
         assert self.index is not None
-        nprobe, depth = nprobe or self.index.nprobe, max(k, depth or self.index.depth)
-        allowed = None
-        if filter is not None:
-            allowed = matches.rows(filter)
-            if len(allowed) <= EXACT_ROWS:
-                return self._all_of(allowed, queries, k)
+        nprobe, depth = self.index.nprobe, max(k, self.index.depth)
+        if allowed is not None:
             nprobe = -(-nprobe * (matches.end - matches.first_row) // len(allowed))
         rows = search_shard(
             opened, queries, depth, nprobe=nprobe, deleted=deleted, allowed=allowed, threads=self.threads

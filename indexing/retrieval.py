@@ -21,6 +21,7 @@ from retriever.errors import InputError
 
 QUERY_BLOCK = 8_192  # queries a part: what streams past the corpus together
 
+RERANK_DEPTH = 100  # hits that are re-ranked
 HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split
 
 Mode = Literal["dense", "exact", "bm25", "hybrid"]
@@ -41,7 +42,7 @@ class Retrieval:
         options: SearchOptions | None = None,
         drop_self: bool = False,
         reranker: str | None = None,
-        rerank_depth: int = 100,
+        rerank_depth: int = RERANK_DEPTH,
         limit: int | None = None,
     ):
         """Raises InputError where something is missing, or was not made from what it is asked to fit."""

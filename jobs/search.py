@@ -12,13 +12,12 @@ from typing import Literal
 from jobs.cli import Common, Stage, run, say
 from jobs.session import connect
 
-from indexing.retrieval import Retrieval, source_of
+from indexing.retrieval import RERANK_DEPTH, Retrieval, source_of
 from indexing.retrievers import SearchOptions
 from indexing.runs import read_run, write_trec
 from indexing.store import Store
 from retriever.errors import InputError
 
-DEPTH = 100  # hits that are re-ranked
 SHOWN = 10  # queries without a hit that are named
 
 
@@ -74,7 +73,7 @@ def main(options: Search) -> None:
         options=SearchOptions(encoder=options.encoder, task=options.task, nprobe=options.nprobe, depth=options.depth),
         drop_self=options.drop_self,
         reranker=options.rerank,
-        rerank_depth=options.rerank_depth or DEPTH,
+        rerank_depth=options.rerank_depth or RERANK_DEPTH,
         limit=options.limit,
     )
     source = retrieval.retriever.source

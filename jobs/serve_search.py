@@ -50,10 +50,9 @@ class ServeSearch(Common):
     compile: Literal["auto", "never"] = "never"
     """auto: compile the encoder where that pays; takes half a minute to start."""
     topology: Literal["local", "colocated", "distributed"] = "local"
-    """local: one process, without Ray. On Ray Serve (a cluster takes cluster/serve.yaml): all parts in one replica, or
-    each in its own."""
-    shards: int = 1
-    """Deployments that the vectors are spread over, when distributed."""
+    """local: one process, without Ray. On Ray Serve: all parts in one replica, or each in its own."""
+    shards: int | None = None
+    """Deployments that the vectors are spread over, when distributed; default: 1."""
 
 
 def main(options: ServeSearch) -> None:
@@ -63,6 +62,10 @@ def main(options: ServeSearch) -> None:
     for name in ("batch", "queue", "threads", "shards"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise InputError(f"--{name} {value}: expected at least 1")
+    if options.shards is not None and options.topology != "distributed":
+        raise InputError(f"--shards {options.shards}: goes with --topology distributed")
+    if options.port == 0 and options.topology != "local":
+        raise InputError("--port 0: Ray Serve listens where it is told; give a port")
     if options.limit is not None:
         raise InputError("--limit: a service has no rows to leave out")
     release, made = choose(store, options)
@@ -81,7 +84,7 @@ def main(options: ServeSearch) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(store, options, tokens))
     else:
-        serve_on_ray(store, options)
+        serve_on_ray(store, options, tokens)
 
 
 def choose(store: Store, options: ServeSearch) -> tuple[Release, bool]:
@@ -110,7 +113,7 @@ async def serve(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     await run_server(service, tokens, options.host, options.port, told)
 
 
-def serve_on_ray(store: Store, options: ServeSearch) -> None:
+def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     """On the Ray that is there, or on one that ends with this process."""
     from jobs.session import connect
 
@@ -120,9 +123,9 @@ def serve_on_ray(store: Store, options: ServeSearch) -> None:
     scale = Scale(threads=options.threads, cpus=0)  # one machine: the threads share its cores
     application = Application(
         store=store.url, topology="colocated" if options.topology == "colocated" else "distributed",
-        tokens=options.tokens, shards=options.shards, batch=options.batch, queue=options.queue,
-        compile=options.compile, ingress=scale.model_copy(update={"ongoing": 2 * options.queue}), encoder=scale,
-        search=scale, words=scale, reranker=scale, passages=scale,
+        tokens=options.tokens, without_tokens=not tokens, shards=options.shards or 1, batch=options.batch,
+        queue=options.queue, compile=options.compile, encoder=scale, search=scale,
+        ingress=scale.model_copy(update={"ongoing": 2 * options.queue}), words=scale, reranker=scale, passages=scale,
     )  # fmt: skip
     run_application(application, options.host, options.port, told)
 

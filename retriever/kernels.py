@@ -155,7 +155,8 @@ def vocabulary_loss(
 ) -> torch.Tensor:
     """Cross-entropy of words, summed, float32 []: hidden [k, d], table [v, d], bias [v], targets int64 [k].
 
-    Of the k x v logits only a block is held at a time, forward and back, and each is made once. Under autocast the
-    products are made in its dtype, the rest in float32; the gradients to table and bias are summed in float32.
+    Of the k x v logits only a block is held at a time, and each is made once; what is held until the way back are the
+    gradients, one as large as the table among them. Under autocast the products are made in its dtype, the rest in
+    float32; the gradients to table and bias are summed in float32.
     """
     return _VocabularyLoss.apply(hidden, table, bias, targets)

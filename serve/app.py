@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,16 +13,15 @@ from typing import Annotated, Any
 import numpy as np
 import orjson
 from fastapi import Depends, FastAPI, File, Form, Request, UploadFile
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
-from serve.batching import OverloadedError
-from serve.engine import Answer, IncompleteError
+from serve.engine import Answer
+from serve.errors import add_errors, as_json
 from serve.limits import Guard
+from serve.live import Live
 from serve.metrics import Metrics
-from serve.parts import ExpiredError
 from serve.protocol import (
     EmbeddingsRequest,
     EmbeddingsResponse,
@@ -41,25 +38,9 @@ from serve.protocol import (
 )
 from serve.release import Task
 from serve.security import Role, Tokens
-from serve.service import ConflictError, Live, NotReadyError, Service, UnknownTaskError
-
-log = logging.getLogger("riptide.serve")
+from serve.service import NotReadyError, Service, UnknownTaskError
 
 PAGE = Path(__file__).parent / "page"
-ERRORS: dict[type[Exception], tuple[int, str]] = {
-    InputError: (400, "invalid_request_error"),
-    UnknownTaskError: (404, "not_found_error"),
-    ConflictError: (409, "conflict_error"),
-    OverloadedError: (429, "overloaded_error"),
-    ExpiredError: (503, "timeout_error"),
-    IncompleteError: (503, "incomplete_error"),
-    NotReadyError: (503, "not_ready_error"),
-}
-SAID = {
-    ExpiredError: "the time that the request was given has passed",
-    IncompleteError: "not every shard answered; allow_partial takes what there is",
-    NotReadyError: "no release is being served at the moment",
-}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": what}
     for status, what in {
@@ -86,7 +67,7 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
     )
     metrics = Metrics(service)
     app.add_middleware(Guard, tokens=tokens, metrics=metrics)
-    _add_errors(app)
+    add_errors(app)
     user, admin = Depends(_must_be(tokens, "user")), Depends(_must_be(tokens, "admin"))
 
     @app.post("/v1/search", response_model=SearchResponse, dependencies=[user])
@@ -107,7 +88,7 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
             "took_ms": {**took, "total": round(1000 * (time.perf_counter() - begun), 3)},
             "results": [_result(text, answer) for text, (answer, _) in zip(request.texts, answers, strict=True)],
         }
-        return _json(document)
+        return as_json(document)
 
     @app.post("/v1/embeddings", response_model=EmbeddingsResponse, dependencies=[user])
     async def embeddings(request: EmbeddingsRequest) -> Response:
@@ -125,7 +106,7 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         metrics.tokens.inc(tokens)
-        return _json({"object": "list", "model": request.model, "data": data, "usage": usage})
+        return as_json({"object": "list", "model": request.model, "data": data, "usage": usage})
 
     @app.post("/v1/rerank", response_model=RerankResponse, dependencies=[user])
     async def rerank(request: RerankRequest, http: Request) -> Response:
@@ -133,20 +114,20 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         live, scores = await service.rerank(request.query, request.documents, request.timeout_ms / 1000)
         order = np.argsort(-scores, kind="stable")[: request.top_n]
         results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
-        return _json({"request_id": http.state.request_id, "model": live.release.reranker, "results": results})
+        return as_json({"request_id": http.state.request_id, "model": live.release.reranker, "results": results})
 
     @app.get("/v1/tasks", response_model=TasksResponse, dependencies=[user])
     async def tasks() -> Response:
         """The tasks that are being served."""
         live = _live(service)
-        return _json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
     @app.get("/v1/tasks/{name}", response_model=TaskOut, dependencies=[user])
     async def get_task(name: Name) -> Response:
         live = _live(service)
         if name not in live.tasks:
             raise UnknownTaskError(name)
-        return _json(_task(live, live.tasks[name]))
+        return as_json(_task(live, live.tasks[name]))
 
     @app.put("/v1/tasks/{name}", response_model=TaskOut, dependencies=[admin])
     async def put_task(
@@ -158,20 +139,20 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         """Serve a prompt under a name, at once and after restarts; answers when every replica has it."""
         await service.put_task(name, await prompt.read(), await settings.read(), index)
         live = _live(service)
-        return _json(_task(live, live.tasks[name]))
+        return as_json(_task(live, live.tasks[name]))
 
     @app.delete("/v1/tasks/{name}", response_model=TasksResponse, dependencies=[admin])
     async def delete_task(name: Name) -> Response:
         await service.drop_task(name)
         live = _live(service)
-        return _json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
     @app.put("/v1/release", response_model=TasksResponse, dependencies=[admin])
     async def put_release(request: ReleaseRequest) -> Response:
         """Serve a new index, or go back to an earlier release; no request fails meanwhile."""
         await service.switch(request.release)
         live = _live(service)
-        return _json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
     @app.get("/v1/info", response_model=InfoResponse, dependencies=[user])
     async def info() -> Response:
@@ -183,15 +164,15 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
             "reranker": release.reranker, "modes": ["dense", "exact", *(["bm25", "hybrid"] if words else [])],
             "filters": {name: str(kind) for name, kind in live.columns.items()}, "tasks": sorted(live.tasks),
         }  # fmt: skip
-        return _json({**known, **await asyncio.to_thread(about, live)})
+        return as_json({**known, **await asyncio.to_thread(about, live)})
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> Response:
-        return _json({"status": "ok"})
+        return as_json({"status": "ok"})
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> Response:
-        return _json({"ready": service.ready}, 200 if service.ready else 503)
+        return as_json({"ready": service.ready}, 200 if service.ready else 503)
 
     @app.get("/metrics", include_in_schema=False, dependencies=[user])
     async def read_metrics() -> Response:
@@ -220,49 +201,6 @@ def _must_be(tokens: Tokens, role: Role) -> Callable[[Request], None]:
             raise HTTPException(401, "no token, or an unknown one", {"WWW-Authenticate": "Bearer"})
 
     return check
-
-
-def _add_errors(app: FastAPI) -> None:
-    for kind, (status, name) in ERRORS.items():
-
-        async def told(request: Request, error: Exception, status: int = status, name: str = name) -> Response:
-            headers = {"Retry-After": str(error.retry_after)} if isinstance(error, OverloadedError) else None
-            headers = {"Retry-After": "1"} if status == 503 else headers
-            said = (
-                f"no task {str(error)!r}" if isinstance(error, UnknownTaskError) else SAID.get(type(error), str(error))
-            )
-            return _error(request, status, name, said, headers)
-
-        app.add_exception_handler(kind, told)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = ".".join(str(step) for step in first["loc"])
-        return _error(request, 422, "invalid_request_error", f"{place}: {first['msg']}"[:500])
-
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        return _error(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        log.exception("request %s failed", request_id(request))
-        return _error(request, 500, "internal_error", "this is a fault of the server; its log says more")
-
-
-def request_id(request: Request) -> str:
-    return str(getattr(request.state, "request_id", None) or uuid.uuid4().hex)
-
-
-def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
-    document = {"error": {"message": message, "type": kind, "request_id": request_id(request)}}
-    return _json(document, status, headers)
-
-
-def _json(document: Any, status: int = 200, headers: Any = None) -> Response:
-    content = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(content, status, headers, media_type="application/json")
 
 
 def _live(service: Service) -> Live:

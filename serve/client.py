@@ -1,4 +1,4 @@
-"""A client of a riptide server, with nothing but Python's own library.
+"""A client of a riptide server, over Python's own HTTP.
 
 client = Client("http://127.0.0.1:8000")
 for hit in client.search("what is a rip current?", k=3):
@@ -14,13 +14,13 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from retriever.prompts import SETTINGS, WEIGHTS
+from serve.protocol import FoundPassage
 
 
 class ServerError(Exception):
@@ -29,19 +29,6 @@ class ServerError(Exception):
     def __init__(self, status: int, message: str, retry_after: float | None = None):
         super().__init__(message if status == 0 else f"{status}: {message}")
         self.status, self.retry_after = status, retry_after
-
-
-@dataclass(frozen=True)
-class FoundPassage:
-    """A hit. scores: by the source that found it."""
-
-    id: str
-    rank: int
-    score: float
-    title: str
-    text: str
-    metadata: dict[str, Any] | None
-    scores: dict[str, float]
 
 
 class Client:

@@ -1,8 +1,7 @@
 """The service on Ray Serve: the same parts, in one replica or in deployments of their own.
 
-    serve run serve.deployments:build store=data/squad                      # co-located
-    serve run serve.deployments:build store=data/squad topology=distributed shards=4
-    serve deploy cluster/serve.yaml
+    serve run serve.deployments:build store=data/squad tokens=tokens.json               # co-located
+    serve run serve.deployments:build store=data/squad tokens=tokens.json topology=distributed shards=4
 
 Each part's replica opens the live release when it starts, and others when it is told to, or first asked for them.
 """
@@ -10,25 +9,30 @@ Each part's replica opens the live release when it starts, and others when it is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
+from ray.exceptions import RayTaskError
 
 from indexing.store import Store
 from retriever.errors import InputError
-from serve.engine import Engine, Places, Reply
+from serve.engine import Engine
+from serve.live import Live
 from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
+from serve.places import Places, Reply
 from serve.release import Release, current
 from serve.security import Tokens
-from serve.service import Limits, Live, Service
+from serve.service import Limits, Service
 
 PREPARE_S = 600.0  # for all replicas to open a release
+TOGETHER = 2  # batches that a replica works on: one computes while the other is read or sent
 KINDS: dict[str, Callable[..., Part]] = {
     "encoder": EncoderPart, "search": SearchPart, "words": WordsPart, "passages": PassagesPart, "reranker": RerankPart,
 }  # fmt: skip
@@ -61,9 +65,11 @@ class Scale(BaseModel):
 
 
 class Application(BaseModel):
-    """What `serve deploy` is given as `args`. tokens: a file that lies on every node; else the environment's.
+    """What `serve run` and `serve deploy` are given as arguments.
 
-    shards: of the vectors, when distributed; each is a deployment.
+    tokens: a file that lies on every node; else each node's environment. without_tokens: start though a node finds
+    none; only where nobody but this machine reaches the port. shards: of the vectors, when distributed; each is a
+    deployment.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -71,6 +77,7 @@ class Application(BaseModel):
     store: str
     topology: Literal["colocated", "distributed"] = "colocated"
     tokens: str | None = None
+    without_tokens: bool = False
     shards: int = Field(default=1, ge=1)
     batch: int = Field(default=32, ge=1)
     queue: int = Field(default=256, ge=1)
@@ -87,10 +94,10 @@ class Application(BaseModel):
 class PartReplica:
     """A part behind Ray Serve. Batches run in threads, so that a release is opened beside them."""
 
-    def __init__(self, kind: str, store: str, threads: int, options: Mapping[str, Any]):
+    def __init__(self, kind: str, store: str, options: Mapping[str, Any]):
         self.store = Store(store)
         self.part = KINDS[kind](self.store, **options)
-        self._work = ThreadPoolExecutor(threads)
+        self._work = ThreadPoolExecutor(TOGETHER)
         self._admin = ThreadPoolExecutor(1)
         if found := current(self.store):
             self.part.prepare(found[0])
@@ -112,12 +119,32 @@ class There:
         self.handle = handle
 
     def call(self, method: str, *arguments: Any) -> Reply:
-        reply: Reply = self.handle.run.remote(method, *arguments)
-        return reply
+        return _Sent(self.handle.run.remote(method, *arguments))
 
     def everywhere(self, method: str, *arguments: Any) -> None:
         """Call a method of every replica. Raises what one of them raised."""
-        self.handle.broadcast(method, *arguments).results(timeout_s=PREPARE_S)
+        with _as_raised():
+            self.handle.broadcast(method, *arguments).results(timeout_s=PREPARE_S)
+
+
+class _Sent:
+    """A Reply of Ray Serve's."""
+
+    def __init__(self, response: Any):
+        self.response = response
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        with _as_raised():
+            return self.response.result(timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def _as_raised() -> Iterator[None]:
+    """Raise what a replica raised, without Ray's account of where: that is no answer to give a caller."""
+    try:
+        yield
+    except RayTaskError as error:
+        raise error.cause from None
 
 
 class ClusterService(Service):
@@ -170,9 +197,13 @@ class Ingress:
             device = "cuda" if settings.encoder.gpus else None
             service = open_local(store, threads=settings.encoder.threads, batch=settings.batch, bound=settings.queue,
                                  compile=settings.compile, device=device)  # fmt: skip
+        tokens = Tokens.read(settings.tokens)
+        if not tokens and not settings.without_tokens:
+            raise InputError("this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
+                             "there; `without_tokens: true` where nobody else reaches the port")  # fmt: skip
         self.service = service
         await service.refresh()
-        return build_app(service, Tokens.read(settings.tokens), about=service.about)
+        return build_app(service, tokens, about=service.about)
 
     async def refresh(self) -> None:
         """Serve what is live now."""
@@ -198,9 +229,7 @@ def _parts(args: Application, release: Release) -> dict[str, Any]:
     def bound(name: str, kind: str, scale: Scale, **options: Any) -> Any:
         threads = scale.threads or max(1, int(scale.cpus))
         deployment = ray_serve.deployment(name=name, **scale.options())(PartReplica)
-        return deployment.bind(
-            kind, args.store, scale.ongoing if kind == "passages" else 2, {**options, "threads": threads}
-        )
+        return deployment.bind(kind, args.store, {**options, "threads": threads})
 
     device = {"device": "cuda"} if args.encoder.gpus else {}
     found = {

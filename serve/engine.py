@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,59 +17,13 @@ from indexing.online import nothing
 from indexing.retrieval import HYBRID
 from indexing.retrievers import FUSION_DEPTH
 from serve.parts import ExpiredError
+from serve.places import Places, Reply
 from serve.release import Release, Task
 
+log = logging.getLogger("riptide.serve")
+
 Mode = Literal["dense", "exact", "bm25", "hybrid"]
-STAGES = ("queue", "encode", "search", "rerank", "passages")
 LATE = 0.05  # seconds that a part may answer after the deadline: it drops what is late itself
-
-
-class Reply(Protocol):
-    """An answer that may still be on its way."""
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Raises TimeoutError, or what the part raised."""
-
-
-class Place(Protocol):
-    """A part, here or elsewhere."""
-
-    def call(self, method: str, *arguments: Any) -> Reply: ...
-
-
-class Here:
-    """A part in this process: it has answered when `call` returns."""
-
-    def __init__(self, part: Any):
-        self.part = part
-
-    def call(self, method: str, *arguments: Any) -> Reply:
-        try:
-            return _Done(getattr(self.part, method)(*arguments), None)
-        except Exception as error:
-            return _Done(None, error)
-
-
-@dataclass(frozen=True)
-class _Done:
-    value: Any
-    error: Exception | None
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the parts of a service are. words, reranker: None where there are none."""
-
-    encoder: Place
-    shards: Sequence[Place]
-    passages: Place
-    words: Place | None = None
-    reranker: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -134,10 +89,10 @@ class _Found:
 
 
 class Engine:
-    """Answers batches of questions of one release at a time. on_error: told of each part that failed, and why."""
+    """Answers batches of questions of one release at a time."""
 
-    def __init__(self, places: Places, on_error: Callable[[str, Exception], object] = lambda part, error: None):
-        self.places, self.on_error = places, on_error
+    def __init__(self, places: Places):
+        self.places = places
 
     def search(self, release: Release, queries: Sequence[Query]) -> list[Answer]:
         """An answer for each question, in order; one that cannot be given holds its error."""
@@ -240,7 +195,7 @@ class Engine:
                 timed_out += 1
             except Exception as error:
                 failed += 1
-                self.on_error(f"{kind}-{number}", error)
+                log.warning("%s searcher %d failed: %r", kind, number, error)
         hits = merge(parts, depth) if parts else nothing(len(members), depth)
         for place, number in enumerate(members):
             shards = found[number].shards
@@ -277,7 +232,6 @@ class Engine:
         try:
             scores = self.rerank(release, questions, titles, bodies, deadline)
         except Exception as error:
-            self.on_error("reranker", error)
             for number in asked:
                 answers[number].error = error
             return

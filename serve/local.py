@@ -9,11 +9,13 @@ from typing import Any
 
 from indexing.store import Store
 from retriever.errors import InputError
-from serve.engine import Engine, Here, Places
+from serve.engine import Engine
+from serve.live import Live
 from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
+from serve.places import Here, Places
 from serve.release import Release
 from serve.security import Tokens
-from serve.service import Limits, Live, Service
+from serve.service import Limits, Service
 
 GRACE = 30  # seconds that requests on their way have when it is told to end
 

@@ -57,6 +57,10 @@ class Shared(Generic[T]):
             holders.add(release)
             return value
 
+    def held(self, key: Any) -> T:
+        """What is there under `key`."""
+        return self._held[key][0]
+
     def release(self, release: str) -> list[Any]:
         """Let go of what a release holds; the keys of what nobody holds any more."""
         with self._lock:
@@ -88,10 +92,6 @@ class Part:
         with self._preparing:
             self._opened.pop(release_id, None)
             self._forget(release_id)
-
-    def prepared(self) -> list[str]:
-        """Ids of the releases that it can answer for."""
-        return sorted(self._opened)
 
     def _of(self, release_id: str) -> Any:
         if release_id not in self._opened:
@@ -153,9 +153,8 @@ class EncoderPart(Part):
         return encoder, slots
 
     def _forget(self, release_id: str) -> None:
-        held = {key: encoder for key, (encoder, _) in self._encoders._held.items()}
         for key, slot in self._prompts.release(release_id):
-            held[key].drop_task(slot)
+            self._encoders.held(key).drop_task(slot)
         self._encoders.release(release_id)
 
 

@@ -57,7 +57,9 @@ class SearchRequest(Strict):
         return [self.query] if self.query is not None else list(self.queries or [])
 
 
-class HitOut(Strict):
+class FoundPassage(Strict):
+    """A hit. score: of the last step that ordered it; scores: of each source that found it."""
+
     id: str
     rank: int
     score: float
@@ -76,7 +78,7 @@ class ShardsOut(Strict):
 
 class ResultOut(Strict):
     query: str
-    hits: list[HitOut]
+    hits: list[FoundPassage]
     shards: ShardsOut
 
 

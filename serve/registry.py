@@ -5,18 +5,19 @@ from __future__ import annotations
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from indexing.artifact import Artifact, fingerprint_of
 from indexing.cache import file_sha256
+from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec, differing
 from indexing.models import commit_files
 from indexing.store import Store
 from retriever.encoder import describe
 from retriever.errors import InputError
+from retriever.options import Side
 from retriever.prompt_table import task_config
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, load_prompt
-from serve.release import BASE, TASK_NAME, Opened, Release, Task
+from serve.release import BASE, TASK_NAME, Opened, Release, Task, check_passages
 
 MOST_TOKENS = 1_024  # of a prompt
 
@@ -40,26 +41,27 @@ def take_prompt(
             prompt = load_prompt(Path(folder))
         except InputError as error:
             raise InputError(str(error).replace(f"{folder}/", "")) from error
-        check_prompt(name, prompt, opened.spec, opened.embeddings[embeddings].config["encoder"])
+        check_prompt(name, prompt, opened.spec, opened.embeddings[embeddings])
         digest = fingerprint_of([file_sha256(Path(folder, file)) for file in (WEIGHTS, SETTINGS)])
         artifact = keep_prompt(store, f"{name}.{digest[:12]}", Path(folder), opened.spec, prompt)
     kept = artifact.key.partition("/")[2]
     return release.with_task(Task(name, kept, embeddings, index, bm25), [artifact])
 
 
-def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, encoded: dict[str, Any]) -> None:
-    """Raises InputError where a prompt does not fit a backbone, or its passages are not those that were encoded."""
+def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:
+    """Raises InputError where a prompt does not fit a backbone and its settings, or its passages are not those that
+    were encoded."""
     described = describe(spec.folder, spec.options)
     check_backbone(prompt, described)
-    for side in ("query", "passage"):
-        matrix = prompt.of(side)
+    sides: tuple[Side, Side] = ("query", "passage")
+    for matrix in map(prompt.of, sides):
         if matrix is not None and not 1 <= matrix.shape[3] <= MOST_TOKENS:
             raise InputError(f"task {name}: a prompt of {matrix.shape[3]} tokens, expected 1 to {MOST_TOKENS}")
-    own = task_config(describe(spec.folder, replace(prompt.options, dtype=spec.options.dtype, compile="never")), prompt,
-                      "passage")  # fmt: skip
-    if differ := differing(encoded, own, passages=True):
-        raise InputError(f"task {name}: its passages' vectors are not those of the index ({', '.join(differ)} differ): "
-                         "name an index of passages encoded for it")  # fmt: skip
+    own = describe(spec.folder, replace(prompt.options, dtype=spec.options.dtype, compile=spec.options.compile))
+    if differ := differing(described, own):
+        raise InputError(f"task {name}: its prompt was trained with other settings than the release's "
+                         f"({', '.join(differ)} differ)")  # fmt: skip
+    check_passages(name, task_config(own, prompt, "passage"), vectors)
 
 
 def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt: TaskPrompt) -> Artifact:

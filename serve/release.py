@@ -148,6 +148,15 @@ def make_current(store: Store, release: Release, tag: str | None) -> bool:
     return True
 
 
+def discard(store: Store, id: str) -> None:
+    """Remove a release that did not become live, unless it is one to go back to."""
+    found = store.storage.read_tagged(CURRENT)
+    said = json.loads(found[0]) if found else {}
+    if id not in (said.get("release"), *said.get("before", [])):
+        with contextlib.suppress(InputError):  # it was never there
+            store.remove(f"releases/{id}")
+
+
 def renewed(store: Store, release: Release) -> Release:
     """The same tasks over what the store holds now under the same names: later generations, an index built anew.
 
@@ -217,11 +226,16 @@ def check_task(store: Store, task: Task, spec: EncoderSpec, vectors: Embeddings)
     if not TASK_NAME.fullmatch(task.name):
         raise InputError(f"task {task.name!r}: expected up to 100 letters, digits, '.', '_' and '-', the first a "
                          "letter or digit")  # fmt: skip
-    own = replace(spec, task=task.prompt)
-    if differ := differing(vectors.config["encoder"], own.describe("passage"), passages=True):
-        raise InputError(f"task {task.name}: its passages' vectors are not those of embeddings/{vectors.name} "
-                         f"({', '.join(differ)} differ): encode the corpus with --task {task.name}")  # fmt: skip
+    check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), vectors)
     return task
+
+
+def check_passages(task: str, described: Mapping[str, Any], vectors: Embeddings) -> None:
+    """Raises InputError unless passages as they are described are those that were encoded."""
+    if differ := differing(vectors.config["encoder"], described, passages=True):
+        raise InputError(f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} "
+                         f"({', '.join(differ)} differ): encode the corpus with its prompt, and name an index over "
+                         "that")  # fmt: skip
 
 
 class Opened:
@@ -235,8 +249,8 @@ class Opened:
         self.corpus = Corpus(release.generations(store, "corpus"))
         names = {task.embeddings for task in release.tasks}
         self.embeddings = {name: Embeddings(name, release.generations(store, "embeddings", name)) for name in names}
-        over = {task.index: task.embeddings for task in release.tasks if task.index}
-        self.indexes = {name: Index(name, release.generations(store, "index", name)) for name in over}
+        indexes = {task.index for task in release.tasks if task.index}
+        self.indexes = {name: Index(name, release.generations(store, "index", name)) for name in indexes}
         words = {task.bm25 for task in release.tasks if task.bm25}
         self.bm25 = {name: Bm25(name, release.generations(store, "bm25", name)) for name in words}
         for bm25 in self.bm25.values():

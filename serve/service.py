@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from indexing.filters import Filter, filter_columns
-from indexing.models import model_folder
+from indexing.filters import Filter
 from indexing.store import Store
 from retriever.errors import InputError
-from retriever.prompts import SETTINGS
 from serve.batching import Batcher
 from serve.engine import Answer, Engine, Query
+from serve.live import Live
 from serve.protocol import SearchRequest
 from serve.registry import take_prompt
-from serve.release import BASE, Opened, Release, Task, current, make_current, renewed
-
-Item = TypeVar("Item")
+from serve.release import BASE, Release, Task, current, discard, make_current, renewed
+from serve.work import Asked, Pairs, Vectors, embed_all, rerank_all, search_all
 
 log = logging.getLogger("riptide.serve")
 
@@ -35,6 +33,9 @@ TRIES = 20  # to make a release the live one, where others do so too
 
 class UnknownTaskError(Exception):
     """A task that the live release does not have."""
+
+    def __init__(self, name: str):
+        super().__init__(f"no task {name!r}")
 
 
 class ConflictError(Exception):
@@ -51,42 +52,6 @@ class Limits:
     workers: int = 1
 
 
-class Vectors(NamedTuple):
-    """Texts that become vectors together."""
-
-    release: Release
-    texts: list[str]
-    task: str
-    side: str
-    deadline: float
-
-
-class Pairs(NamedTuple):
-    """A question and documents that are judged by the re-ranker."""
-
-    release: Release
-    query: str
-    documents: list[str]
-    deadline: float
-
-
-class _Asked(NamedTuple):
-    release: Release
-    query: Query
-
-
-class Live:
-    """A release that is being served, and what requests are checked against."""
-
-    def __init__(self, store: Store, release: Release):
-        self.release = release
-        self.tasks = {task.name: task for task in release.tasks}
-        self.opened = Opened(store, release)
-        self.columns = filter_columns(self.opened.corpus)
-        self.lengths = {task.name: _lengths(store, task) for task in release.tasks if task.prompt}
-        self.requests = 0  # on their way
-
-
 class Service:
     """prepare, retire: have every part open a release, or let go of it; called in a thread. One event loop's own."""
 
@@ -100,10 +65,10 @@ class Service:
         self._old: list[Live] = []
         self._changing = asyncio.Lock()
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
-        queue = {"bound": limits.bound, "workers": limits.workers}
-        self.searches: Batcher[_Asked, Answer] = Batcher(self._search, most=limits.batch, **queue)
-        self.embeddings: Batcher[Vectors, tuple[np.ndarray, int]] = Batcher(self._embed, most=limits.batch, **queue)
-        self.reranks: Batcher[Pairs, np.ndarray] = Batcher(self._rerank, most=limits.batch, **queue)
+        queue = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers}
+        self.searches: Batcher[Asked, Answer] = Batcher(partial(search_all, engine), **queue)
+        self.embeddings: Batcher[Vectors, tuple[np.ndarray, int]] = Batcher(partial(embed_all, engine), **queue)
+        self.reranks: Batcher[Pairs, np.ndarray] = Batcher(partial(rerank_all, engine), **queue)
         self.draining = False
 
     @property
@@ -146,7 +111,7 @@ class Service:
             for text in request.texts
         ]
         with self._held(live):
-            asked = [self.searches.submit(_Asked(live.release, query), deadline) for query in queries]
+            asked = [self.searches.submit(Asked(live.release, query), deadline) for query in queries]
             return live, list(await asyncio.gather(*asked))
 
     async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[np.ndarray, int]:
@@ -224,13 +189,24 @@ class Service:
                 found = await self._aside(current, self.store)
                 assert found is not None
                 release = await self._aside(change, await self._aside(Release.load, self.store, found[0]))
-                await self._aside(release.save, self.store)
-                await self._aside(self._prepare, release.id)
-                if await self._aside(make_current, self.store, release, found[1]):
+                if await self._made_current(release, found[1]):
                     await self._adopt(release)
                     await self.announce()
                     return release
             raise ConflictError("others change the tasks at the same time; try again")
+
+    async def _made_current(self, release: Release, tag: str) -> bool:
+        """Have all prepare a release, and make it the live one; where that fails nothing of it is left."""
+        made = False
+        try:
+            await self._aside(release.save, self.store)
+            await self._aside(self._prepare, release.id)
+            made = await self._aside(make_current, self.store, release, tag)
+        finally:
+            if not made and self.live is not None and release.id != self.live.release.id:
+                await self._aside(self._forget, release.id)
+                await self._aside(discard, self.store, release.id)
+        return made
 
     async def _adopt(self, release: Release) -> None:
         """Serve a release from the next request on; the one before goes once its last request is answered."""
@@ -248,7 +224,14 @@ class Service:
         for old in [old for old in self._old if not old.requests]:
             self._old.remove(old)
             if self.live is None or old.release.id != self.live.release.id:
-                self._admin.submit(self._retire, old.release.id)
+                self._admin.submit(self._forget, old.release.id)
+
+    def _forget(self, release_id: str) -> None:
+        """Let go of a release; what cannot be let go of is told, and costs memory alone."""
+        try:
+            self._retire(release_id)
+        except Exception:
+            log.exception("release %s could not be let go of", release_id)
 
     def _now(self) -> Live:
         if self.live is None or self.draining:
@@ -267,44 +250,6 @@ class Service:
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
 
-    def _search(self, asked: list[_Asked]) -> list[Answer]:
-        """One batch, in a thread; of one release mostly, of two while another one becomes live."""
-        answers: list[Answer] = [Answer()] * len(asked)
-        for members in _alike(asked, lambda one: one.release.id):
-            release = asked[members[0]].release
-            found = self.engine.search(release, [asked[number].query for number in members])
-            for number, answer in zip(members, found, strict=True):
-                answers[number] = answer
-        return answers
-
-    def _embed(self, asked: list[Vectors]) -> list[tuple[np.ndarray, int]]:
-        """One batch, in a thread: requests of one release and side go through the encoder together."""
-        found: list[tuple[np.ndarray, int]] = [(np.empty(0), 0)] * len(asked)
-        for members in _alike(asked, lambda one: (one.release.id, one.side)):
-            release, side = asked[members[0]].release, asked[members[0]].side
-            texts = [text for number in members for text in asked[number].texts]
-            tasks = [asked[number].task for number in members for _ in asked[number].texts]
-            deadline = max(asked[number].deadline for number in members)
-            vectors, tokens = self.engine.embed(release, texts, tasks, side, deadline)
-            ends = np.cumsum([len(asked[number].texts) for number in members])[:-1]
-            shares = zip(members, np.split(vectors, ends), np.split(tokens, ends), strict=True)
-            for number, rows, counts in shares:
-                found[number] = rows, int(counts.sum())
-        return found
-
-    def _rerank(self, asked: list[Pairs]) -> list[np.ndarray]:
-        """One batch, in a thread."""
-        found: list[np.ndarray] = [np.empty(0)] * len(asked)
-        for members in _alike(asked, lambda one: one.release.id):
-            questions = [asked[number].query for number in members for _ in asked[number].documents]
-            texts = [text for number in members for text in asked[number].documents]
-            deadline = max(asked[number].deadline for number in members)
-            scores = self.engine.rerank(asked[members[0]].release, questions, [""] * len(texts), texts, deadline)
-            ends = np.cumsum([len(asked[number].documents) for number in members])[:-1]
-            for number, share in zip(members, np.split(scores, ends), strict=True):
-                found[number] = share
-        return found
-
     @contextlib.contextmanager
     def _held(self, live: Live) -> Iterator[None]:
         """A release stays open while a request that is pinned to it is on its way."""
@@ -322,18 +267,3 @@ class Service:
 
 class NotReadyError(Exception):
     """No release is being served yet, or none any more."""
-
-
-def _lengths(store: Store, task: Task) -> dict[str, int]:
-    """Tokens of a task's prompt, by side."""
-    file = model_folder(store.open("prompts", task.prompt or "")) / SETTINGS
-    sides = json.loads(file.read_text(encoding="utf-8"))["sides"]
-    return {side: place["length"] for side, place in sides.items() if place}
-
-
-def _alike(asked: Sequence[Item], key: Callable[[Item], object]) -> list[list[int]]:
-    """The places of items with the same key."""
-    groups: dict[object, list[int]] = {}
-    for number, one in enumerate(asked):
-        groups.setdefault(key(one), []).append(number)
-    return list(groups.values())

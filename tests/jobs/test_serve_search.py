@@ -11,17 +11,21 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from ray.exceptions import RayTaskError
 from samples import make_passages, make_queries, write_beir
 
+from indexing import faiss_index
 from indexing.runs import read_run
 from indexing.store import Store
 from indexing.verify import verify
@@ -31,9 +35,10 @@ from retriever.errors import InputError
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
 from serve.app import build_app
 from serve.client import Client, ServerError
-from serve.engine import Here
+from serve.deployments import There
 from serve.local import LocalService, open_local
 from serve.parts import SearchPart
+from serve.places import Here
 from serve.release import Release, current, make_current, plan
 from serve.security import Tokens, digest
 
@@ -162,6 +167,28 @@ def test_a_filter_leaves_the_best_of_what_matches(root: Path, client: TestClient
         assert set(ids) <= matching
 
 
+@pytest.mark.parametrize("mode", ["exact", "dense"])
+def test_a_filter_that_many_match_searches_the_index_among_them(
+    root: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    body = {"queries": list(questions(root).values())[:8], "mode": mode, "k": K, "filter": {"year": {"lt": 2100}}}
+    few = client.post("/v1/search", json=body).json()["results"]
+    monkeypatch.setattr("indexing.online.EXACT_ROWS", 10)
+    probed = []
+
+    def search_shard(*arguments: Any, **options: Any) -> Any:
+        probed.append((options["nprobe"], len(options["allowed"])))
+        return faiss_index.search_shard(*arguments, **options)
+
+    monkeypatch.setattr("indexing.online.search_shard", search_shard)
+    many = client.post("/v1/search", json=body).json()["results"]
+    # The index has 4 lists, all probed: what it finds among the matching rows is all that is to be found.
+    assert [one["hits"] for one in many] == [one["hits"] for one in few]
+    matching = [79 - 1, 80 - 2, 40 - 1]  # of the three files' rows below 200, less the deleted ones
+    expected = {(-(-4 * 80 // count), count) for count in matching}
+    assert set(probed) == (set() if mode == "exact" else expected)
+
+
 def test_vectors_are_the_encoders_in_both_formats(root: Path, client: TestClient, model: str) -> None:
     texts = ["bafa", *list(questions(root).values())[:3]]
     expected = Encoder(model, OPTIONS).encode(texts, side="passage")
@@ -235,6 +262,7 @@ def test_a_task_survives_a_restart(root: Path, model: str, tmp_path: Path) -> No
         ({"settings": b"{"}, "not a prompt's"),
         ({"settings": b"[1]"}, "not a prompt's"),
         ({"index": "none"}, "expected one of this release's"),
+        ({"query_length": 7}, "other settings than the release's (query_length differ)"),
     ],
 )
 def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
@@ -244,6 +272,10 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
     before = current(store), store.names("prompts")
     weights = {"weights": change["weights"]} if "weights" in change else {}
     files = task_files(tmp_path, model, 1, **weights)
+    if "query_length" in change:
+        said = json.loads(files["settings"][1])
+        said["options"]["query_length"] = change["query_length"]
+        files["settings"] = (SETTINGS, json.dumps(said).encode())
     if "cut" in change:
         files["prompt"] = (WEIGHTS, files["prompt"][1][: -change["cut"]])
     if "settings" in change:
@@ -253,6 +285,24 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
     assert told in answer.json()["error"]["message"]
     assert str(tmp_path) not in answer.text
     assert (current(store), store.names("prompts")) == before
+
+
+def test_a_release_that_cannot_be_opened_leaves_nothing(
+    root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(root / "store"))
+    before = current(store), store.names("releases")
+
+    def fail(*_: object) -> None:
+        raise InputError("no room for it")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(service.others["passages"], "prepare", fail)
+        answer = client.put("/v1/tasks/lost", files=task_files(tmp_path, model, 8))
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "no room for it")
+    assert (current(store), store.names("releases")) == before
+    assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
+    assert service.encoder._encoders.held(next(iter(service.encoder._encoders._held))).tasks == ()
 
 
 @pytest.mark.parametrize(
@@ -284,11 +334,18 @@ def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: T
     assert client.post("/v1/search", content=b"x" * (25 << 20)).status_code == 413
     assert client.post("/v1/search", content=(b"x" * (1 << 20) for _ in range(26))).status_code == 413
     assert client.post("/v1/search", json={"query": "a"}, headers={"Host": "evil.example"}).status_code == 403
-    late = client.post("/v1/search", json={"query": "bafa", "timeout_ms": 1})
-    assert late.status_code in (200, 503)
     assert client.post("/v1/search", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
     assert client.get("/v1/nothing").status_code == 404
     assert client.get("/v1/search").status_code == 405
+
+
+def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = SimpleNamespace(time=lambda: time.time() + 3_600, perf_counter=time.perf_counter)
+    monkeypatch.setattr("serve.batching.time", later)
+    late = client.post("/v1/search", json={"query": "bafa", "timeout_ms": 1_000})
+    assert (late.status_code, late.json()["error"]["type"]) == (503, "timeout_error")
+    assert late.headers["retry-after"] == "1"
+    assert "riptide_search_batches 0.0" in client.get("/metrics").text
 
 
 def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> None:
@@ -419,6 +476,8 @@ def test_the_job_serves_and_ends_when_told(root: Path, done: Callable[..., str],
     assert "task      default: index/idx, bm25/bm25" in done("serve_search", *at, "--plan")
     assert "there are no tokens" in refused("serve_search", *at, "--host", "0.0.0.0")
     assert "has a live release" in refused("serve_search", *at, "--index", "idx")
+    assert "goes with --topology distributed" in refused("serve_search", *at, "--shards", 2)
+    assert "give a port" in refused("serve_search", *at, "--topology", "colocated", "--port", 0)
     with started(*at, "--port", 0) as (process, address):
         assert len(Client(address).search("bafa", k=3)) == 3
         process.send_signal(signal.SIGTERM)
@@ -442,6 +501,23 @@ def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
                 process.send_signal(signal.SIGTERM)
 
 
+def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:
+    error = RayTaskError("run", "Traceback: /somewhere/secret.py", InputError("no such thing"))
+
+    class Handle:
+        run = property(lambda self: self)
+
+        def remote(self, *_: object) -> Handle:
+            return self
+
+        def result(self, timeout_s: float | None) -> None:
+            raise error.as_instanceof_cause()
+
+    with pytest.raises(InputError) as raised:
+        There(Handle()).call("search").result(timeout_s=1)
+    assert str(raised.value) == "no such thing"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["colocated", "distributed"])
 def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path: Path, topology: str) -> None:
@@ -449,8 +525,8 @@ def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path:
     task_files(tmp_path / "prompt", model, 3)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    at = ("--store", root / "store", "--topology", topology, "--shards", 2, "--port", port)
-    with started(*at) as (process, address):
+    at = ("--store", root / "store", "--topology", topology, "--port", port)
+    with started(*at, *(("--shards", 2) if topology == "distributed" else ())) as (process, address):
         client = Client(address)
         for mode in ("exact", "dense", "bm25", "hybrid"):
             expected = run_of(root, mode)

@@ -233,6 +233,24 @@ def test_the_masked_loss_is_transformers_own(tiny: Callable[..., Path], tmp_path
     assert float(made.loss(rows, made.batch(0, 0, 1))) == pytest.approx(float(rip_loss(rows)))
 
 
+def test_a_head_that_does_more_after_its_table_gives_the_same_loss(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system(bert).save(tmp_path / "whole")
+    losses = []
+    for cut in (True, False):
+        if not cut:
+            monkeypatch.setattr("retriever.masking._same", lambda *_: False)
+        made = system(tmp_path / "whole")
+        assert (made.model.head.decoder is not None) is cut
+        chunk = made.batch(0, 0, 1).chunks[0]
+        _, part = made.forward(chunk)
+        part.backward()
+        gradient = made.model.backbone.get_input_embeddings().weight.grad
+        losses.append((part.detach(), gradient))
+    torch.testing.assert_close(losses[1], losses[0], atol=1e-5, rtol=1e-5)
+
+
 def test_a_head_that_was_missing_is_tied_before_and_after_saving(bert: Path, tmp_path: Path) -> None:
     made = system(bert)
     assert made.model.fresh_head

@@ -1,0 +1,70 @@
+"""Whether mined negatives hold a positive, or an answer, by a plain loop that shares no code with the mining.
+
+    python benchmarks/check_negatives.py --store S --source ../shared/data/squad --negatives hard --count 2000
+
+What answers is read from the raw BEIR files. An answer counts where its words stand in the passage in a row, as plain
+lower-case text between word boundaries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import sys
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--source", type=Path, required=True, help="the raw files, in BEIR form")
+    parser.add_argument("--negatives", required=True)
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--count", type=int, default=2_000, help="of questions, drawn at random")
+    options = parser.parse_args()
+    from indexing.corpus import Corpus
+    from indexing.store import Store
+
+    def lines(name: str) -> list[dict]:  # type: ignore[type-arg]
+        with gzip.open(options.source / name, "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    def plain(text: str) -> str:
+        return " ".join(unicodedata.normalize("NFKC", text).lower().split())
+
+    texts = {passage["_id"]: plain(passage["text"]) for passage in lines("corpus.jsonl.gz")}
+    answers = {query["_id"]: query["metadata"]["answers"] for query in lines("queries.jsonl.gz")}
+    relevant: dict[str, set[str]] = {}
+    for line in (options.source / f"qrels/{options.split}.tsv").read_text().splitlines()[1:]:
+        query, passage, score = line.split("\t")
+        if int(score) > 0:
+            relevant.setdefault(query, set()).add(passage)
+    store = Store(options.store)
+    corpus, artifact = Corpus.open(store), store.open("negatives", options.negatives)
+    rows = [row for part in artifact.group("part") for row in pq.read_table(artifact.local(part)).to_pylist()]
+    draw = np.random.default_rng(0).choice(len(rows), min(options.count, len(rows)), replace=False)
+    found = {"questions": len(draw), "negatives": 0, "positives_among_them": 0, "with_an_answer": 0}
+    for row in (rows[number] for number in draw):
+        wanted = [
+            re.compile(rf"(?<!\w){re.escape(plain(answer))}(?!\w)")
+            for answer in answers[row["query_id"]]
+            if plain(answer)
+        ]
+        for id in corpus.ids(np.array(row["negatives"], np.int64)):
+            found["negatives"] += 1
+            found["positives_among_them"] += id in relevant[row["query_id"]]
+            found["with_an_answer"] += any(answer.search(texts[id]) for answer in wanted)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Errors over HTTP: what each is called, in the form that OpenAI's clients read."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from retriever.errors import InputError
+from serve.batching import OverloadedError
+from serve.engine import IncompleteError
+from serve.parts import ExpiredError
+from serve.service import ConflictError, NotReadyError, UnknownTaskError
+
+log = logging.getLogger("riptide.serve")
+
+ERRORS: dict[type[Exception], tuple[int, str]] = {
+    InputError: (400, "invalid_request_error"),
+    UnknownTaskError: (404, "not_found_error"),
+    ConflictError: (409, "conflict_error"),
+    OverloadedError: (429, "overloaded_error"),
+    ExpiredError: (503, "timeout_error"),
+    IncompleteError: (503, "incomplete_error"),
+    NotReadyError: (503, "not_ready_error"),
+}
+SAID = {
+    ExpiredError: "the time that the request was given has passed",
+    IncompleteError: "not every shard answered; allow_partial takes what there is",
+    NotReadyError: "no release is being served at the moment",
+}
+
+
+def add_errors(app: FastAPI) -> None:
+    """Answer every exception in that form; what was not foreseen is logged, and 500."""
+    for kind, (status, name) in ERRORS.items():
+
+        async def told(request: Request, error: Exception, status: int = status, name: str = name) -> Response:
+            wait = error.retry_after if isinstance(error, OverloadedError) else 1
+            headers = {"Retry-After": str(wait)} if status in (429, 503) else None
+            return _error(request, status, name, SAID.get(type(error), str(error)), headers)
+
+        app.add_exception_handler(kind, told)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(step) for step in first["loc"])
+        return _error(request, 422, "invalid_request_error", f"{place}: {first['msg']}"[:500])
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _error(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        log.exception("request %s failed", request_id(request))
+        return _error(request, 500, "internal_error", "this is a fault of the server; its log says more")
+
+
+def request_id(request: Request) -> str:
+    return str(getattr(request.state, "request_id", None) or uuid.uuid4().hex)
+
+
+def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
+    document = {"error": {"message": message, "type": kind, "request_id": request_id(request)}}
+    return as_json(document, status, headers)
+
+
+def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
+    content = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(content, status, headers, media_type="application/json")

@@ -1,0 +1,30 @@
+"""A release while it is being served."""
+
+from __future__ import annotations
+
+import json
+
+from indexing.filters import filter_columns
+from indexing.models import model_folder
+from indexing.store import Store
+from retriever.prompts import SETTINGS
+from serve.release import Opened, Release, Task
+
+
+class Live:
+    """A release that is being served, and what requests are checked against."""
+
+    def __init__(self, store: Store, release: Release):
+        self.release = release
+        self.tasks = {task.name: task for task in release.tasks}
+        self.opened = Opened(store, release)
+        self.columns = filter_columns(self.opened.corpus)
+        self.lengths = {task.name: _lengths(store, task) for task in release.tasks if task.prompt}
+        self.requests = 0  # on their way
+
+
+def _lengths(store: Store, task: Task) -> dict[str, int]:
+    """Tokens of a task's prompt, by side."""
+    file = model_folder(store.open("prompts", task.prompt or "")) / SETTINGS
+    sides = json.loads(file.read_text(encoding="utf-8"))["sides"]
+    return {side: place["length"] for side, place in sides.items() if place}

@@ -1,0 +1,88 @@
+"""What waits in a service's queues, and how a batch of it is answered, in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from serve.engine import Answer, Engine, Query
+from serve.release import Release
+
+Item = TypeVar("Item")
+
+
+class Vectors(NamedTuple):
+    """Texts that become vectors together."""
+
+    release: Release
+    texts: list[str]
+    task: str
+    side: str
+    deadline: float
+
+
+class Pairs(NamedTuple):
+    """A question and documents that are judged by the re-ranker."""
+
+    release: Release
+    query: str
+    documents: list[str]
+    deadline: float
+
+
+class Asked(NamedTuple):
+    """A question, pinned to a release."""
+
+    release: Release
+    query: Query
+
+
+def search_all(engine: Engine, asked: Sequence[Asked]) -> list[Answer]:
+    """Of one release mostly, of two while another one becomes live."""
+    answers: list[Answer] = [Answer()] * len(asked)
+    for members in _alike(asked, lambda one: one.release.id):
+        release = asked[members[0]].release
+        found = engine.search(release, [asked[number].query for number in members])
+        for number, answer in zip(members, found, strict=True):
+            answers[number] = answer
+    return answers
+
+
+def embed_all(engine: Engine, asked: Sequence[Vectors]) -> list[tuple[np.ndarray, int]]:
+    """Requests of one release and side go through the encoder together."""
+    found: list[tuple[np.ndarray, int]] = [(np.empty(0), 0)] * len(asked)
+    for members in _alike(asked, lambda one: (one.release.id, one.side)):
+        release, side = asked[members[0]].release, asked[members[0]].side
+        texts = [text for number in members for text in asked[number].texts]
+        tasks = [asked[number].task for number in members for _ in asked[number].texts]
+        deadline = max(asked[number].deadline for number in members)
+        vectors, tokens = engine.embed(release, texts, tasks, side, deadline)
+        ends = np.cumsum([len(asked[number].texts) for number in members])[:-1]
+        shares = zip(members, np.split(vectors, ends), np.split(tokens, ends), strict=True)
+        for number, rows, counts in shares:
+            found[number] = rows, int(counts.sum())
+    return found
+
+
+def rerank_all(engine: Engine, asked: Sequence[Pairs]) -> list[np.ndarray]:
+    """The pairs of all requests of a release are scored together."""
+    found: list[np.ndarray] = [np.empty(0)] * len(asked)
+    for members in _alike(asked, lambda one: one.release.id):
+        questions = [asked[number].query for number in members for _ in asked[number].documents]
+        texts = [text for number in members for text in asked[number].documents]
+        deadline = max(asked[number].deadline for number in members)
+        scores = engine.rerank(asked[members[0]].release, questions, [""] * len(texts), texts, deadline)
+        ends = np.cumsum([len(asked[number].documents) for number in members])[:-1]
+        for number, share in zip(members, np.split(scores, ends), strict=True):
+            found[number] = share
+    return found
+
+
+def _alike(asked: Sequence[Item], key: Callable[[Item], object]) -> list[list[int]]:
+    """The places of items with the same key."""
+    groups: dict[object, list[int]] = {}
+    for number, one in enumerate(asked):
+        groups.setdefault(key(one), []).append(number)
+    return list(groups.values())
