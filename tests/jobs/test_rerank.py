@@ -162,7 +162,8 @@ def test_one_run_is_of_one_numerics_class(world, classifier: str, done: Done, re
     before = files_of(folder)
     here = rescoring.numerics_of_reranker()
     run = Store(str(world.store)).open("runs", "mine")
-    assert [part.facts for part in run.parts] == [{"numerics": here}] * 2
+    assert [part.facts["numerics"] for part in run.parts] == [here] * 2
+    assert [part.facts.keys() - {"numerics"} for part in run.parts] == [{"questions"}] * 2
     assert run.notes["numerics"] == here
     for path in (folder / "manifest.json", folder / "part-00001.json"):
         path.unlink()
