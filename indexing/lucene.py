@@ -36,15 +36,19 @@ class LuceneShard:
     small: dict[str, bytes]  # name -> content; about a kilobyte together
 
 
-@functools.cache
 def lucene() -> Java:
     """The JVM, with Lucene told to print no more than warnings and to take queries of any length."""
     java = jvm()
+    _prepare(java)
+    return java
+
+
+@functools.cache
+def _prepare(java: Java) -> None:
     logger = java.type("java.util.logging.Logger").getLogger("org.apache.lucene")
     logger.setLevel(java.type("java.util.logging.Level").WARNING)
     _KEPT.append(logger)  # Java forgets the level of a logger that nobody holds
     java.type(f"{PACKAGE}search.IndexSearcher").setMaxClauseCount(1 << 30)
-    return java
 
 
 _KEPT: list[Any] = []
@@ -141,7 +145,7 @@ class LuceneSearch:
 
     def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], *, k1: float, b: float, language: str = "en"):
         """shards: in the order of their rows, each with the path of its bulk."""
-        self._java = lucene()
+        java = lucene()
         readers = [_as("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
         self.num_documents = sum(reader.numDocs() for reader in readers)
         # One shard too: its reader is closed with the one around it.
@@ -150,8 +154,8 @@ class LuceneSearch:
         similarity = _type("search.similarities.BM25Similarity")(k1, b)
         self._searcher.setSimilarity(_as("search.similarities.Similarity", similarity))
         self._analyzer = _as("analysis.Analyzer", analyzer(language))
-        self._generator = self._java.type("io.anserini.search.query.BagOfWordsQueryGenerator")()
-        self._json = self._java.type("com.fasterxml.jackson.databind.ObjectMapper")()
+        self._generator = java.type("io.anserini.search.query.BagOfWordsQueryGenerator")()
+        self._json = java.type("com.fasterxml.jackson.databind.ObjectMapper")()
 
     def search(self, queries: Sequence[str], k: int, *, threads: int = 1) -> Hits:
         """The top k of each query as a bag of words: scores float32 [q, k], rows (document numbers) int64 [q, k].
@@ -161,6 +165,7 @@ class LuceneSearch:
         scores = np.full((len(queries), k), -np.inf, np.float32)
         rows = np.full((len(queries), k), -1, np.int64)
         most = max(1, min(k, self.num_documents))
+        java = lucene()
 
         def fill(numbers: range) -> None:
             try:
@@ -169,7 +174,7 @@ class LuceneSearch:
                     scores[number, : len(found)] = [hit["score"] for hit in found]
                     rows[number, : len(found)] = [hit["doc"] for hit in found]
             finally:
-                self._java.detach()  # a thread that ends while it is known to the JVM brings it down
+                java.detach()  # a thread that ends while it is known to the JVM brings it down
 
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(fill, [range(n, len(queries), threads) for n in range(threads)]))
@@ -182,6 +187,7 @@ class LuceneSearch:
 
     def has_terms(self, query: str) -> bool:
         """Whether anything of a query is left after stop words and punctuation."""
+        lucene()
         return bool(self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " ")).toString())
 
 

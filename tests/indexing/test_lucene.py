@@ -321,3 +321,38 @@ print(write_shard(["w1"], Path(sys.argv[2])).bulk)
     told, bulk = ended.stdout.splitlines()
     assert told.startswith(f"{folders[0]}: Lucene cannot write there: File too large; free some space")
     assert bulk.endswith(".cfs")
+
+
+def test_the_jvm_outlives_what_takes_its_signals(tmp_path: Path) -> None:
+    """As Ray does, which leaves a fault's default action, the process' end, when it is shut down."""
+    code = """
+import random, signal, sys
+from pathlib import Path
+from threading import Thread
+from indexing.java import jvm
+from indexing.lucene import LuceneSearch, write_shard
+
+words = [f"w{number}" for number in range(2_000)]
+texts = [" ".join(random.Random(number).choices(words, k=30)) for number in range(3_000)]
+folder = Path(sys.argv[1])
+shard = write_shard(texts, folder)
+search = LuceneSearch([(shard, folder / shard.bulk)], k1=0.9, b=0.4)
+before = search.search(texts, 20, threads=2)  # often enough to be compiled
+for fault in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
+    signal.signal(fault, signal.SIG_DFL)
+
+def collect():
+    for _ in range(20):
+        jvm().type("java.lang.System").gc()
+    jvm().detach()
+
+thread = Thread(target=collect)
+thread.start()
+after = search.search(texts, 20, threads=2)
+thread.join()
+print((before.rows == after.rows).all())
+"""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
