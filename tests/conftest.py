@@ -20,6 +20,21 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
 
+_REPORTERS: list[pytest.TerminalReporter] = []
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
+        _REPORTERS.append(reporter)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is told when it happens too: what ends the process later may leave no summary."""
+    for reporter in _REPORTERS if report.failed else []:
+        reporter.write_line(f"\n{report.nodeid} ({report.when}): {report.longreprtext[-2000:]}")
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIPTIDE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
