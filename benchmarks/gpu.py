@@ -110,7 +110,7 @@ def encoder_figures(device: str, count: int) -> dict[str, object]:
             )
         )
         tokens = int(ours.tokenize(texts, side="passage").lengths.sum())
-        parameters = sum(p.numel() for p in precise._eager.parameters()) - 5_005 * ours.dim
+        parameters = sum(p.numel() for p in peer.parameters()) - 5_005 * ours.dim
     flops = 2.0 * parameters * tokens
     rate = tokens / float(found["ours_s"])  # type: ignore[arg-type]
     most = peak(device)

@@ -267,12 +267,13 @@ def _cores_each(weights: int) -> int:
     return min(node_cores(), max(1, math.ceil(cores)))
 
 
-def numerics_of(pool: Pool, options: EncoderOptions) -> str:
-    """The numerics class of this pool's workers, asked of one of them; waits until the cluster has room for it."""
+def numerics_of(pool: Pool, options: EncoderOptions, kind: str) -> str:
+    """The numerics class of this pool's workers, asked of one of them; waits until the cluster has room for it. kind:
+    the backbone's `model_type`."""
     import ray
 
     task = ray.remote(num_cpus=pool.cpus, num_gpus=pool.gpus, max_retries=RESTARTS)(expected_numerics)
-    return ray.get(task.remote(options, pool.device))
+    return ray.get(task.remote(options, pool.device, kind))
 
 
 def similarity_of(described: Mapping[str, Any]) -> str:

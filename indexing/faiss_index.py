@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from indexing.exact import available_threads
-from indexing.kernel import processor
 from retriever.errors import InputError
+from retriever.native import processor
 
 
 def _import_faiss() -> Any:

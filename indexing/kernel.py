@@ -6,22 +6,16 @@ later); matrix units (AMX) are used where there are any.
 
 import ctypes
 import functools
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from retriever import native
 from retriever.errors import InputError
 
 SOURCE = Path(__file__).with_name("exact_kernel.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
 NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
 GROUP = 32  # queries that a thread handles together
 LONGEST = 1 << 30  # rows per call: the kernel counts a part's rows in 32 bits
@@ -33,8 +27,8 @@ log = logging.getLogger(__name__)
 def load() -> ctypes.CDLL | None:
     """The kernel, compiled on first use, or None where it cannot run (the reason is logged once per process)."""
     try:
-        return _declared(ctypes.CDLL(str(_build())))
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        return _declared(native.load(SOURCE, NEEDED))
+    except (OSError, AttributeError) as error:
         log.warning("exact search runs in torch, several times slower: %s", error)
         return None
 
@@ -114,58 +108,6 @@ def score_pairs(
         scores.ctypes.data,
     )  # fmt: skip
     return scores
-
-
-def _build() -> Path:
-    """The path of the shared library, compiled unless one for this source, compiler and processor is in the cache."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise OSError(f"no kernel for {platform.system()} on {platform.machine()}")
-    flags, model = processor()
-    if missing := NEEDED - flags:
-        raise OSError(f"the processor lacks {' '.join(sorted(missing))}")
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise OSError("no C++ compiler (install g++)")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    key = "\0".join((SOURCE.read_text(), *FLAGS, version, model, *sorted(flags)))
-    name = f"exact_kernel-{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
-    cache = _cache_directory()
-    library = cache / name
-    if library.exists():
-        return library
-    # Several processes may compile at once: each renames a file of its own, so that nobody loads a half-written one.
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        output = Path(scratch) / name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(output)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
-            raise OSError(f"{compiler} failed: {errors[0] if errors else done.returncode}")
-        output.replace(library)
-    return library
-
-
-def processor() -> tuple[set[str], str]:
-    """The flags and the model name of the first processor; empty where the system does not tell."""
-    fields, cpuinfo = {}, Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
-        name, _, value = line.partition(":")
-        fields[name.strip()] = value.strip()
-    return set(fields.get("flags", "").split()), fields.get("model name", "")
-
-
-def _cache_directory() -> Path:
-    """A directory that only this user can write to: what lies in it is run as code."""
-    for parent in (Path.home() / ".cache", Path(tempfile.gettempdir())):
-        cache = parent / f"riptide-{os.getuid()}"
-        try:
-            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        status = cache.lstat()
-        if status.st_uid == os.getuid() and status.st_mode & 0o22 == 0 and os.access(cache, os.W_OK):
-            return cache
-    raise OSError("no private cache directory, in the home directory or among temporary files")
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:

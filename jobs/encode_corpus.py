@@ -80,7 +80,7 @@ def main(options: EncodeCorpus) -> None:
         connect(store)
         weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder)))
         pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights)
-        numerics = numerics_of(pool, spec.options)
+        numerics = numerics_of(pool, spec.options, described["model_type"])
         encoding = Encoding(store, spec, name, numerics=numerics, limit=options.limit)
         encode(encoding, pool)
         encoding.finish(described["dim"], similarity_of(described))

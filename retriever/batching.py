@@ -145,3 +145,22 @@ def padded(
         source = starts[doubled][:, None] + columns - first
         ids[inside] = tokens.ids[source[inside]]
         yield rows, torch.from_numpy(ids), torch.from_numpy(lengths)
+
+
+def plan_packed(lengths: np.ndarray, most: int = 1024, least: int = 192) -> list[np.ndarray]:
+    """Rows of each batch without padding, int64: sorted by length (ties by position), longest first.
+
+    lengths int64 [n]. A batch has about `most` tokens, or half of all where that is less, so that two threads have
+    work, but `least` at least. A function of the lengths alone.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    before = np.cumsum(lengths[order]) - lengths[order]
+    size = min(most, max(least, -(-int(lengths.sum()) // 2)))
+    return [rows for rows in np.split(order, np.flatnonzero(np.diff(before // size)) + 1) if len(rows)]
+
+
+def end_to_end(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some texts without padding: ids int64 [total], lengths int64 [rows]."""
+    starts = tokens.starts
+    ids = np.concatenate([tokens.ids[starts[row] : starts[row] + tokens.lengths[row]] for row in rows])
+    return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(tokens.lengths[rows])

@@ -13,12 +13,13 @@ import torch
 from safetensors import SafetensorError
 
 from retriever.attention import PromptShape, reach
-from retriever.batching import TextTokenizer, Tokens, padded, plan
+from retriever.batching import TextTokenizer, Tokens, end_to_end, padded, plan, plan_packed
 from retriever.compiling import compile_model, warm_up_batch
 from retriever.errors import InputError
 from retriever.files import resolve
-from retriever.numerics import choose_device, choose_dtype, describe_numerics
+from retriever.numerics import Mode, choose_device, choose_dtype, describe_numerics
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
+from retriever.packing import Packed, Team, packs
 from retriever.pooling import Head, Pooled
 from retriever.prompt_table import Prompts, PromptTable, warm_up_rows
 from retriever.prompts import TaskPrompt, check_backbone
@@ -89,11 +90,15 @@ class Encoder:
         self.dim = recipe.dim
         self.similarity = "cosine" if self._head.normalized else "dot"
         backbone = load_backbone(recipe, self.dtype, trust_remote_code).to(self.device)
-        self._eager = Pooled.over(backbone, recipe).eval().requires_grad_(False)
+        eager = Pooled.over(backbone, recipe).eval().requires_grad_(False)
         self._trust_remote_code = trust_remote_code
         self._lock = threading.Lock()
         self._shape: PromptShape | None = None
         self._served: _Served | None = None
+        packed = packs(recipe.model_type, options, self.device) and not (
+            trust_remote_code or backbone.config.is_decoder
+        )
+        self._team = Team(self._threads) if packed else None
         if tasks is not None:
             self._shape = reach(backbone)
             sides: tuple[Side, Side] = ("query", "passage")
@@ -102,8 +107,12 @@ class Encoder:
             for name, prompt in tasks.items():
                 self.put_task(name, prompt)
         compiling = time.perf_counter()
-        self._run, compiled = self._compile()
-        self.numerics = describe_numerics(self.device, self.dtype, compiled)
+        mode: Mode = "packed"
+        if packed:
+            self._run = Packed(backbone, recipe.pooling, recipe.first_position).eval()
+        else:
+            self._run, mode = self._compile(eager)
+        self.numerics = describe_numerics(self.device, self.dtype, mode)
         self.startup = {"seconds": time.perf_counter() - begun, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
 
@@ -165,20 +174,12 @@ class Encoder:
 
         Tasks that are put or dropped meanwhile change nothing.
         """
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
         prompts, slots = self._prompts_of(task, side, len(tokens))
-        pooled = torch.empty(len(tokens), self._recipe.hidden, dtype=torch.float32, device=self.device)
-        recipe = self._recipe
-        batches = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
-        with torch.no_grad():
-            for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
-                inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
-                if prompts and (prompt := prompts.rows(np.resize(slots[rows], len(ids)))):
-                    inputs = (*inputs, prompt)
-                vectors = self._run(*inputs)
-                pooled[torch.from_numpy(rows).to(self.device)] = vectors[: len(rows)]
-            vectors = self._head(pooled).cpu().numpy()
+        vectors = (
+            self._padded(tokens, prompts, slots)
+            if self._team is None
+            else self._packed(tokens, prompts, slots, self._team)
+        )
         bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad):
             raise InputError(
@@ -187,14 +188,45 @@ class Encoder:
             )
         return vectors
 
-    def _compile(self) -> tuple[Callable[..., torch.Tensor], bool]:
+    def _packed(self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, team: Team) -> np.ndarray:
+        """Without padding; each batch by one thread."""
+        vectors = np.empty((len(tokens), self.dim), np.float32)
+
+        def fill(rows: np.ndarray) -> None:
+            inputs: tuple[object, ...] = end_to_end(tokens, rows)
+            if prompts and (prompt := prompts.rows(slots[rows])):
+                inputs = (*inputs, prompt)
+            with torch.inference_mode():
+                vectors[rows] = self._head(self._run(*inputs)).numpy()
+
+        team.run(fill, plan_packed(tokens.lengths))
+        return vectors
+
+    def _padded(self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray) -> np.ndarray:
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        pooled = torch.empty(len(tokens), self._recipe.hidden, dtype=torch.float32, device=self.device)
+        recipe = self._recipe
+        batches = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
+        with torch.no_grad():
+            for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
+                inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
+                if prompts and (prompt := prompts.rows(np.resize(slots[rows], len(ids)))):
+                    inputs = (*inputs, prompt)
+                found = self._run(*inputs)
+                pooled[torch.from_numpy(rows).to(self.device)] = found[: len(rows)]
+            vectors: np.ndarray = self._head(pooled).cpu().numpy()
+        return vectors
+
+    def _compile(self, eager: Pooled) -> tuple[Callable[..., torch.Tensor], Mode]:
         """Compiles where the options and the machine say so, for every kind of batch that may come."""
         ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
         warm_ups: list[tuple[object, ...]] = [(ids, lengths)]
         if self._shape is not None:
             rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device)
             warm_ups += [(ids, lengths, prompt) for prompt in rows]
-        return compile_model(self._eager, self.options.compile, self.device, self.dtype, warm_ups)
+        run, compiled = compile_model(eager, self.options.compile, self.device, self.dtype, warm_ups)
+        return run, "compiled" if compiled else "eager"
 
     def _serve(self, names: frozenset[str]) -> None:
         self._served = _Served(names, {side: table.now() for side, table in self._tables.items()})

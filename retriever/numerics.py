@@ -1,4 +1,4 @@
-"""Which arithmetic a process uses: dtype, processor, instruction set, eager or compiled."""
+"""Which arithmetic a process uses: dtype, processor, instruction set; packed, compiled or eager."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import functools
 import re
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from retriever.options import EncoderOptions
+from retriever.packing import packs
+
+Mode = Literal["packed", "compiled", "eager"]
 
 
 def choose_device(device: str | None) -> torch.device:
@@ -42,7 +46,7 @@ def cpu_vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return {"genuineintel": "intel", "authenticamd": "amd", "hygongenuine": "hygon"}.get(name, name)
 
 
-def describe_numerics(device: torch.device, dtype: torch.dtype, compiled: bool) -> str:
+def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "eager") -> str:
     """The numerics class in one line: vectors are byte-identical within one, and close (cosine 0.9999) across."""
     if device.type == "cuda":
         unit = f"cuda {torch.cuda.get_device_name(device)}"
@@ -54,7 +58,7 @@ def describe_numerics(device: torch.device, dtype: torch.dtype, compiled: bool) 
         vendor = f"cpu {cpu_vendor()}" if device.type == "cpu" else device.type
         unit = f"{vendor} {torch.backends.cpu.get_cpu_capability().lower()}"
     name = str(dtype).removeprefix("torch.")
-    return f"{unit} {name} {'compiled' if compiled else 'eager'} torch-{torch.__version__}"
+    return f"{unit} {name} {mode} torch-{torch.__version__}"
 
 
 def compiles(options: EncoderOptions, device: torch.device, dtype: torch.dtype) -> bool:
@@ -64,8 +68,11 @@ def compiles(options: EncoderOptions, device: torch.device, dtype: torch.dtype) 
     return device.type == "cuda" or (dtype == torch.bfloat16 and shutil.which("g++") is not None)
 
 
-def expected_numerics(options: EncoderOptions, device: str | None) -> str:
-    """The numerics class of an encoder on this machine, without loading one."""
+def expected_numerics(options: EncoderOptions, device: str | None, kind: str | None = None) -> str:
+    """The numerics class of an encoder on this machine, without loading one. kind: the backbone's `model_type`, where
+    it may be one whose texts go end to end."""
     chosen = choose_device(device)
     dtype = choose_dtype(options.dtype, chosen)
-    return describe_numerics(chosen, dtype, compiles(options, chosen, dtype))
+    if packs(kind, options, chosen):
+        return describe_numerics(chosen, dtype, "packed")
+    return describe_numerics(chosen, dtype, "compiled" if compiles(options, chosen, dtype) else "eager")

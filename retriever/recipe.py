@@ -68,6 +68,7 @@ class Recipe:
     hidden: int
     dim: int
     positions: int | None
+    first_position: int
     tokenizer_args: dict[str, Any]
     config_args: dict[str, Any]
 
@@ -135,6 +136,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         hidden=hidden,
         dim=dim,
         positions=positions_of(config),
+        first_position=first_position_of(config),
         tokenizer_args=dict(settings.get("tokenizer_args", settings.get("processor_kwargs", {}))),
         config_args=config_args,
     )
@@ -275,6 +277,9 @@ def positions_of(config: Any) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 0:
         return None
-    # RoBERTa and its kin number positions from the padding token's id on.
-    offset = config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
-    return int(positions) - offset
+    return int(positions) - first_position_of(config)
+
+
+def first_position_of(config: Any) -> int:
+    """That of a text's first token: RoBERTa and its kin number positions from the padding token's id on."""
+    return config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0

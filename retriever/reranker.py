@@ -76,7 +76,7 @@ class Reranker:
         ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
         warm_ups = [(ids, torch.zeros_like(ids), lengths)]
         self._run, compiled = compile_model(scored, options.compile, self.device, self.dtype, warm_ups)
-        self.numerics = describe_numerics(self.device, self.dtype, compiled)
+        self.numerics = describe_numerics(self.device, self.dtype, "compiled" if compiled else "eager")
         self.startup = {"seconds": time.perf_counter() - begun, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
 

@@ -114,7 +114,7 @@ class Trainee:
         groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=options.lr)
         # Sums are rounded by these: a checkpoint goes on where they are the same.
-        self.conditions = {"numerics": describe_numerics(self.device, self.dtype, False), "workers": str(world),
+        self.conditions = {"numerics": describe_numerics(self.device, self.dtype), "workers": str(world),
                            "threads": str(torch.get_num_threads())}  # fmt: skip
 
     def train(self, data: TrainingData, hooks: Hooks, *, checkpoint_every: int = 100) -> None:

@@ -129,7 +129,7 @@ class Trainer:
         )  # fmt: skip
         self.refresh: Refresh | None = None
         self._mined: torch.Tensor | None = None
-        self.numerics = describe_numerics(device, dtype, False)
+        self.numerics = describe_numerics(device, dtype)
         # Sums are rounded by the number of workers and threads too: said, as the same weights come of the same ones.
         self.conditions = {"numerics": self.numerics, "threads": str(torch.get_num_threads())}
 

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from retriever.attention import PromptRows, PromptShape, reach
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.encoder import Encoder, EncoderOptions, load_backbone
 from retriever.errors import InputError
 from retriever.prompt_table import PromptTable, task_config
 from retriever.prompts import DeepPrompt, TaskPrompt, backbone_of, load_prompt
@@ -63,7 +63,7 @@ def test_a_mixed_batch_equals_texts_on_their_own(tiny: Tiny, texts: list[str], k
     tasks = [names[row % len(names)] for row in range(len(texts))]
     mixed = encoder.encode(texts, task=tasks)
 
-    shape, backbone = KINDS[kind][0], type(encoder._eager.backbone).from_pretrained(encoder._recipe.folder).eval()
+    shape, backbone = KINDS[kind][0], load_backbone(encoder._recipe, torch.float32).eval()
     assert reach(backbone) == shape
     tokens = encoder.tokenize(texts, side="query")
     pooling = encoder._recipe.pooling

@@ -1,0 +1,77 @@
+"""Compiles, caches and loads the project's C++ where it runs: for this compiler and this processor."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
+
+
+def load(source: Path, needed: Collection[str] = ()) -> ctypes.CDLL:
+    """A source's shared library, compiled unless one for this source, compiler and processor is in the cache.
+
+    needed: flags of the processor. Raises OSError where that cannot be done, and tells why. On Linux, x86-64.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise OSError(f"no kernel for {platform.system()} on {platform.machine()}")
+    flags, model = processor()
+    if missing := set(needed) - flags:
+        raise OSError(f"the processor lacks {' '.join(sorted(missing))}")
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise OSError("no C++ compiler (install g++)")
+    try:
+        return ctypes.CDLL(str(_build(source, compiler, model, flags)))
+    except subprocess.SubprocessError as error:
+        raise OSError(str(error)) from error
+
+
+def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+    key = "\0".join((source.read_text(), *FLAGS, version, model, *sorted(flags)))
+    name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
+    cache = _cache_directory()
+    library = cache / name
+    if library.exists():
+        return library
+    # Several processes may compile at once: each renames a file of its own, so that nobody loads a half-written one.
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        output = Path(scratch) / name
+        command = [compiler, *FLAGS, str(source), "-o", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
+            raise OSError(f"{compiler} failed: {errors[0] if errors else done.returncode}")
+        output.replace(library)
+    return library
+
+
+def processor() -> tuple[set[str], str]:
+    """The flags and the model name of the first processor; empty where the system does not tell."""
+    fields, cpuinfo = {}, Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    return set(fields.get("flags", "").split()), fields.get("model name", "")
+
+
+def _cache_directory() -> Path:
+    """A directory that only this user can write to: what lies in it is run as code."""
+    for parent in (Path.home() / ".cache", Path(tempfile.gettempdir())):
+        cache = parent / f"riptide-{os.getuid()}"
+        try:
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        status = cache.lstat()
+        if status.st_uid == os.getuid() and status.st_mode & 0o22 == 0 and os.access(cache, os.W_OK):
+            return cache
+    raise OSError("no private cache directory, in the home directory or among temporary files")
