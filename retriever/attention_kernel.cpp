@@ -12,7 +12,7 @@
 namespace {
 
 constexpr int64_t LANES = 16;
-constexpr int64_t QUERIES = 4;  // tokens that look together, so that a key is read once for them
+constexpr int QUERIES = 8;  // tokens that look together, so that a key is read once for them
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
@@ -67,6 +67,14 @@ Floats exponential(Floats x) {
     return gone ? Floats{} : p * scale;
 }
 
+// What `join` makes of all lanes, two by two.
+template <class Join>
+float joined(Floats values, Join join) {
+    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (const int step : {8, 4, 2, 1}) values = join(values, __builtin_shuffle(values, lanes ^ step));
+    return values[0];
+}
+
 // Logits of `width` columns, of which the first `seen` count, to weights; their sum.
 float softmax(float* logits, int64_t seen, int64_t width) {
     for (int64_t j = seen; j < width; ++j) logits[j] = std::numeric_limits<float>::lowest();
@@ -75,17 +83,14 @@ float softmax(float* logits, int64_t seen, int64_t width) {
         const Floats next = load(logits + j);
         most = next > most ? next : most;
     }
-    float highest = most[0];
-    for (int64_t lane = 1; lane < LANES; ++lane) highest = most[lane] > highest ? most[lane] : highest;
+    const float highest = joined(most, [](Floats a, Floats b) { return a > b ? a : b; });
     Floats sums = {};
     for (int64_t j = 0; j < width; j += LANES) {
         Floats weights = exponential(load(logits + j) - highest);
         store(logits + j, weights);
         sums += weights;
     }
-    float sum = 0;
-    for (int64_t lane = 0; lane < LANES; ++lane) sum += sums[lane];
-    return sum;
+    return joined(sums, [](Floats a, Floats b) { return a + b; });
 }
 
 // Row-major pieces of a tensor whose last dimension lies in a piece: strides in numbers.
@@ -103,7 +108,7 @@ void attend(
 ) {
     const int64_t across = heads * size, wide = whole(size);
     const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(size));
-    std::vector<float> keys, values, logits, queries(QUERIES * wide), sums(wide);
+    std::vector<float> keys, values, logits, queries(QUERIES * wide);
     for (int64_t text = 0, first = 0; text < texts; first += lengths[text++]) {
         const int64_t own = lengths[text];
         const int64_t which = prompts.numbers ? prompts.rows[text] : 0;
@@ -127,42 +132,34 @@ void attend(
             }
             for (int64_t row = 0; row < own; row += QUERIES) {
                 const int64_t count = own - row < QUERIES ? own - row : QUERIES;
-                for (int64_t q = 0; q < QUERIES; ++q) {  // behind the last one, the last one again
+                for (int q = 0; q < QUERIES; ++q) {  // behind the last one, the last one again
                     const int64_t token = first + row + (q < count ? q : count - 1);
                     const T* query = inward + token * 3 * across + head * size;
                     for (int64_t d = 0; d < size; ++d) queries[q * wide + d] = widened(query[d]) * scale;
                 }
                 for (int64_t j = 0; j < width; j += LANES) {
-                    Floats a = {}, b = {}, c = {}, e = {};
+                    Floats sums[QUERIES] = {};
                     for (int64_t d = 0; d < size; ++d) {
                         const Floats key = load(&keys[d * width + j]);
-                        a += queries[d] * key;
-                        b += queries[wide + d] * key;
-                        c += queries[2 * wide + d] * key;
-                        e += queries[3 * wide + d] * key;
+#pragma GCC unroll 8
+                        for (int q = 0; q < QUERIES; ++q) sums[q] += queries[q * wide + d] * key;
                     }
-                    store(&logits[j], a);
-                    store(&logits[width + j], b);
-                    store(&logits[2 * width + j], c);
-                    store(&logits[3 * width + j], e);
+#pragma GCC unroll 8
+                    for (int q = 0; q < QUERIES; ++q) store(&logits[q * width + j], sums[q]);
                 }
                 float by[QUERIES];
-                for (int64_t q = 0; q < QUERIES; ++q) by[q] = 1 / softmax(&logits[q * width], seen, width);
+                for (int q = 0; q < QUERIES; ++q) by[q] = 1 / softmax(&logits[q * width], seen, width);
                 for (int64_t d = 0; d < wide; d += LANES) {
-                    Floats a = {}, b = {}, c = {}, e = {};
+                    Floats sums[QUERIES] = {};
                     for (int64_t j = 0; j < seen; ++j) {
                         const Floats value = load(&values[j * wide + d]);
-                        a += logits[j] * value;
-                        b += logits[width + j] * value;
-                        c += logits[2 * width + j] * value;
-                        e += logits[3 * width + j] * value;
+#pragma GCC unroll 8
+                        for (int q = 0; q < QUERIES; ++q) sums[q] += logits[q * width + j] * value;
                     }
-                    store(&queries[d], a * by[0]);
-                    store(&queries[wide + d], b * by[1]);
-                    store(&queries[2 * wide + d], c * by[2]);
-                    store(&queries[3 * wide + d], e * by[3]);
+#pragma GCC unroll 8
+                    for (int q = 0; q < QUERIES; ++q) store(&queries[q * wide + d], sums[q] * by[q]);
                 }
-                for (int64_t q = 0; q < count; ++q) {
+                for (int q = 0; q < count; ++q) {
                     T* to = out + (first + row + q) * across + head * size;
                     for (int64_t d = 0; d < size; ++d) narrow(queries[q * wide + d], to + d);
                 }

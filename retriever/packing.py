@@ -182,7 +182,8 @@ class Team:
         together = threading.Barrier(size)
 
         def begin(_: int) -> None:
-            torch.set_num_threads(1)  # of this thread, and of those that have not computed yet
+            torch.get_num_threads()  # a thread takes what holds for all when it first asks, and keeps its own after that
+            torch.set_num_threads(1)
             together.wait()
 
         list(self._threads.map(begin, range(size)))

@@ -1,0 +1,154 @@
+"""Texts end to end: the kernel against attention in float64, the layers against transformers' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, CamembertConfig, ElectraConfig, XLMRobertaConfig
+
+from retriever import packing
+from retriever.attention import PromptRows
+from retriever.batching import plan_packed
+from retriever.encoder import Encoder, EncoderOptions
+from retriever.numerics import expected_numerics
+from retriever.packing import PACKABLE, Team, _Prompts, kernel
+
+Tiny = Callable[..., Path]
+FLOAT32 = EncoderOptions(dtype="float32", compile="never")
+KINDS = {"electra": ElectraConfig, "xlm-roberta": XLMRobertaConfig, "camembert": CamembertConfig}
+
+
+def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: PromptRows | None = None) -> torch.Tensor:
+    """What the kernel makes of queries, keys and values, [t, 3, heads, size]."""
+    library = kernel()
+    assert library is not None
+    out = torch.full((len(inward), inward[0, 0].numel()), -7, dtype=inward.dtype)
+    texts = torch.tensor(lengths)
+    prompts = _Prompts.of(prompt, len(lengths))
+    library.riptide_attend(
+        inward.data_ptr(), int(inward.dtype == torch.bfloat16), len(lengths), texts.data_ptr(), heads,
+        inward.shape[-1], *prompts.at(0), out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [8, 32, 64, 20])
+@pytest.mark.parametrize("prompted", [False, True])
+def test_the_kernel_is_attention(dtype: torch.dtype, size: int, prompted: bool) -> None:
+    torch.manual_seed(size)
+    heads, lengths = 3, [1, 2, 7, 8, 9, 16, 17, 31, 130, 1, 33]
+    inward = (2 * torch.randn(sum(lengths), 3, heads, size)).to(dtype)
+    prompt = None
+    if prompted:  # of three prompts, one is empty; numbers lie as a table of all tasks has them
+        columns = torch.arange(5) < torch.tensor([5, 0, 2])[:, None]
+        table = torch.randn(5, 1, 2, 3, heads, size).to(dtype).permute(1, 2, 3, 4, 0, 5)
+        prompt = PromptRows(table, torch.arange(len(lengths)) % 3, columns)
+    found = attended(inward, lengths, heads, prompt)
+    start = 0
+    for row, length in enumerate(lengths):
+        query, key, value = inward[start : start + length].double().permute(1, 2, 0, 3)
+        if prompt is not None and prompt.rows is not None and prompt.inside is not None:
+            which = int(prompt.rows[row])
+            own = prompt.table[0, :, which, :, : int(prompt.inside[which].sum())].double()
+            key, value = torch.cat([own[0], key], 1), torch.cat([own[1], value], 1)
+        weights = torch.softmax(query @ key.transpose(1, 2) / size**0.5, -1)
+        expected = (weights @ value).transpose(0, 1).flatten(1)
+        close = {torch.float32: 2e-5, torch.bfloat16: 8e-3}[dtype]
+        torch.testing.assert_close(found[start : start + length].double(), expected, atol=close, rtol=close)
+        start += length
+
+
+def test_far_apart_and_broken_numbers() -> None:
+    """Weights that are all but one zero; what is not finite stays in its text."""
+    inward = torch.zeros(6, 3, 1, 16)
+    inward[:3, 0], inward[:3, 1, 0, 0] = 100, torch.tensor([0.0, 90, -90])
+    inward[:3, 2] = torch.tensor([1.0, 2, 3])[:, None, None]
+    torch.testing.assert_close(attended(inward, [3, 3], 1)[:3], torch.full((3, 16), 2.0))
+    inward[4, 2, 0, 3] = float("nan")
+    found = attended(inward, [3, 3], 1)
+    assert torch.isfinite(found[:3]).all()
+    assert torch.isnan(found[3:, 3]).all()
+    assert torch.isnan(attended(inward.bfloat16(), [3, 3], 1)[3:, 3]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_are_those_of_the_kind(tiny: Tiny, texts: list[str], kind: str) -> None:
+    """Of the kinds that other tests do not open; ELECTRA with embeddings narrower than its layers."""
+    folder = tiny("roberta" if kind != "electra" else "bert")
+    vocabulary = AutoModel.from_pretrained(folder).config.vocab_size
+    narrow = {"embedding_size": 16} if kind == "electra" else {}
+    config = KINDS[kind](
+        vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=42, initializer_range=0.5, pad_token_id=0, hidden_act="relu", **narrow,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).eval()
+    model.save_pretrained(folder)
+    encoder = Encoder(str(folder), FLOAT32)
+    assert " packed " in encoder.numerics
+    tokens = encoder.tokenize(texts, side="query")
+    found = encoder.encode(texts)
+    for row, start in enumerate(tokens.starts):
+        ids = torch.from_numpy(tokens.ids[start : start + tokens.lengths[row]].astype(np.int64))
+        with torch.no_grad():
+            hidden = model(input_ids=ids[None]).last_hidden_state[0]
+        np.testing.assert_allclose(found[row], hidden.mean(0), atol=1e-5, rtol=1e-5)
+
+
+def test_what_packs_and_what_does_not(tiny: Tiny, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert " packed " in Encoder(str(tiny("bert")), FLOAT32).numerics
+    for kind in ("t5", "qwen3"):
+        assert kind not in PACKABLE
+        assert " eager " in Encoder(str(tiny(kind)), FLOAT32).numerics
+    packed = Encoder(str(tiny("roberta")), FLOAT32).encode(texts)
+    monkeypatch.setattr(packing, "kernel", lambda: None)  # as without a compiler
+    padded = Encoder(str(tiny("roberta")), FLOAT32)
+    assert padded.numerics == expected_numerics(FLOAT32, "cpu", "roberta")
+    assert " eager " in padded.numerics
+    np.testing.assert_allclose(padded.encode(texts), packed, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_do_not_depend_on_threads(dtype: str) -> None:
+    """Of widths and numbers of tokens at which several threads would share a product's sums."""
+    options = replace(FLOAT32, dtype=dtype)  # type: ignore[arg-type]
+    lists = [["what is a rip current ?"] * n for n in (1, 5, 40)] + [["word " * n for n in range(1, 300, 7)]]
+    found = []
+    for threads in (1, 2, 3):
+        encoder = Encoder("all-MiniLM-L6-v2", options, threads=threads)
+        assert encoder.numerics == expected_numerics(options, "cpu", "bert")
+        found.append([encoder.encode(texts).tobytes() for texts in lists])
+    assert found[0] == found[1] == found[2]
+
+
+def test_batches_hold_every_row_once_and_leave_two_threads_work() -> None:
+    random = np.random.default_rng(0)
+    for count in (0, 1, 2, 30, 5_000):
+        lengths = random.integers(1, 512, count)
+        batches = plan_packed(lengths)
+        order = np.concatenate([np.empty(0, np.int64), *batches])
+        assert sorted(order) == list(range(count))
+        assert (np.diff(lengths[order]) <= 0).all()
+        tokens = [int(lengths[rows].sum()) for rows in batches]
+        assert all(total < 1024 + 512 for total in tokens)
+    assert len(plan_packed(np.full(32, 15))) == 2
+    assert len(plan_packed(np.full(8, 15))) == 1
+
+
+def test_a_team_raises_what_was_raised_when_none_is_at_work() -> None:
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        if number == 1:
+            raise ValueError("the second")
+        done.append(number)
+
+    with pytest.raises(ValueError, match="the second"):
+        Team(2).run(work, range(5))
+    assert sorted(done) == [0, 2, 3, 4]
