@@ -117,10 +117,10 @@ def start(name: str, options: argparse.Namespace) -> tuple[subprocess.Popen[str]
         port = free.getsockname()[1]
     if name.startswith("riptide"):
         topology = name.partition("-")[2] or "local"
-        shards = "4" if topology == "distributed" else "1"
+        shards = ["--shards", "4"] if topology == "distributed" else []
         command = [str(ROOT / "jobs/serve_search.py"), "--store", options.store, "--port", str(port),
                    "--batch", str(options.batch), "--compile", options.compile, "--topology", topology,
-                   "--shards", shards]  # fmt: skip
+                   *shards]  # fmt: skip
     else:
         command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

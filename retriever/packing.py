@@ -182,7 +182,7 @@ class Team:
         together = threading.Barrier(size)
 
         def begin(_: int) -> None:
-            torch.get_num_threads()  # a thread takes what holds for all when it first asks, and keeps its own after that
+            torch.get_num_threads()  # a thread takes the number of all when it first asks; what is set then, it keeps
             torch.set_num_threads(1)
             together.wait()
 
