@@ -227,6 +227,9 @@ def _alike(low: np.ndarray, high: np.ndarray) -> Iterator[tuple[np.ndarray, np.n
             yield query_ids, low[query_ids], high[query_ids]
 
 
+_PAIRS = 16_384  # of a query and a passage, for which a thread of their own pays
+
+
 def _pair_scorer(
     queries: np.ndarray, threads: int, use_kernel: bool
 ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
@@ -234,7 +237,7 @@ def _pair_scorer(
     library = kernels.load() if use_kernel else None
     if library is not None:
         return lambda query_ids, local, vectors: kernels.score_pairs(
-            library, queries[query_ids], local, vectors, min(threads, len(local))
+            library, queries[query_ids], local, vectors, max(1, min(threads, len(local), local.size // _PAIRS))
         )
     double = queries.astype(np.float64)
 

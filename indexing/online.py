@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from indexing.bm25 import Bm25, search_alive, search_among
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
-from indexing.exact import Hits, exact_search, merge, rescore_pieces
+from indexing.exact import Hits, available_threads, exact_search, merge, rescore_pieces
 from indexing.faiss_index import read_index, search_shard
 from indexing.filters import Filter
 from indexing.index import Index
@@ -56,7 +57,7 @@ class DenseShard:
         self, corpus: Corpus, embeddings: Embeddings, index: Index | None, number: int = 0, of: int = 1,
         threads: int | None = None,
     ):  # fmt: skip
-        self.corpus, self.embeddings, self.index, self.threads = corpus, embeddings, index, threads
+        self.corpus, self.embeddings, self.index = corpus, embeddings, index
         if index is None:
             bounds = np.linspace(0, embeddings.num_rows, of + 1).astype(np.int64)
             stretches = [(int(bounds[number]), int(bounds[number + 1]))]
@@ -65,6 +66,10 @@ class DenseShard:
             mine = index.shards[number::of]
             stretches = [(shard.first_row, shard.end) for shard in mine]
             self._opened = [read_index(shard.artifact.local(shard.part), mmap=True) for shard in mine]
+        cores = threads or available_threads()
+        together = min(cores, len(self._opened))
+        self.threads = max(1, cores // max(1, together))  # of each file
+        self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
         deleted = corpus.deleted
         self._stretches = [
             (Matches(corpus, first, end), embeddings.between(first, end), deleted[(deleted >= first) & (deleted < end)])
@@ -77,10 +82,11 @@ class DenseShard:
         exact: score every vector, though there is an index. Few matching rows are all scored; of many, as much more of
         the index is probed as there are fewer of them than rows.
         """
-        found = [
-            self._search(opened, *stretch, queries, k, filter, exact=exact)
-            for opened, stretch in zip(self._opened, self._stretches, strict=True)
-        ]
+
+        def search(number: int) -> Hits:
+            return self._search(self._opened[number], *self._stretches[number], queries, k, filter, exact=exact)
+
+        found = list((self._pool.map if self._pool else map)(search, range(len(self._opened))))
         return merge(found, k) if found else nothing(len(queries), k)
 
     def _search(
