@@ -5,6 +5,7 @@ Their hits are those that `search` finds in the same artifacts with the same dia
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -47,6 +48,29 @@ class Matches:
         return rows
 
 
+_TOGETHER = 8  # questions for which files are searched side by side
+
+
+class OpenPassages:
+    """A corpus' passages with their files kept open: looking one up costs what it is long."""
+
+    def __init__(self, corpus: Corpus):
+        self._starts = [part.first_row for part in corpus.parts]
+        self._columns = [
+            [table.column(name) for name in ("id", "title", "text", "metadata")]
+            for table in map(corpus.table, corpus.parts)
+        ]
+
+    def fetch(self, rows: np.ndarray) -> list[tuple[int, str, str, str, str]]:
+        """(row, id, title, text, metadata as JSON) of rows of the corpus, int64 [n]."""
+        found = []
+        for row in rows.tolist():
+            number = bisect.bisect_right(self._starts, row) - 1
+            local = row - self._starts[number]
+            found.append((row, *(column[local].as_py() for column in self._columns[number])))
+        return found
+
+
 class DenseShard:
     """Shard `number` of `of`: every of-th FAISS file of an index, or of the rows where there is no index.
 
@@ -86,7 +110,9 @@ class DenseShard:
         def search(number: int) -> Hits:
             return self._search(self._opened[number], *self._stretches[number], queries, k, filter, exact=exact)
 
-        found = list((self._pool.map if self._pool else map)(search, range(len(self._opened))))
+        # A few questions are answered sooner than threads are woken.
+        each = self._pool.map if self._pool and len(queries) >= _TOGETHER else map
+        found = list(each(search, range(len(self._opened))))
         return merge(found, k) if found else nothing(len(queries), k)
 
     def _search(

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
+from serve.direct import add_direct, check_token
 from serve.engine import Answer
 from serve.errors import add_errors, as_json
 from serve.limits import Guard
@@ -91,7 +92,7 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         return as_json(document)
 
     @app.post("/v1/embeddings", response_model=EmbeddingsResponse, dependencies=[user])
-    async def embeddings(request: EmbeddingsRequest) -> Response:
+    async def embeddings(request: EmbeddingsRequest, http: Request) -> Response:
         """Vectors of texts, as OpenAI's clients ask for them: model is the task."""
         vectors, tokens = await service.embed(
             request.texts, request.model, request.input_type, request.timeout_ms / 1000
@@ -115,6 +116,10 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         order = np.argsort(-scores, kind="stable")[: request.top_n]
         results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
         return as_json({"request_id": http.state.request_id, "model": live.release.reranker, "results": results})
+
+    add_direct(app, "/v1/search", SearchRequest, tokens, search)
+    add_direct(app, "/v1/embeddings", EmbeddingsRequest, tokens, embeddings)
+    add_direct(app, "/v1/rerank", RerankRequest, tokens, rerank)
 
     @app.get("/v1/tasks", response_model=TasksResponse, dependencies=[user])
     async def tasks() -> Response:
@@ -192,13 +197,9 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
     return app
 
 
-def _must_be(tokens: Tokens, role: Role) -> Callable[[Request], None]:
-    def check(request: Request) -> None:
-        header = request.headers.get("authorization")
-        if not tokens.allow(header, role):
-            if tokens.allow(header, "user"):
-                raise HTTPException(403, "an administrator's token is needed")
-            raise HTTPException(401, "no token, or an unknown one", {"WWW-Authenticate": "Bearer"})
+def _must_be(tokens: Tokens, role: Role) -> Callable[[Request], Awaitable[None]]:
+    async def check(request: Request) -> None:
+        check_token(request, tokens, role)
 
     return check
 
@@ -223,7 +224,7 @@ def _result(text: str, answer: Answer) -> dict[str, Any]:
     hits = [
         {
             "id": hit.id, "rank": rank, "score": hit.score, "title": hit.title, "text": hit.text,
-            "metadata": orjson.loads(hit.metadata) if hit.metadata else None, "scores": hit.scores,
+            "metadata": orjson.Fragment(hit.metadata) if hit.metadata else None, "scores": hit.scores,
         }
         for rank, hit in enumerate(answer.hits, 1)
     ]  # fmt: skip

@@ -15,10 +15,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from indexing.corpus import Corpus
 from indexing.filters import Filter
 from indexing.models import model_folder, resolve_model
-from indexing.online import DenseShard, Words
+from indexing.online import DenseShard, OpenPassages, Words
 from indexing.rescoring import open_reranker
 from indexing.store import Store
 from retriever.encoder import Encoder
@@ -236,11 +235,11 @@ class PassagesPart(Part):
     ) -> list[tuple[int, str, str, str, str]]:
         """(row, id, title, text, metadata as JSON) of some rows, int64 [n]."""
         check_deadline(deadline)
-        corpus: Corpus = self._of(release_id)
-        return [tuple(passage) for passage in corpus.passages(rows)]  # type: ignore[misc]
+        passages: OpenPassages = self._of(release_id)
+        return passages.fetch(rows)
 
-    def _open(self, opened: Opened) -> Corpus:
-        return opened.corpus
+    def _open(self, opened: Opened) -> OpenPassages:
+        return OpenPassages(opened.corpus)
 
 
 class RerankPart(Part):
