@@ -29,12 +29,14 @@ def add_direct(
 
     class Direct:
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            scope["route"] = route  # by which requests are counted
             request = Request(scope, receive, send)
             check_token(request, tokens, "user")
             response = await handle(await _body(request, model), request)
             await response(scope, receive, send)
 
-    app.router.routes.insert(0, Route(path, Direct(), methods=["POST"]))
+    route = Route(path, Direct(), methods=["POST"])
+    app.router.routes.insert(0, route)
 
 
 def check_token(request: Request, tokens: Tokens, role: Role) -> None:
@@ -48,11 +50,12 @@ def check_token(request: Request, tokens: Tokens, role: Role) -> None:
 
 async def _body(request: Request, model: type[M]) -> M:
     """Raises RequestValidationError, the field named, as FastAPI does."""
+    body = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise RequestValidationError([{"loc": ("body",), "msg": "expected Content-Type: application/json"}])
     try:
-        return model.model_validate_json(await request.body())
+        return model.model_validate_json(body)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in found]) from None
