@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install lint test test-fast chaos bench demo
+.PHONY: help install browser lint test test-fast chaos bench demo
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,18 +21,22 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e ".[cpu,dev]"
 	@touch $@
 
+browser:  ## Chromium and its driver, for the tests of the page, where there are none (by apt, as root)
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null
+
 lint: install  ## ruff, mypy, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: install lint  ## everything: lint and all tests, slow, chaos and cluster ones too
+test: install browser lint  ## everything: lint and all tests, slow, chaos and cluster ones too
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not chaos and not cluster"
 
-chaos: install  ## the long form of the chaos tests
+chaos: install browser  ## the long form of the chaos tests
 	RIPTIDE_CHAOS=long HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m chaos
 
 bench:  ## the benchmarks there are, and what each one measures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
 MOST_QUERIES = 64  # of one request
 MOST_CHARACTERS = 8_192  # of a question
@@ -14,10 +14,19 @@ MOST_TEXT = 65_536  # characters of a passage
 MOST_DOCUMENTS = 1_000
 MOST_MS = 60_000
 
+
+def _number(value: Any) -> Any:
+    """Raises ValueError for what pydantic would make a number of."""
+    if isinstance(value, bool | str):
+        raise ValueError("expected a number")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
 Passage = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", examples=["default"])]
-Milliseconds = Annotated[int, Field(ge=1, le=MOST_MS)]
+Milliseconds = Annotated[Whole, Field(ge=1, le=MOST_MS)]
 
 
 class Strict(BaseModel):
@@ -39,12 +48,12 @@ class SearchRequest(Strict):
     task: Name = "default"
     query: Text | None = None
     queries: list[Text] | None = Field(None, min_length=1, max_length=MOST_QUERIES)
-    k: int = Field(10, ge=1, le=MOST_HITS)
+    k: Whole = Field(10, ge=1, le=MOST_HITS)
     mode: Literal["dense", "exact", "bm25", "hybrid"] = "dense"
     filter: dict[str, Any] | None = Field(None, description="Conditions on metadata, all of which must hold.")
-    rerank: int = Field(0, ge=0, le=MOST_HITS, description="How many of the first hits to re-rank; 0: none.")
+    rerank: Whole = Field(0, ge=0, le=MOST_HITS, description="How many of the first hits to re-rank; 0: none.")
     timeout_ms: Milliseconds = 10_000
-    allow_partial: bool = Field(False, description="Take an answer that not all shards have part in.")
+    allow_partial: StrictBool = Field(False, description="Take an answer that not all shards have part in.")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> SearchRequest:
@@ -104,7 +113,7 @@ class EmbeddingsRequest(BaseModel):
     input: Passage | Annotated[list[Passage], Field(min_length=1, max_length=MOST_INPUTS)]
     input_type: Literal["query", "passage"] = "query"
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1)
+    dimensions: Whole | None = Field(None, ge=1)
     timeout_ms: Milliseconds = 30_000
 
     @property
@@ -138,7 +147,7 @@ class RerankRequest(Strict):
 
     query: Text
     documents: list[Passage] = Field(min_length=1, max_length=MOST_DOCUMENTS)
-    top_n: int | None = Field(None, ge=1)
+    top_n: Whole | None = Field(None, ge=1)
     timeout_ms: Milliseconds = 30_000
 
 

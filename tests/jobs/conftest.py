@@ -15,6 +15,7 @@ from jobs.cli import Common, run
 
 import pytest
 from samples import Judgement, make_passages, make_queries, save_tiny_bert, write_beir
+from serving import make_served
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 
@@ -149,3 +150,9 @@ def world(_built: World, tmp_path: Path) -> World:
     store = tmp_path / "store"
     shutil.copytree(_built.store, store)
     return World(store, _built.source, _built.model, _built.passages, _built.queries, _built.judged)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Callable[..., int]) -> Path:
+    """A store with a live release, to be copied; beside it its questions."""
+    return make_served(tmp_path_factory.mktemp("served"), model, call_job)

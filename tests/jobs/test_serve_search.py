@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import re
+import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,61 +18,32 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from fastapi.testclient import TestClient
 from ray.exceptions import RayTaskError
-from samples import make_passages, make_queries, write_beir
+from serving import OPTIONS, K, questions, started, task_files
 
 from indexing import faiss_index
 from indexing.runs import read_run
 from indexing.store import Store
 from indexing.verify import verify
-from retriever.attention import PromptShape
-from retriever.encoder import Encoder, EncoderOptions, describe
+from retriever.encoder import Encoder
 from retriever.errors import InputError
-from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
+from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.app import build_app
 from serve.client import Client, ServerError
 from serve.deployments import There
 from serve.local import LocalService, open_local
 from serve.parts import SearchPart
 from serve.places import Here
-from serve.release import Release, current, make_current, plan
+from serve.release import Release, current
 from serve.security import Tokens, digest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-OPTIONS = EncoderOptions(dtype="float32", compile="never")
-SHAPE = PromptShape(layers=2, heads=4, head_dim=8)
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
-K = 12
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Callable[..., int]) -> Path:
-    """A store of 240 passages, 6 of them deleted, with filters, vectors, an index, BM25 and runs of each."""
-    folder = tmp_path_factory.mktemp("served")
-    passages = make_passages(240)
-    for number, passage in enumerate(passages):
-        passage["metadata"]["lang"] = "en" if number % 5 else "de"
-    queries, judged = make_queries(passages, 40)
-    source = write_beir(folder / "tiny", passages, queries, {"test": judged})
-    at = ("--store", folder / "store")
-    filters = ("--filters", "year", "int64", "lang", "string")
-    assert call_job("import_corpus", *at, "--source", source, "--part-size", 60, *filters) == 0
-    (folder / "gone").write_text("".join(f"p{number}\n" for number in range(0, 240, 40)))
-    assert call_job("import_corpus", *at, "--delete", folder / "gone") == 0
-    exact = ("--dtype", "float32", "--compile", "never")
-    assert call_job("encode_corpus", *at, "--encoder", model, "--name", "enc", *exact) == 0
-    assert call_job("build_index", *at, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3) == 0
-    assert call_job("build_bm25", *at) == 0
-    for mode in ("exact", "dense", "bm25", "hybrid"):
-        assert call_job("search", *at, "--mode", mode, "--k", K, "--name", mode) == 0
-    store = Store(str(folder / "store"))
-    release, left = plan(store)
-    assert not left
-    assert make_current(store, release, None)
-    (folder / "queries.json").write_text(json.dumps({query["_id"]: query["text"] for query in queries}))
-    return folder
+def root(tmp_path_factory: pytest.TempPathFactory, served: Path) -> Path:
+    return Path(shutil.copytree(served, tmp_path_factory.mktemp("serve") / "root"))
 
 
 @pytest.fixture
@@ -104,29 +73,12 @@ class Ready(TestClient):
         raise AssertionError("the server did not become ready")
 
 
-def questions(root: Path) -> dict[str, str]:
-    return json.loads((root / "queries.json").read_text())
-
-
 def run_of(root: Path, name: str) -> dict[str, list[tuple[str, float]]]:
     found: dict[str, list[tuple[str, float]]] = {}
     for table in read_run(Store(str(root / "store")).open("runs", name)):
         for row in table.to_pylist():
             found.setdefault(row["query_id"], []).append((row["id"], row["score"]))
     return found
-
-
-def task_files(folder: Path, model: str, seed: int, length: int = 3, **changes: Any) -> dict[str, Any]:
-    """The multipart body of a random query-side prompt."""
-    torch.manual_seed(seed)
-    matrix = torch.randn(SHAPE.layers, 2, SHAPE.heads, length, SHAPE.head_dim)
-    prompt = TaskPrompt(backbone_of({**describe(model, OPTIONS), **changes}), OPTIONS, matrix, None)
-    folder.mkdir(parents=True, exist_ok=True)
-    prompt.save(folder)
-    return {
-        "prompt": (WEIGHTS, (folder / WEIGHTS).read_bytes()),
-        "settings": (SETTINGS, (folder / SETTINGS).read_bytes()),
-    }
 
 
 @pytest.mark.parametrize("mode", ["exact", "dense", "bm25", "hybrid"])
@@ -482,23 +434,6 @@ def test_the_job_serves_and_ends_when_told(root: Path, done: Callable[..., str],
         assert len(Client(address).search("bafa", k=3)) == 3
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-
-
-@contextlib.contextmanager
-def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The job in a process of its own, and its address once it listens."""
-    command = [sys.executable, str(REPOSITORY / "jobs/serve_search.py"), *map(str, arguments), "--threads", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                    yield process, found.group()
-                    return
-            raise AssertionError("it did not start")
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
 
 
 def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:

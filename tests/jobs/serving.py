@@ -1,0 +1,87 @@
+"""A small store to be served, the job that serves it in a process of its own, and prompts to put there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from samples import make_passages, make_queries, write_beir
+
+from indexing.store import Store
+from retriever.attention import PromptShape
+from retriever.encoder import EncoderOptions, describe
+from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
+from serve.release import make_current, plan
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OPTIONS = EncoderOptions(dtype="float32", compile="never")
+SHAPE = PromptShape(layers=2, heads=4, head_dim=8)
+K = 12
+
+
+def make_served(folder: Path, model: str, call_job: Callable[..., int]) -> Path:
+    """A store of 240 passages, 6 of them deleted, with filters, vectors, an index, BM25 and runs of each."""
+    passages = make_passages(240)
+    for number, passage in enumerate(passages):
+        passage["metadata"]["lang"] = "en" if number % 5 else "de"
+    queries, judged = make_queries(passages, 40)
+    source = write_beir(folder / "tiny", passages, queries, {"test": judged})
+    at = ("--store", folder / "store")
+    filters = ("--filters", "year", "int64", "lang", "string")
+    assert call_job("import_corpus", *at, "--source", source, "--part-size", 60, *filters) == 0
+    (folder / "gone").write_text("".join(f"p{number}\n" for number in range(0, 240, 40)))
+    assert call_job("import_corpus", *at, "--delete", folder / "gone") == 0
+    exact = ("--dtype", "float32", "--compile", "never")
+    assert call_job("encode_corpus", *at, "--encoder", model, "--name", "enc", *exact) == 0
+    assert call_job("build_index", *at, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3) == 0
+    assert call_job("build_bm25", *at) == 0
+    for mode in ("exact", "dense", "bm25", "hybrid"):
+        assert call_job("search", *at, "--mode", mode, "--k", K, "--name", mode) == 0
+    store = Store(str(folder / "store"))
+    release, left = plan(store)
+    assert not left
+    assert make_current(store, release, None)
+    (folder / "queries.json").write_text(json.dumps({query["_id"]: query["text"] for query in queries}))
+    return folder
+
+
+def questions(root: Path) -> dict[str, str]:
+    return json.loads((root / "queries.json").read_text())
+
+
+def task_files(folder: Path, model: str, seed: int, length: int = 3, **changes: Any) -> dict[str, Any]:
+    """The multipart body of a random query-side prompt."""
+    torch.manual_seed(seed)
+    matrix = torch.randn(SHAPE.layers, 2, SHAPE.heads, length, SHAPE.head_dim)
+    prompt = TaskPrompt(backbone_of({**describe(model, OPTIONS), **changes}), OPTIONS, matrix, None)
+    folder.mkdir(parents=True, exist_ok=True)
+    prompt.save(folder)
+    return {
+        "prompt": (WEIGHTS, (folder / WEIGHTS).read_bytes()),
+        "settings": (SETTINGS, (folder / SETTINGS).read_bytes()),
+    }
+
+
+@contextlib.contextmanager
+def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The job in a process of its own, and its address once it listens."""
+    command = [sys.executable, str(REPOSITORY / "jobs/serve_search.py"), *map(str, arguments), "--threads", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                    yield process, found.group()
+                    return
+            raise AssertionError("it did not start")
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)

@@ -1,0 +1,262 @@
+"""The server as others see it: OpenAI's and LangChain's clients, a fuzzer, clients in great number, a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import pytest
+from serving import OPTIONS, REPOSITORY, questions, started, task_files
+
+from indexing.store import Store
+from retriever.encoder import Encoder
+from retriever.prompts import SETTINGS, WEIGHTS
+from serve.client import Client, ServerError
+
+pytestmark = pytest.mark.slow
+
+
+class Server(NamedTuple):
+    """A server in a process of its own, on a store that tests may change."""
+
+    address: str
+    root: Path
+    pid: int
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, served: Path) -> Iterator[Server]:
+    root = Path(shutil.copytree(served, tmp_path_factory.mktemp("outside") / "root"))
+    with started("--store", root / "store", "--port", 0) as (process, address):
+        yield Server(address, root, process.pid)
+        assert process.poll() is None
+
+
+def test_openais_client_takes_it_as_it_is(server: Server, model: str) -> None:
+    from openai import BadRequestError, OpenAI
+
+    client = OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+    expected = Encoder(model, OPTIONS).encode(["bafa", "gola"])
+    found = client.embeddings.create(model="default", input=["bafa", "gola"])  # asks for base64, and reads it itself
+    np.testing.assert_allclose([row.embedding for row in found.data], expected, atol=1e-5)
+    assert found.usage.total_tokens > 2
+    found = client.embeddings.create(model="default", input="gola", encoding_format="float")
+    np.testing.assert_allclose(found.data[0].embedding, expected[1], atol=1e-5)
+    with pytest.raises(BadRequestError, match="dimensions=7"):
+        client.embeddings.create(model="default", input="bafa", dimensions=7)
+
+
+def test_langchains_embeddings_take_it_as_it_is(server: Server, model: str) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
+    embeddings = OpenAIEmbeddings(
+        model="default", base_url=f"{server.address}/v1", api_key="none", check_embedding_ctx_length=False
+    )  # type: ignore[call-arg]
+    expected = Encoder(model, OPTIONS).encode(["bafa", "gola"])
+    np.testing.assert_allclose(embeddings.embed_documents(["bafa", "gola"]), expected, atol=1e-5)
+    np.testing.assert_allclose(embeddings.embed_query("bafa"), expected[0], atol=1e-5)
+
+
+def test_the_retriever_of_the_docs_works(server: Server) -> None:
+    [code] = re.findall(
+        r"```python\n(from langchain_core.*?)```", (REPOSITORY / "docs/serving.md").read_text(), re.DOTALL
+    )
+    assert len(code.strip().splitlines()) <= 20
+    space: dict = {}
+    exec(code, space)
+    found = space["RiptideRetriever"](url=server.address, mode="dense", k=3).invoke("bafa")
+    expected = Client(server.address).search("bafa", k=3)
+    assert [document.id for document in found] == [hit.id for hit in expected]
+    assert [document.page_content for document in found] == [hit.text for hit in expected]
+    assert found[0].metadata["score"] == expected[0].score
+
+
+def test_a_fuzzer_finds_no_500_and_nothing_that_the_schema_does_not_say(server: Server, tmp_path: Path) -> None:
+    """schemathesis over the OpenAPI document: examples, and cases that it makes up, right and wrong ones."""
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    program = Path(sys.executable).with_name("schemathesis")
+    command = [
+        str(program), "run", f"{server.address}/openapi.json", "--checks", checks, "--max-examples", "25",
+        "--seed", "1", "--phases", "examples,coverage,fuzzing", "--exclude-path-regex", "release",
+    ]  # fmt: skip
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
+
+
+LONG = os.environ.get("RIPTIDE_CHAOS") == "long"
+
+
+def asked(connection: HTTPConnection, method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
+    connection.request(method, path, body, {"Content-Type": kind})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def connect(server: Server) -> HTTPConnection:
+    return HTTPConnection(server.address.removeprefix("http://"), timeout=60)
+
+
+def wrong(random: Random) -> tuple[str, bytes]:
+    """A path, and a body that is no request there."""
+    good: dict[str, dict[str, Any]] = {
+        "/v1/search": {"query": "bafa", "k": 3, "mode": "dense", "timeout_ms": 1000},
+        "/v1/embeddings": {"model": "default", "input": ["bafa"], "encoding_format": "float"},
+        "/v1/rerank": {"query": "bafa", "documents": ["gola"]},
+    }
+    path = random.choice(list(good))
+    text = json.dumps(good[path]).encode()
+    kind = random.randrange(5)
+    if kind == 0:
+        return path, random.randbytes(random.randrange(200))
+    if kind == 1:
+        return path, text[: random.randrange(len(text))]
+    if kind == 2:  # a character that stands in no JSON
+        at = random.randrange(len(text))
+        return path, text[:at] + b"\x01" + text[at:]
+    name = random.choice(list(good[path]))
+    values = [None, [], {}, -1, 1e400, True, "", [[["a"]]], "\ud800", {"$ne": 1}, 10**30, ["a"] * 5_000]
+    value = random.choice([v for v in values if type(v) is not type(good[path][name])])
+    if kind == 3:
+        return path, json.dumps({**good[path], name: value}).encode()
+    return path, (b"[" * 100_000 if random.random() < 0.1 else json.dumps([good[path]]).encode())
+
+
+def test_malformed_requests_are_refused_and_cost_nothing(server: Server) -> None:
+    """Ten thousand in the long form."""
+    random, counts = Random(7), Counter[int]()
+    connection = connect(server)
+    for _ in range(9_000 if LONG else 600):
+        path, body = wrong(random)
+        status, content = asked(connection, "POST", path, body, "application/json")
+        counts[status] += 1
+        assert status in (400, 404, 413, 422), (path, body[:200], content)
+        assert json.loads(content)["error"]["message"]
+    assert counts[422] > 100
+    assert len(Client(server.address).search("bafa", k=3)) == 3
+
+
+def test_broken_prompt_files_are_refused_and_nothing_is_kept(server: Server, model: str, tmp_path: Path) -> None:
+    random, client = Random(8), Client(server.address)
+    task_files(tmp_path / "prompt", model, 1)
+    good = {name: (tmp_path / "prompt" / name).read_bytes() for name in (WEIGHTS, SETTINGS)}
+    header = 8 + int.from_bytes(good[WEIGHTS][:8], "little")
+    before, kept = client.tasks(), set(Store(str(server.root / "store")).keys())
+    for number in range(1_000 if LONG else 60):
+        name = (WEIGHTS, SETTINGS)[number % 2]
+        data = bytearray(good[name])
+        how = random.randrange(3)
+        if how == 0:
+            data = data[: random.randrange(len(data))]
+        elif how == 1:
+            data = bytearray(random.randbytes(random.randrange(2_000)))
+        else:  # what no header and no JSON holds
+            data[random.randrange(header if name == WEIGHTS else len(data))] = 0xFF
+        (tmp_path / "prompt" / name).write_bytes(data)
+        with pytest.raises(ServerError) as raised:
+            client.put_task("broken", tmp_path / "prompt")
+        assert raised.value.status in (400, 422), raised.value
+        (tmp_path / "prompt" / name).write_bytes(good[name])
+    assert client.tasks() == before
+    assert set(Store(str(server.root / "store")).keys()) == kept
+
+
+class Load:
+    """Clients that ask in a closed loop, each over one connection, until they are told to end."""
+
+    def __init__(self, server: Server, bodies: list[bytes], clients: int):
+        self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.faults: list[BaseException] = []
+        self._server, self._bodies, self._done = server, bodies, threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join(120)
+            assert not thread.is_alive()
+
+    def wait_for(self, more: int) -> None:
+        """Until so many more answers have come."""
+        wanted = len(self.answers) + more
+        while len(self.answers) < wanted and not self.faults:
+            time.sleep(0.005)
+
+    def _ask(self, number: int) -> None:
+        try:
+            connection = connect(self._server)
+            while not self._done.is_set():
+                body = self._bodies[number % len(self._bodies)]
+                status, content = asked(connection, "POST", "/v1/search", body, "application/json")
+                self.answers.append((status, json.loads(content)))
+                number += 1
+        except BaseException as error:
+            self.faults.append(error)
+
+
+def test_releases_change_under_load_and_no_request_fails_or_mixes_them(
+    server: Server, model: str, tmp_path: Path
+) -> None:
+    """Ten times to and fro between two prompts of one name; every answer is that of the release it names."""
+    client, texts = Client(server.address), list(questions(server.root).values())[:8]
+    expected: dict[str, dict[str, list[str]]] = {}
+    for seed in (1, 2):
+        task_files(tmp_path / str(seed), model, seed, length=3 + seed)
+        client.put_task("ours", tmp_path / str(seed))
+        release = client.info()["release"]
+        found = client.search_all(texts, task="ours", k=20, mode="exact")
+        expected[release] = {text: [hit.id for hit in hits] for text, hits in zip(texts, found, strict=True)}
+    one, other = expected
+    assert expected[one] != expected[other]
+    bodies = [json.dumps({"query": text, "task": "ours", "k": 20, "mode": "exact"}).encode() for text in texts]
+    with Load(server, bodies, clients=6) as load:
+        for number in range(10):
+            load.wait_for(20)
+            assert client.switch((one, other)[number % 2]) == (one, other)[number % 2]
+        load.wait_for(20)
+    assert load.faults == []
+    seen = Counter(answer.get("release") for _, answer in load.answers)
+    assert set(seen) == set(expected)
+    for status, answer in load.answers:
+        assert status == 200, answer
+        [result] = answer["results"]
+        assert [hit["id"] for hit in result["hits"]] == expected[answer["release"]][result["query"]]
+    client.drop_task("ours")
+
+
+def test_more_than_it_can_take_is_refused_and_memory_stays(served: Path, tmp_path: Path) -> None:
+    """Five times as many askers as places: 200, 429 with Retry-After, or 503, and nothing else."""
+    root = Path(shutil.copytree(served, tmp_path / "root"))
+    with started("--store", root / "store", "--port", 0, "--queue", 4, "--batch", 4) as (process, address):
+        server = Server(address, root, process.pid)
+        texts = list(questions(root).values())
+        bodies = [json.dumps({"query": text, "k": 10, "timeout_ms": 2_000}).encode() for text in texts]
+        with Load(server, bodies, clients=40) as load:
+            load.wait_for(400)
+            before = psutil.Process(process.pid).memory_info().rss
+            load.wait_for(6_000 if LONG else 1_500)
+        assert load.faults == []
+        counts = Counter(status for status, _ in load.answers)
+        assert set(counts) <= {200, 429, 503}
+        assert counts[200] > 0
+        assert counts[429] > 0
+        assert psutil.Process(process.pid).memory_info().rss < before + (64 << 20)
+        assert len(Client(address).search(texts[0], k=3)) == 3
