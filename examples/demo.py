@@ -64,6 +64,7 @@ def main() -> None:
     print(
         f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; run it again, and all is found done."
     )
+    print(f"\nTo search it in a browser:  python jobs/serve_search.py --store {store}")
 
 
 if __name__ == "__main__":

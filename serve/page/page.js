@@ -50,7 +50,7 @@ async function begin() {
   const [info, tasks] = await Promise.all([call("/v1/info"), call("/v1/tasks")]);
   modes = info.modes;
   one("about").textContent =
-    `${info.passages.toLocaleString("en")} passages · ${info.encoder} · ${info.tasks.length} tasks · release ${info.release}`;
+    `${info.passages.toLocaleString("en")} passages · ${info.encoder} · ${info.tasks.length} ${info.tasks.length === 1 ? "task" : "tasks"} · release ${info.release}`;
   for (const option of one("mode").options) option.hidden = option.value !== "side" && !modes.includes(option.value);
   const chosen = one("task").value || new URLSearchParams(location.search).get("task");
   one("task").replaceChildren(...tasks.tasks.map((task) => new Option(task.name, task.name, false, task.name === chosen)));

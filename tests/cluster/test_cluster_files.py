@@ -381,3 +381,22 @@ def test_image_copies_what_exists() -> None:
     assert [path for path in sorted(copied) if not (ROOT / path).exists()] == []
     assert installed_files() <= copied
     assert re.findall(r"^USER (\S+)$", text, flags=re.MULTILINE) == ["ray"]
+
+
+def test_serve_yaml_is_what_ray_serve_and_the_application_take() -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    from serve import deployments
+
+    config = ServeDeploySchema.model_validate(load("serve.yaml"))
+    [application] = config.applications
+    module, _, name = application.import_path.partition(":")
+    assert (module, getattr(deployments, name)) == ("serve.deployments", deployments.build)
+    args = deployments.Application.model_validate(application.args)
+    assert args.tokens
+    assert not args.without_tokens
+    for part in ("ingress", "encoder", "search", "words", "passages", "reranker"):
+        scale: deployments.Scale = getattr(args, part)
+        assert scale.options()["autoscaling_config"]["max_replicas"] >= scale.replicas
+    with pytest.raises(ValueError, match="shard_count"):
+        deployments.Application.model_validate({**application.args, "shard_count": 3})
