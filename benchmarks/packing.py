@@ -47,7 +47,7 @@ def main() -> None:
 
     settings = EncoderOptions(compile="never")
     packed = Encoder(options.model, settings, threads=options.threads)
-    with mock.patch.object(packing, "kernel", lambda: None):
+    with mock.patch.object(packing, "kernel", return_value=None):
         padded = Encoder(options.model, settings, threads=options.threads)
     peer = SentenceTransformer(str(resolve(options.model)), device="cpu", model_kwargs={"dtype": packed.dtype})
     questions = lines(Path(options.data), "queries", 640)

@@ -54,7 +54,7 @@ class EncodeCorpus(Common):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 where the processor has it."""
     compile: Literal["auto", "never", "always"] = "auto"
-    """torch.compile; auto: where it pays and a compiler is there."""
+    """torch.compile; auto: where it pays and a compiler is there (not BERT and its kin on a processor)."""
     min_workers: int = 1
     max_workers: int | None = None
     """Encoders at once; default: as many as the cluster holds now. A cluster that scales up may be given more."""

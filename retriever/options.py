@@ -28,7 +28,8 @@ class EncoderOptions:
     padding_side: on which side a batch is filled up (default: the tokenizer's).
     dtype: of the backbone; "auto" is bfloat16 on CUDA and on processors with bfloat16 products, else float32. Pooling
         and all that follows is float32.
-    compile: "auto" compiles where bfloat16 is used and a compiler is there; "always" raises where that fails.
+    compile: "auto" compiles where bfloat16 is used and a compiler is there, but for what is faster without (BERT and
+        its kin on a processor, see retriever.packing); "always" raises where that fails.
     """
 
     pooling: Pooling | None = None
