@@ -163,4 +163,4 @@ def end_to_end(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Te
     """Some texts without padding: ids int64 [total], lengths int64 [rows]."""
     starts = tokens.starts
     ids = np.concatenate([tokens.ids[starts[row] : starts[row] + tokens.lengths[row]] for row in rows])
-    return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(tokens.lengths[rows])
+    return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(tokens.lengths[rows].astype(np.int64))

@@ -19,7 +19,7 @@ from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.numerics import Mode, choose_device, choose_dtype, describe_numerics
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
-from retriever.packing import Packed, Team, packs
+from retriever.packing import SETTING, Packed, Team, packs
 from retriever.pooling import Head, Pooled
 from retriever.prompt_table import Prompts, PromptTable, warm_up_rows
 from retriever.prompts import TaskPrompt, check_backbone
@@ -76,8 +76,9 @@ class Encoder:
         trust_remote_code: bool = False,
     ):
         begun = time.perf_counter()
-        self._threads = threads or torch.get_num_threads()
-        torch.set_num_threads(self._threads)
+        with SETTING:
+            self._threads = threads or torch.get_num_threads()
+            torch.set_num_threads(self._threads)
         self.options = options
         self.device = choose_device(device)
         self.dtype = choose_dtype(options.dtype, self.device)

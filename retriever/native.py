@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -65,7 +66,10 @@ def processor() -> tuple[set[str], str]:
 
 def _cache_directory() -> Path:
     """A directory that only this user can write to: what lies in it is run as code."""
-    for parent in (Path.home() / ".cache", Path(tempfile.gettempdir())):
+    parents = [Path(tempfile.gettempdir())]
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        parents.insert(0, Path.home() / ".cache")
+    for parent in parents:
         cache = parent / f"riptide-{os.getuid()}"
         try:
             cache.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -30,6 +30,9 @@ PACKABLE = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 SOURCE = Path(__file__).with_name("attention_kernel.cpp")
 _ROWS = 512  # of a product, for which the order of the weights is chosen; it serves all others nearly as well
 
+# Held while torch's number of threads is another for a moment, and by who asks for it.
+SETTING = threading.Lock()
+
 log = logging.getLogger(__name__)
 
 
@@ -73,13 +76,22 @@ class Packed(nn.Module):
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
         ends = lengths.cumsum(0)
         starts = ends - lengths
-        hidden = self._embedded(ids, torch.arange(len(ids)) - starts.repeat_interleave(lengths) + self.first)
+        hidden = self._embedded(ids, self._positions(ids, lengths, starts))
         seen = _Prompts.of(prompt, len(lengths))
         for number, layer in enumerate(self.layers):
             hidden = layer(hidden, lengths, seen.at(number))
         if self.pooling == "mean":
             return torch.segment_reduce(hidden.float(), "mean", lengths=lengths)
         return hidden.index_select(0, starts if self.pooling == "cls" else ends - 1).float()
+
+    def _positions(self, ids: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Of each token. RoBERTa and its kin pass over padding tokens, which a text that spells one has too."""
+        if self.first == 0:
+            return torch.arange(len(ids)) - starts.repeat_interleave(lengths)
+        counted = (ids != self.first - 1).long()
+        numbers = counted.cumsum(0)
+        before = (numbers - counted).index_select(0, starts)
+        return (numbers - before.repeat_interleave(lengths)) * counted + self.first - 1
 
     def _embedded(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         made = self.embeddings
@@ -150,12 +162,17 @@ class _Layer:
         return self.at_end(self.narrow(wide if self.act is None else self.act(wide), hidden))
 
 
+def _reorders() -> bool:
+    """Whether this processor's products take reordered bfloat16 weights."""
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class _Linear:
     """x W^T + b, then GELU, or another tensor added to it; in bfloat16 the weights are kept as the processor's products
     take them."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False):
-        self.reordered = weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+        self.reordered = weight.dtype == torch.bfloat16 and _reorders()
         weight = weight.detach()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.reordered else weight
         self.bias = bias.detach()
@@ -179,15 +196,18 @@ class Team:
 
     def __init__(self, size: int):
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="encoder")
-        together = threading.Barrier(size)
+        together = threading.Barrier(size, timeout=60)
 
         def begin(_: int) -> None:
             torch.get_num_threads()  # a thread takes the number of all when it first asks; what is set then, it keeps
             torch.set_num_threads(1)
             together.wait()
 
-        list(self._threads.map(begin, range(size)))
-        torch.set_num_threads(size)
+        with SETTING:
+            try:
+                list(self._threads.map(begin, range(size)))
+            finally:
+                torch.set_num_threads(size)
 
     def run(self, function: Callable[[T], None], items: Sequence[T]) -> None:
         """function(item) of all; the first exception is raised once none is at work."""

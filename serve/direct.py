@@ -15,7 +15,7 @@ from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from serve.security import Role, Tokens
 
@@ -29,14 +29,20 @@ def add_direct(
 
     class Direct:
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            scope["route"] = route  # by which requests are counted
             request = Request(scope, receive, send)
             check_token(request, tokens, "user")
             response = await handle(await _body(request, model), request)
             await response(scope, receive, send)
 
-    route = Route(path, Direct(), methods=["POST"])
-    app.router.routes.insert(0, route)
+    app.router.routes.insert(0, _Counted(path, Direct(), methods=["POST"]))
+
+
+class _Counted(Route):
+    """A route that requests are counted by, as FastAPI's are, those of other methods too."""
+
+    def matches(self, scope: Any) -> tuple[Match, Any]:
+        match, child = super().matches(scope)
+        return match, child if match == Match.NONE else {**child, "route": self}
 
 
 def check_token(request: Request, tokens: Tokens, role: Role) -> None:
@@ -55,7 +61,7 @@ async def _body(request: Request, model: type[M]) -> M:
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise RequestValidationError([{"loc": ("body",), "msg": "expected Content-Type: application/json"}])
     try:
-        return model.model_validate_json(body)
+        return model.model_validate_json(body.removeprefix(b"\xef\xbb\xbf"))
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in found]) from None

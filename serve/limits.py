@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import uuid
 from typing import Any
@@ -62,8 +61,10 @@ class Guard:
             elif length.isdigit() and int(length) > most:
                 await _refuse(answer, 413, f"expected up to {most} bytes", name)
             else:
-                with contextlib.suppress(ClientDisconnect):
+                try:
                     await self.app(scope, take, answer)
+                except ClientDisconnect:
+                    status = 499  # nobody is left to be told
                 if too_large:
                     await _refuse(answer, 413, f"expected up to {most} bytes", name)
         finally:

@@ -287,6 +287,11 @@ def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: T
     assert client.post("/v1/search", content=(b"x" * (1 << 20) for _ in range(26))).status_code == 413
     assert client.post("/v1/search", json={"query": "a"}, headers={"Host": "evil.example"}).status_code == 403
     assert client.post("/v1/search", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+    marked = b"\xef\xbb\xbf" + json.dumps({"query": "bafa"}).encode()
+    assert client.post("/v1/search", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
+    assert client.post("/v1/search", content=marked, headers={"Content-Type": "text/plain"}).status_code == 422
+    assert client.get("/v1/search").status_code == 405
+    assert 'riptide_requests_total{route="/v1/search",status="405"} 1.0' in client.get("/metrics").text
     assert client.get("/v1/nothing").status_code == 404
     assert client.get("/v1/search").status_code == 405
 

@@ -152,3 +152,27 @@ def test_a_team_raises_what_was_raised_when_none_is_at_work() -> None:
     with pytest.raises(ValueError, match="the second"):
         Team(2).run(work, range(5))
     assert sorted(done) == [0, 2, 3, 4]
+
+
+def test_a_text_that_spells_the_padding_token_has_the_positions_that_it_has_elsewhere(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["the river bank", "the [PAD] river [PAD] [PAD] bank", "[PAD]"]
+    for kind in ("roberta", "bert"):
+        packed = Encoder(str(tiny(kind)), FLOAT32).encode(texts)
+        with monkeypatch.context() as without:
+            without.setattr(packing, "kernel", lambda: None)
+            padded = Encoder(str(tiny(kind)), FLOAT32)
+        np.testing.assert_allclose(packed, padded.encode(texts), atol=1e-5, rtol=1e-5)
+
+
+def test_lengths_of_another_type_and_processors_without_reordering(
+    tiny: Tiny, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder(str(tiny("bert")), replace(FLOAT32, dtype="bfloat16", normalize=True))
+    tokens = encoder.tokenize(texts, side="query")
+    found = encoder.forward(tokens)
+    assert encoder.forward(replace(tokens, lengths=tokens.lengths.astype(np.int32))).tobytes() == found.tobytes()
+    monkeypatch.setattr(packing, "_reorders", lambda: False)
+    plain = Encoder(str(tiny("bert")), replace(FLOAT32, dtype="bfloat16", normalize=True)).encode(texts)
+    assert ((plain * found).sum(1) > 0.999).all()
