@@ -42,7 +42,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", default="results/many_tasks.json")
     options = parser.parse_args()
-    texts = [json.loads(line)["text"] for line in itertools.islice(gzip.open(options.questions, "rt"), 640)]
+    with gzip.open(options.questions, "rt") as file:
+        texts = [json.loads(line)["text"] for line in itertools.islice(file, 640)]
     random = np.random.default_rng(0)
     settings = EncoderOptions(compile="never", normalize=True)
     encoder = Encoder(options.model, settings, threads=options.threads, tasks={})
