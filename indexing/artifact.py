@@ -173,7 +173,8 @@ class Draft:
         """Have `write(path)` make a file, make it the part `name`, and give back the part: an earlier writer's, if any.
 
         Two steps: the bytes go under a name of their own, then the record is written if there is none. A loser's
-        bytes, should they differ, are removed again. What fails on the way leaves nothing behind.
+        bytes, should they differ, are removed again. What fails on the way leaves at most bytes without a record,
+        which are no part and which the next try replaces.
         """
         if done := self.find(name):
             return done

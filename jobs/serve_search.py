@@ -48,7 +48,7 @@ class ServeSearch(Common):
     queue: int = 256
     """Questions that wait, at most; more are answered with 429."""
     compile: Literal["auto", "never"] = "never"
-    """auto: compile the encoder where that pays; takes half a minute to start."""
+    """auto: compile the encoder where that pays (not BERT and its kin on a processor); takes half a minute to start."""
     topology: Literal["local", "colocated", "distributed"] = "local"
     """local: one process, without Ray. On Ray Serve: all parts in one replica, or each in its own."""
     shards: int | None = None

@@ -93,6 +93,20 @@ float softmax(float* logits, int64_t seen, int64_t width) {
     return joined(sums, [](Floats a, Floats b) { return a + b; });
 }
 
+// QUERIES rows of `left`, `stride` apart, times `right`, [inner, width]: to `to`, [QUERIES, width].
+void product(const float* left, int64_t stride, const float* right, int64_t inner, int64_t width, float* to) {
+    for (int64_t j = 0; j < width; j += LANES) {
+        Floats sums[QUERIES] = {};
+        for (int64_t i = 0; i < inner; ++i) {
+            const Floats row = load(right + i * width + j);
+#pragma GCC unroll 8
+            for (int q = 0; q < QUERIES; ++q) sums[q] += left[q * stride + i] * row;
+        }
+#pragma GCC unroll 8
+        for (int q = 0; q < QUERIES; ++q) store(to + q * width + j, sums[q]);
+    }
+}
+
 // Row-major pieces of a tensor whose last dimension lies in a piece: strides in numbers.
 template <class T>
 struct Prompts {
@@ -137,31 +151,13 @@ void attend(
                     const T* query = inward + token * 3 * across + head * size;
                     for (int64_t d = 0; d < size; ++d) queries[q * wide + d] = widened(query[d]) * scale;
                 }
-                for (int64_t j = 0; j < width; j += LANES) {
-                    Floats sums[QUERIES] = {};
-                    for (int64_t d = 0; d < size; ++d) {
-                        const Floats key = load(&keys[d * width + j]);
-#pragma GCC unroll 8
-                        for (int q = 0; q < QUERIES; ++q) sums[q] += queries[q * wide + d] * key;
-                    }
-#pragma GCC unroll 8
-                    for (int q = 0; q < QUERIES; ++q) store(&logits[q * width + j], sums[q]);
-                }
+                product(queries.data(), wide, keys.data(), size, width, logits.data());
                 float by[QUERIES];
                 for (int q = 0; q < QUERIES; ++q) by[q] = 1 / softmax(&logits[q * width], seen, width);
-                for (int64_t d = 0; d < wide; d += LANES) {
-                    Floats sums[QUERIES] = {};
-                    for (int64_t j = 0; j < seen; ++j) {
-                        const Floats value = load(&values[j * wide + d]);
-#pragma GCC unroll 8
-                        for (int q = 0; q < QUERIES; ++q) sums[q] += logits[q * width + j] * value;
-                    }
-#pragma GCC unroll 8
-                    for (int q = 0; q < QUERIES; ++q) store(&queries[q * wide + d], sums[q] * by[q]);
-                }
+                product(logits.data(), width, values.data(), seen, wide, queries.data());
                 for (int q = 0; q < count; ++q) {
                     T* to = out + (first + row + q) * across + head * size;
-                    for (int64_t d = 0; d < size; ++d) narrow(queries[q * wide + d], to + d);
+                    for (int64_t d = 0; d < size; ++d) narrow(queries[q * wide + d] * by[q], to + d);
                 }
             }
         }

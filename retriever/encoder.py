@@ -96,9 +96,10 @@ class Encoder:
         self._lock = threading.Lock()
         self._shape: PromptShape | None = None
         self._served: _Served | None = None
-        packed = packs(recipe.model_type, options, self.device) and not (
-            trust_remote_code or backbone.config.is_decoder
-        )
+        packed = packs(recipe.model_type, options, self.device) and not trust_remote_code
+        if packed and backbone.config.is_decoder:
+            raise InputError(f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens see none behind "
+                             "them: set it to false, or open it with compile='always'")  # fmt: skip
         self._team = Team(self._threads) if packed else None
         if tasks is not None:
             self._shape = reach(backbone)

@@ -135,6 +135,7 @@ def wrong(random: Random) -> tuple[str, bytes]:
     return path, (b"[" * 100_000 if random.random() < 0.1 else json.dumps([good[path]]).encode())
 
 
+@pytest.mark.chaos  # for `make chaos`, which takes the long form
 def test_malformed_requests_are_refused_and_cost_nothing(server: Server) -> None:
     """Ten thousand in the long form."""
     random, counts = Random(7), Counter[int]()
@@ -149,6 +150,7 @@ def test_malformed_requests_are_refused_and_cost_nothing(server: Server) -> None
     assert len(Client(server.address).search("bafa", k=3)) == 3
 
 
+@pytest.mark.chaos  # for `make chaos`, which takes the long form
 def test_broken_prompt_files_are_refused_and_nothing_is_kept(server: Server, model: str, tmp_path: Path) -> None:
     random, client = Random(8), Client(server.address)
     task_files(tmp_path / "prompt", model, 1)
@@ -242,6 +244,7 @@ def test_releases_change_under_load_and_no_request_fails_or_mixes_them(
     client.drop_task("ours")
 
 
+@pytest.mark.chaos  # for `make chaos`, which takes the long form
 def test_more_than_it_can_take_is_refused_and_memory_stays(served: Path, tmp_path: Path) -> None:
     """Five times as many askers as places: 200, 429 with Retry-After, or 503, and nothing else."""
     root = Path(shutil.copytree(served, tmp_path / "root"))

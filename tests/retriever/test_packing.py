@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from retriever import packing
 from retriever.attention import PromptRows
 from retriever.batching import plan_packed
 from retriever.encoder import Encoder, EncoderOptions
+from retriever.errors import InputError
 from retriever.numerics import expected_numerics
 from retriever.packing import PACKABLE, Team, _Prompts, kernel
 
@@ -176,3 +178,12 @@ def test_lengths_of_another_type_and_processors_without_reordering(
     monkeypatch.setattr(packing, "_reorders", lambda: False)
     plain = Encoder(str(tiny("bert")), replace(FLOAT32, dtype="bfloat16", normalize=True)).encode(texts)
     assert ((plain * found).sum(1) > 0.999).all()
+
+
+def test_a_backbone_whose_tokens_see_none_behind_them_is_refused(tiny: Tiny) -> None:
+    """Its numerics class would be foretold wrongly."""
+    folder = tiny("bert")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "is_decoder": True}))
+    with pytest.raises(InputError, match="is_decoder is true"):
+        Encoder(str(folder), FLOAT32)
