@@ -2,7 +2,7 @@
 
 Texts stand end to end. The layers are called here and not through transformers' modules, whose Python alone takes
 longer than the products of a few questions; their weights are kept in the order in which the processor multiplies
-them, and attention is a kernel of our own, which torch's takes two to three times as long as where texts are short.
+them, and attention is a kernel of our own: torch's takes two to three times as long where texts are short.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from retriever.options import EncoderOptions
 T = TypeVar("T")
 # Kinds of backbone (`model_type`) that have BERT's layers.
 PACKABLE = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
-SOURCE = Path(__file__).with_name("attention_kernel.cpp")
+SOURCE = Path(__file__).with_name("packing_kernel.cpp")
+_LANES = 16  # of the kernel: what it normalises is a multiple of them wide
 _ROWS = 512  # of a product, for which the order of the weights is chosen; it serves all others nearly as well
 
 # Held while torch's number of threads is another for a moment, and by who asks for it.
@@ -48,7 +49,10 @@ def kernel() -> ctypes.CDLL | None:
     library.riptide_attend.argtypes = [
         pointer, ctypes.c_int, long, pointer, long, long, pointer, *[long] * 4, pointer, pointer, pointer
     ]  # fmt: skip
-    library.riptide_attend.restype = None
+    library.riptide_add_and_normalize.argtypes = [
+        pointer, pointer, ctypes.c_int, long, long, pointer, pointer, ctypes.c_float
+    ]  # fmt: skip
+    library.riptide_attend.restype = library.riptide_add_and_normalize.restype = None
     return library
 
 
@@ -139,13 +143,13 @@ class _Layer:
         weight, bias = (torch.cat([getattr(one, name) for one in together]) for name in ("weight", "bias"))
         self.inward = _Linear(weight, bias)
         self.outward = _Linear(out.dense.weight, out.dense.bias)
-        self.after_attention = out.LayerNorm
+        self.after_attention = _Norm(out.LayerNorm)
         act = layer.intermediate.intermediate_act_fn
         gelu = type(act).__name__ == "GELUActivation"
         self.widen = _Linear(layer.intermediate.dense.weight, layer.intermediate.dense.bias, gelu)
         self.act = None if gelu else act
         self.narrow = _Linear(layer.output.dense.weight, layer.output.dense.bias)
-        self.at_end = layer.output.LayerNorm
+        self.at_end = _Norm(layer.output.LayerNorm)
 
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor, prompts: tuple[int | None, ...]) -> torch.Tensor:
         """hidden [t, hidden] -> the same; lengths: int64 [b]; prompts: as the kernel takes them."""
@@ -157,9 +161,27 @@ class _Layer:
             inward.data_ptr(), int(inward.dtype == torch.bfloat16), len(lengths), lengths.data_ptr(), self.heads,
             self.head_dim, *prompts, seen.data_ptr(),
         )  # fmt: skip
-        hidden = self.after_attention(self.outward(seen, hidden))
+        hidden = self.after_attention(self.outward(seen), hidden)
         wide = self.widen(hidden)
-        return self.at_end(self.narrow(wide if self.act is None else self.act(wide), hidden))
+        return self.at_end(self.narrow(wide if self.act is None else self.act(wide)), hidden)
+
+
+class _Norm:
+    """The sum of two tensors, normalised, in one go over both; the first one's memory is used for it."""
+
+    def __init__(self, norm: nn.LayerNorm):
+        self.norm = norm
+
+    def __call__(self, values: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        library, norm = kernel(), self.norm
+        assert library is not None
+        if values.shape[-1] % _LANES:
+            return norm(values + added)
+        library.riptide_add_and_normalize(
+            values.data_ptr(), added.data_ptr(), int(values.dtype == torch.bfloat16), *values.shape,
+            norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps,
+        )  # fmt: skip
+        return values
 
 
 def _reorders() -> bool:
@@ -168,8 +190,7 @@ def _reorders() -> bool:
 
 
 class _Linear:
-    """x W^T + b, then GELU, or another tensor added to it; in bfloat16 the weights are kept as the processor's products
-    take them."""
+    """x W^T + b, then GELU; in bfloat16 the weights are kept as the processor's products take them."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False):
         self.reordered = weight.dtype == torch.bfloat16 and _reorders()
@@ -178,16 +199,12 @@ class _Linear:
         self.bias = bias.detach()
         self.gelu = gelu
 
-    def __call__(self, values: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
         if not self.reordered:
             found = functional.linear(values, self.weight, self.bias)
-            found = functional.gelu(found) if self.gelu else found
-            return found if added is None else found + added
-        made = torch.ops.mkldnn._linear_pointwise
-        if added is not None:
-            return made.binary(values, added, self.weight, self.bias, "add")
+            return functional.gelu(found) if self.gelu else found
         after: tuple[str, list[float], str] = ("gelu", [], "none") if self.gelu else ("none", [], "")
-        return made.default(values, self.weight, self.bias, *after)
+        return torch.ops.mkldnn._linear_pointwise.default(values, self.weight, self.bias, *after)
 
 
 class Team:

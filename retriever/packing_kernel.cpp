@@ -1,0 +1,433 @@
+// Attention over texts that stand end to end, and the sum and norm behind it, for one thread. torch's attention takes
+// rows padded to the longest text, and for texts of a dozen tokens most of its time goes into setting out. Here a
+// text and a head at a time is widened to float32, keys transposed, and stays in the nearest cache; where the processor
+// multiplies tiles of bfloat16, that is done instead.
+//
+// Numbers are summed in an order that no width of registers changes: 16 lanes everywhere, one after the other in each.
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <vector>
+
+#if defined(__AMX_BF16__)
+#define TILES 1
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+constexpr int64_t LANES = 16;
+constexpr int QUERIES = 8;  // tokens that look together, so that a key is read once for them
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+// Memory that begins where a line of the cache does: else every other load takes two of them.
+template <class T>
+struct Aligned {
+    using value_type = T;
+    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64})); }
+    void deallocate(T* memory, size_t) { ::operator delete(memory, std::align_val_t{64}); }
+    bool operator==(const Aligned&) const { return true; }
+};
+
+template <class T>
+using Buffer = std::vector<T, Aligned<T>>;
+
+constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+Floats load(const float* from) {
+    Floats found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
+void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
+
+Floats widened(const float* from) { return load(from); }
+
+Floats widened(const uint16_t* from) {  // bfloat16: the upper half of a float32
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    const Words words = __builtin_convertvector(halves, Words) << 16;
+    Floats found;
+    std::memcpy(&found, &words, sizeof found);
+    return found;
+}
+
+float widened(float value) { return value; }
+
+float widened(uint16_t value) {
+    const uint32_t bits = static_cast<uint32_t>(value) << 16;
+    float found;
+    std::memcpy(&found, &bits, sizeof found);
+    return found;
+}
+
+void narrow(Floats values, float* to) { store(to, values); }
+
+void narrow(float value, float* to) { *to = value; }
+
+void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    *to = value == value ? static_cast<uint16_t>(rounded) : 0x7fc0;
+}
+
+void narrow(Floats values, uint16_t* to) {
+    Words bits;
+    std::memcpy(&bits, &values, sizeof bits);
+    const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const Halves halves = __builtin_convertvector(values == values ? rounded : Words{} + 0x7fc0, Halves);
+    std::memcpy(to, &halves, sizeof halves);
+}
+
+constexpr float LEAST = -87;          // e^x is nearly the least number below it
+constexpr float ROUNDS = 12582912.0;  // 3 * 2^22: what is added to it loses all behind the point
+
+// e^x for x <= 0, to 2 units in the last place; below -87 it is e^-87, which adds nothing to a sum that has a 1.
+Floats exponential(Floats x) {
+    x = x < LEAST ? Floats{} + LEAST : x;
+    const Floats rounded = x * 1.44269504f + ROUNDS;
+    const Floats number = rounded - ROUNDS;
+    Floats f = x - number * 0.693359375f;
+    f = f - number * -2.12194440e-4f;
+    Floats p = f * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * f * f + f + 1.0f;
+    Ints power, bits;
+    std::memcpy(&power, &rounded, sizeof power);  // the whole number stands in the lowest bits
+    std::memcpy(&bits, &p, sizeof bits);
+    bits += power << 23;
+    std::memcpy(&p, &bits, sizeof p);
+    return p;
+}
+
+// What `join` makes of all lanes, two by two.
+template <class Join>
+float joined(Floats values, Join join) {
+    for (const int step : {8, 4, 2, 1}) values = join(values, __builtin_shuffle(values, LANE ^ step));
+    return values[0];
+}
+
+// Logits of `width` columns, of which the first `seen` count, to weights e^(scale (logit - highest)); their sum.
+float softmax(float* logits, int64_t seen, int64_t width, float scale) {
+    for (int64_t j = seen / LANES * LANES; j < width; j += LANES) {
+        const Ints behind = LANE + static_cast<int32_t>(j) >= static_cast<int32_t>(seen);
+        store(logits + j, behind ? Floats{} + std::numeric_limits<float>::lowest() : load(logits + j));
+    }
+    Floats most = load(logits);
+    for (int64_t j = LANES; j < width; j += LANES) {
+        const Floats next = load(logits + j);
+        most = next > most ? next : most;
+    }
+    const float highest = joined(most, [](Floats a, Floats b) { return a > b ? a : b; });
+    Floats sums = {};
+    for (int64_t j = 0; j < width; j += LANES) {
+        Floats weights = exponential((load(logits + j) - highest) * scale);
+        store(logits + j, weights);
+        sums += weights;
+    }
+    return joined(sums, [](Floats a, Floats b) { return a + b; });
+}
+
+// QUERIES rows of `left`, `stride` apart, times `right`, [inner, width]: to `to`, [QUERIES, width].
+void product(const float* left, int64_t stride, const float* right, int64_t inner, int64_t width, float* to) {
+    for (int64_t j = 0; j < width; j += LANES) {
+        Floats sums[QUERIES] = {};
+        for (int64_t i = 0; i < inner; ++i) {
+            const Floats row = load(right + i * width + j);
+#pragma GCC unroll 8
+            for (int q = 0; q < QUERIES; ++q) sums[q] += left[q * stride + i] * row;
+        }
+#pragma GCC unroll 8
+        for (int q = 0; q < QUERIES; ++q) store(to + q * width + j, sums[q]);
+    }
+}
+
+// Row-major pieces of a tensor whose last dimension lies in a piece: strides in numbers.
+template <class T>
+struct Prompts {
+    const T* numbers;  // null: there are none
+    int64_t kind, prompt, head, column;  // strides of keys and values, prompts, heads, columns
+    const int64_t* rows;                 // of each text, which prompt
+    const int64_t* lengths;              // of each prompt
+
+    // The key of column `j` of a prompt; its value is `kind` further.
+    const T* key(int64_t which, int64_t at, int64_t j) const {
+        return numbers + which * prompt + at * head + j * column;
+    }
+};
+
+template <class T>
+void attend(
+    const T* inward, int64_t texts, const int64_t* lengths, int64_t heads, int64_t size, Prompts<T> prompts, T* out
+) {
+    const int64_t across = heads * size, wide = whole(size);
+    const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(size));
+    Buffer<float> keys, values, logits, queries(QUERIES * wide);
+    for (int64_t text = 0, first = 0; text < texts; first += lengths[text++]) {
+        const int64_t own = lengths[text];
+        const int64_t which = prompts.numbers ? prompts.rows[text] : 0;
+        const int64_t before = prompts.numbers ? prompts.lengths[which] : 0;
+        const int64_t seen = before + own, width = whole(seen);
+        keys.assign(size * width, 0);
+        values.assign(seen * wide, 0);
+        logits.resize(QUERIES * width);
+        for (int64_t head = 0; head < heads; ++head) {
+            for (int64_t j = 0; j < seen; ++j) {
+                const T *key, *value;
+                if (j < before) {
+                    key = prompts.key(which, head, j);
+                    value = key + prompts.kind;
+                } else {
+                    key = inward + (first + j - before) * 3 * across + across + head * size;
+                    value = key + across;
+                }
+                for (int64_t d = 0; d < size; ++d) keys[d * width + j] = widened(key[d]);
+                for (int64_t d = 0; d < size; ++d) values[j * wide + d] = widened(value[d]);
+            }
+            for (int64_t row = 0; row < own; row += QUERIES) {
+                const int64_t count = own - row < QUERIES ? own - row : QUERIES;
+                for (int q = 0; q < QUERIES; ++q) {  // behind the last one, the last one again
+                    const int64_t token = first + row + (q < count ? q : count - 1);
+                    const T* query = inward + token * 3 * across + head * size;
+                    for (int64_t d = 0; d < size; ++d) queries[q * wide + d] = widened(query[d]);
+                }
+                product(queries.data(), wide, keys.data(), size, width, logits.data());
+                float by[QUERIES];
+                for (int q = 0; q < QUERIES; ++q) by[q] = 1 / softmax(&logits[q * width], seen, width, scale);
+                product(logits.data(), width, values.data(), seen, wide, queries.data());
+                for (int q = 0; q < count; ++q) {
+                    T* to = out + (first + row + q) * across + head * size;
+                    for (int64_t d = 0; d < size; ++d) narrow(queries[q * wide + d] * by[q], to + d);
+                }
+            }
+        }
+    }
+}
+
+#ifdef TILES
+
+constexpr int64_t TILE = 16;  // rows of a tile; each is of 16 pairs of bfloat16, or of 16 float32
+
+// Whether the system lets this process use tiles; it has to be asked once.
+bool tiles_allowed() {
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    static const bool allowed = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return allowed;
+}
+
+// All tiles of full size, and at the end what the thread had before, which other libraries may count on.
+class Tiles {
+    struct alignas(64) Shapes {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } before;
+
+public:
+    Tiles() {
+        const Shapes full;
+        _tile_storeconfig(&before);
+        _tile_loadconfig(&full);
+    }
+    ~Tiles() { _tile_loadconfig(&before); }
+    Tiles(const Tiles&) = delete;
+};
+
+// The tile of pairs of numbers by keys: `rows` are where 16 keys lie, of which 32 numbers from the `d`-th on are taken.
+void transpose(const uint16_t* const* rows, int64_t d, uint32_t* to) {
+    Ints lines[TILE];
+    for (int n = 0; n < TILE; ++n) std::memcpy(&lines[n], rows[n] + d, sizeof lines[n]);
+#pragma GCC unroll 4
+    for (int step = 8; step > 0; step /= 2) {  // squares of `step` change places across the diagonal
+        const Ints upper = (LANE & step) == 0 ? LANE : LANE - step + 16;
+        const Ints lower = (LANE & step) == 0 ? LANE + step : LANE + 16;
+#pragma GCC unroll 16
+        for (int n = 0; n < TILE; ++n) {
+            if (n & step) continue;
+            const Ints above = lines[n], below = lines[n + step];
+            lines[n] = __builtin_shuffle(above, below, upper);
+            lines[n + step] = __builtin_shuffle(above, below, lower);
+        }
+    }
+    std::memcpy(to, lines, sizeof lines);
+}
+
+// attend() of bfloat16 where `size` is a multiple of 32. Weights are rounded to bfloat16 before they meet the values.
+void attend_in_tiles(
+    const uint16_t* inward, int64_t texts, const int64_t* lengths, int64_t heads, int64_t size,
+    Prompts<uint16_t> prompts, uint16_t* out
+) {
+    const Tiles tiles;
+    const int64_t across = heads * size;
+    const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(size));
+    // Of tiles: keys [width / 16, size / 32], pairs of numbers by keys; values [width / 32, size / 16], pairs of values
+    // by numbers.
+    Buffer<uint32_t> keys, values;
+    Buffer<float> logits, sums(TILE * size);
+    Buffer<uint16_t> weights, last(TILE * size);
+    const Buffer<uint16_t> nothing(size);
+    std::vector<const uint16_t*> rows;
+    for (int64_t text = 0, first = 0; text < texts; first += lengths[text++]) {
+        const int64_t own = lengths[text];
+        const int64_t which = prompts.numbers ? prompts.rows[text] : 0;
+        const int64_t before = prompts.numbers ? prompts.lengths[which] : 0;
+        const int64_t seen = before + own, width = (seen + 2 * TILE - 1) / (2 * TILE) * (2 * TILE);
+        keys.resize(width * size / 2);
+        values.resize(width * size / 2);
+        logits.resize(TILE * width);
+        weights.resize(TILE * width);
+        rows.assign(2 * width, nothing.data());  // where keys lie, then values
+        for (int64_t head = 0; head < heads; ++head) {
+            for (int64_t j = 0; j < seen; ++j) {
+                const uint16_t* own_key = inward + (first + j - before) * 3 * across + across + head * size;
+                rows[j] = j < before ? prompts.key(which, head, j) : own_key;
+                rows[width + j] = j < before ? rows[j] + prompts.kind : own_key + across;
+            }
+            for (int64_t j = 0; j < width; j += TILE)
+                for (int64_t d = 0; d < size; d += 2 * TILE) transpose(&rows[j], d, &keys[(j * size + d * TILE) / 2]);
+            uint32_t* to = values.data();
+            for (int64_t j = 0; j < width; j += 2 * TILE)
+                for (int64_t d = 0; d < size; d += TILE)
+                    for (int64_t n = 0; n < 2 * TILE; n += 2) {
+                        const uint16_t *even = rows[width + j + n] + d, *odd = rows[width + j + n + 1] + d;
+                        for (int64_t i = 0; i < TILE; ++i) *to++ = even[i] | static_cast<uint32_t>(odd[i]) << 16;
+                    }
+            for (int64_t row = 0; row < own; row += TILE) {
+                const int64_t count = own - row < TILE ? own - row : TILE;
+                const uint16_t* queries = inward + (first + row) * 3 * across + head * size;
+                int64_t stride = 3 * across;
+                if (count < TILE) {  // what lies behind may not be there
+                    for (int64_t q = 0; q < count; ++q)
+                        std::memcpy(&last[q * size], queries + q * stride, size * sizeof *queries);
+                    queries = last.data();
+                    stride = size;
+                }
+                for (int64_t j = 0; j < width; j += 2 * TILE) {
+                    const uint32_t* key = &keys[j * size / 2];
+                    _tile_zero(0);
+                    _tile_zero(1);
+                    for (int64_t d = 0; d < size; d += 2 * TILE, key += TILE * TILE) {
+                        _tile_loadd(2, queries + d, stride * 2);
+                        _tile_loadd(3, key, 64);
+                        _tile_loadd(4, key + TILE * size / 2, 64);
+                        _tile_dpbf16ps(0, 2, 3);
+                        _tile_dpbf16ps(1, 2, 4);
+                    }
+                    _tile_stored(0, &logits[j], width * 4);
+                    _tile_stored(1, &logits[j + TILE], width * 4);
+                }
+                float by[TILE];
+                for (int64_t q = 0; q < count; ++q) {
+                    float* found = &logits[q * width];
+                    by[q] = 1 / softmax(found, seen, whole(seen), scale);
+                    for (int64_t j = 0; j < width; j += LANES)
+                        narrow(j < seen ? load(found + j) : Floats{}, &weights[q * width + j]);
+                }
+                for (int64_t d = 0; d < size; d += 2 * TILE) {
+                    const uint32_t* value = &values[d * TILE];
+                    _tile_zero(0);
+                    _tile_zero(1);
+                    for (int64_t j = 0; j < width; j += 2 * TILE, value += TILE * size) {
+                        _tile_loadd(2, &weights[j], width * 2);
+                        _tile_loadd(3, value, 64);
+                        _tile_loadd(4, value + TILE * TILE, 64);
+                        _tile_dpbf16ps(0, 2, 3);
+                        _tile_dpbf16ps(1, 2, 4);
+                    }
+                    _tile_stored(0, &sums[d], size * 4);
+                    _tile_stored(1, &sums[d + TILE], size * 4);
+                }
+                for (int64_t q = 0; q < count; ++q)
+                    for (int64_t d = 0; d < size; d += LANES)
+                        narrow(load(&sums[q * size + d]) * by[q], out + (first + row + q) * across + head * size + d);
+            }
+        }
+    }
+}
+
+#endif
+
+// Rows of `values` + `added`, each of `width`, normalised, to `values`: less their mean, by their deviation, and so on.
+template <class T>
+void add_and_normalize(
+    T* values, const T* added, int64_t count, int64_t width, const T* weight, const T* bias, float epsilon
+) {
+    Buffer<float> sum(width), weights(width), biases(width);
+    for (int64_t i = 0; i < width; ++i) weights[i] = widened(weight[i]), biases[i] = widened(bias[i]);
+    for (int64_t row = 0; row < count; ++row, values += width, added += width) {
+        const auto plus = [](Floats a, Floats b) { return a + b; };
+        Floats total = {}, squares = {};
+        for (int64_t i = 0; i < width; i += LANES) {
+            const Floats both = widened(values + i) + widened(added + i);
+            total += both;
+            store(&sum[i], both);
+        }
+        const float mean = joined(total, plus) / width;
+        for (int64_t i = 0; i < width; i += LANES) {
+            const Floats off = load(&sum[i]) - mean;
+            squares += off * off;
+        }
+        const float by = 1 / __builtin_sqrtf(joined(squares, plus) / width + epsilon);
+        for (int64_t i = 0; i < width; i += LANES) {
+            const Floats found = (load(&sum[i]) - mean) * by * load(&weights[i]) + load(&biases[i]);
+            narrow(found, values + i);
+        }
+    }
+}
+
+}  // namespace
+
+// inward: [tokens, 3, heads, size], queries, keys and values of texts end to end; out: [tokens, heads, size]. half:
+// they are bfloat16, else float32. prompts: null, or keys and values by their strides; rows of the texts, lengths of
+// the prompts.
+extern "C" void riptide_attend(
+    const void* inward, int half, int64_t texts, const int64_t* lengths, int64_t heads, int64_t size,
+    const void* prompts, int64_t kind, int64_t prompt, int64_t head, int64_t column, const int64_t* rows,
+    const int64_t* prompt_lengths, void* out
+) {
+    if (half) {
+        using Half = uint16_t;
+        const Prompts<Half> found{static_cast<const Half*>(prompts), kind, prompt, head, column, rows, prompt_lengths};
+#ifdef TILES
+        if (size % (2 * TILE) == 0 && tiles_allowed())
+            return attend_in_tiles(
+                static_cast<const Half*>(inward), texts, lengths, heads, size, found, static_cast<Half*>(out)
+            );
+#endif
+        attend(static_cast<const Half*>(inward), texts, lengths, heads, size, found, static_cast<Half*>(out));
+    } else {
+        const Prompts<float> found{
+            static_cast<const float*>(prompts), kind, prompt, head, column, rows, prompt_lengths
+        };
+        attend(static_cast<const float*>(inward), texts, lengths, heads, size, found, static_cast<float*>(out));
+    }
+}
+
+// values and added: [count, width], width a multiple of 16: the normalised sum goes to values. half: as above.
+extern "C" void riptide_add_and_normalize(
+    void* values, const void* added, int half, int64_t count, int64_t width, const void* weight, const void* bias,
+    float epsilon
+) {
+    const auto run = [&]<class T>(T* to) {
+        add_and_normalize(
+            to, static_cast<const T*>(added), count, width, static_cast<const T*>(weight), static_cast<const T*>(bias),
+            epsilon
+        );
+    };
+    half ? run(static_cast<uint16_t*>(values)) : run(static_cast<float*>(values));
+}
