@@ -74,6 +74,9 @@ def pretrain(
     """The folder of a model, trained unless it is there."""
     from jobs import pretrain_rip
 
+    from indexing.models import resolve_model
+    from indexing.store import Store
+
     pretrain_rip.main(
         pretrain_rip.PretrainRip(
             store=store, backbone=backbone, name=name, objective=objective,  # type: ignore[arg-type]
@@ -81,7 +84,7 @@ def pretrain(
             cpus=cpus,
         )
     )  # fmt: skip
-    return str(Path(store, "models", name))
+    return resolve_model(Store(store), f"models/{name}")
 
 
 def tokens_of_a_passage(store: str, backbone: str, objective: str, length: int) -> float:
