@@ -40,7 +40,7 @@ def _import_faiss() -> Any:
 
 faiss = _import_faiss()
 
-SMALL = 20_000  # vectors: below, a flat index answers in about a millisecond and there is little to train on
+SMALL = 50_000  # vectors: below, scoring all takes as long as probing lists, and less where questions come together
 POINTS_PER_CENTROID = 64  # FAISS asks for 39 to 256
 ADD_ROWS = 65_536  # rows per call of add: bounds the float32 copy
 

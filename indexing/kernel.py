@@ -19,6 +19,7 @@ SOURCE = Path(__file__).with_name("exact_kernel.cpp")
 NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
 GROUP = 32  # queries that a thread handles together
 LONGEST = 1 << 30  # rows per call: the kernel counts a part's rows in 32 bits
+ALONE = 8_192  # vectors for which another thread pays
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class KernelSearch:
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
         """Search vectors, C-contiguous float16 or float32 [n, dim], without their rows `deleted` (sorted int64)."""
-        step = min(LONGEST, -(-len(vectors) // len(self._searches)))
+        step = min(LONGEST, max(ALONE, -(-len(vectors) // len(self._searches))))
         starts = range(0, len(vectors), step)
         if len(starts) == 1:
             self._add(0, vectors, first_row, deleted)

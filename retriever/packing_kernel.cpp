@@ -241,10 +241,15 @@ class Tiles {
 public:
     Tiles() {
         const Shapes full;
+        // GCC takes these for reads and writes of 8 bytes, and leaves out what sets the others.
+        asm volatile("" : : "r"(&full), "r"(&before) : "memory");
         _tile_storeconfig(&before);
         _tile_loadconfig(&full);
     }
-    ~Tiles() { _tile_loadconfig(&before); }
+    ~Tiles() {
+        asm volatile("" : : "r"(&before) : "memory");
+        _tile_loadconfig(&before);
+    }
     Tiles(const Tiles&) = delete;
 };
 

@@ -138,10 +138,7 @@ class Engine:
         clock.lap("rerank")
         for query, hits, one, answer in zip(queries, kept, found, answers, strict=True):
             if hits is not None and answer.error is None:
-                listed = enumerate(_listed(hits, query.k))
-                answer.hits = [
-                    _hit(row, score, one, texts, reranked=place < query.rerank) for place, (row, score) in listed
-                ]
+                answer.hits = _hits(query, hits, one, texts)
             answer.took = clock.laps
 
     def _encode(self, release: Release, queries: Sequence[Query]) -> dict[tuple[str, str], np.ndarray]:
@@ -286,12 +283,12 @@ def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _hit(
-    row: int, score: float, found: _Found, texts: dict[int, tuple[int, str, str, str, str]], *, reranked: bool
-) -> Hit:
-    scores = {"reranker": score} if reranked else {}
-    for source, hits in found.sources.items():
-        place = np.flatnonzero(hits.rows[0] == row)
-        if len(place):
-            scores[source] = float(hits.scores[0, place[0]])
-    return Hit(*texts[row], score, scores)
+def _hits(query: Query, hits: Hits, found: _Found, texts: dict[int, tuple[int, str, str, str, str]]) -> list[Hit]:
+    """The hits that are shown, each with its passage and with the scores of all sources that found it."""
+    by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in found.sources.items()}
+    shown = []
+    for place, (row, score) in enumerate(_listed(hits, query.k)):
+        scores = {"reranker": score} if place < query.rerank else {}
+        scores |= {source: of[row] for source, of in by_source.items() if row in of}
+        shown.append(Hit(*texts[row], score, scores))
+    return shown

@@ -71,7 +71,7 @@ async def run_server(
 
     app = build_app(service, tokens, about=service.about)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE,
-                            server_header=False)  # fmt: skip
+                            server_header=False, proxy_headers=False)  # fmt: skip
     # uvicorn hands the signal that ended it on, once it has ended: to these.
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: None)

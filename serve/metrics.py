@@ -23,6 +23,8 @@ class Metrics:
         self.stage = Histogram("stage_seconds", "Of a search's stage.", ["stage"], buckets=SECONDS, **common)
         self.tokens = Counter("embedding_tokens", "Tokens of texts that became vectors for a caller.", **common)
         self.shard_errors = Counter("shard_errors", "Searchers that failed or came late.", ["how"], **common)
+        for how in ("failed", "timed_out"):
+            self.shard_errors.labels(how)
         for name, queue in service.queues.items():
             for what, read in (("queue_length", len), ("batches", _batches), ("batched_items", _items)):
                 gauge = Gauge(f"{name}_{what}", f"Of the queue of {name}.", **common)
@@ -37,8 +39,9 @@ class Metrics:
             self.stage.labels("queue").observe(waited)
             for stage, seconds in answer.took.items():
                 self.stage.labels(stage).observe(seconds)
-            self.shard_errors.labels("failed").inc(answer.shards.failed)
-            self.shard_errors.labels("timed_out").inc(answer.shards.timed_out)
+            if answer.shards.successful < answer.shards.total:
+                self.shard_errors.labels("failed").inc(answer.shards.failed)
+                self.shard_errors.labels("timed_out").inc(answer.shards.timed_out)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -80,6 +81,7 @@ def check_binding(host: str, tokens: Tokens) -> None:
                          "127.0.0.1")  # fmt: skip
 
 
+@functools.lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Of a name or an address, without a port."""
     try:
