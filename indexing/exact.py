@@ -9,6 +9,8 @@ The bound, for a query q and a passage p with rounded copies q', p' (Cauchy-Schw
     |q.p - q'.p'| <= |q - q'| |p| + |q'| |p - p'| + dim 2^-23 |q'| |p'|
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -30,6 +32,19 @@ class Hits(NamedTuple):
 
     scores: np.ndarray  # float32 [q, k]
     rows: np.ndarray  # int64 [q, k]
+
+
+class OpenPart:
+    """Vectors [n, dim] that are searched again and again, as `ExactSearch.add` takes them: converted once.
+
+    Takes as much memory as they do in float16, beside them. Raises as `add` does, but for vectors that are not finite.
+    """
+
+    def __init__(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray | None = None):
+        self.vectors, self.first_row = check_vectors(vectors, vectors.shape[-1], first_row), first_row
+        self.deleted = _local(deleted, first_row, len(vectors))
+        library = kernels.load() if len(vectors) else None
+        self.converted = None if library is None else kernels.Converted(library, self.vectors, first_row, self.deleted)
 
 
 class ExactSearch:
@@ -61,13 +76,17 @@ class ExactSearch:
         Raises InputError for another dim or dtype, and for NaN, Inf and norms above 1e15.
         """
         vectors = check_vectors(vectors, self.dim, first_row)
-        local = np.empty(0, np.int64)
-        if deleted is not None and len(deleted):
-            deleted = np.asarray(deleted, dtype=np.int64)
-            low, high = np.searchsorted(deleted, [first_row, first_row + len(vectors)])
-            local = deleted[low:high] - first_row
         if len(vectors):
-            self._engine.add(vectors, first_row, local)
+            self._engine.add(vectors, first_row, _local(deleted, first_row, len(vectors)))
+
+    def add_open(self, part: OpenPart) -> None:
+        """Search a part that was opened before; see `add`."""
+        if part.vectors.shape[1] != self.dim:
+            raise InputError(f"vectors from row {part.first_row} have {part.vectors.shape[1]} columns, not {self.dim}")
+        if part.converted is not None and isinstance(self._engine, kernels.KernelSearch):
+            self._engine.add_converted(part.converted)
+        elif len(part.vectors):
+            self._engine.add(part.vectors, part.first_row, part.deleted)
 
     def result(self) -> Hits:
         """The top k of all that was added so far; more may be added afterwards."""
@@ -88,6 +107,14 @@ def exact_search(
     search = ExactSearch(queries, k, threads=threads, device=device, use_kernel=use_kernel)
     for first_row, vectors in parts:
         search.add(vectors, first_row, deleted)
+    return search.result()
+
+
+def search_open(queries: np.ndarray, parts: Iterable[OpenPart], k: int) -> Hits:
+    """`exact_search` over parts that were opened before, by one thread."""
+    search = ExactSearch(queries, k, threads=1)
+    for part in parts:
+        search.add_open(part)
     return search.result()
 
 
@@ -169,6 +196,15 @@ def merge(hits: Sequence[Hits], k: int) -> Hits:
         sorted_scores[mixed] = np.take_along_axis(scores[mixed], order, 1)
         sorted_rows[mixed] = np.take_along_axis(rows[mixed], order, 1)
     return _padded(Hits(sorted_scores[:, :k], sorted_rows[:, :k]), k)
+
+
+def _local(deleted: np.ndarray | None, first_row: int, count: int) -> np.ndarray:
+    """Those of sorted global rows that are among `count` from `first_row` on, int64, counted from there."""
+    if deleted is None or not len(deleted):
+        return np.empty(0, np.int64)
+    deleted = np.asarray(deleted, dtype=np.int64)
+    low, high = np.searchsorted(deleted, [first_row, first_row + count])
+    return deleted[low:high] - first_row
 
 
 def available_threads() -> int:

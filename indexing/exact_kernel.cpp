@@ -140,6 +140,46 @@ struct Panel {
     }
 };
 
+// How many passages a panel holds.
+inline int64_t panel_rows_of(int64_t steps) {
+    return std::clamp<int64_t>(PANEL_BYTES / (steps * STEP * 2) / GROUP * GROUP, 2 * GROUP, 4096);
+}
+
+// The rows of a part that are not deleted; `deleted` ascends.
+inline std::vector<int32_t> live_rows(int64_t num_rows, const int64_t* deleted, int64_t num_deleted) {
+    std::vector<int32_t> live;
+    live.reserve(num_rows);
+    for (int64_t i = 0, d = 0; i < num_rows; i++) {
+        if (d < num_deleted && deleted[d] == i) {
+            while (d < num_deleted && deleted[d] == i) d++;
+        } else {
+            live.push_back(static_cast<int32_t>(i));
+        }
+    }
+    return live;
+}
+
+// A part's passages in panels, for searches that come again and again.
+struct Converted {
+    const Part part;
+    const std::vector<int32_t> live;
+    std::vector<Panel> panels;
+    Norms norms;
+    int64_t bad = -1;  // the first row that has no finite norm of at most 1e15
+
+    Converted(const Part& of, int64_t num_rows, const int64_t* deleted, int64_t num_deleted)
+        : part(of), live(live_rows(num_rows, deleted, num_deleted)) {
+        const int64_t steps = (part.dim + STEP - 1) / STEP, most = panel_rows_of(steps);
+        for (int64_t start = 0; start < static_cast<int64_t>(live.size()) && bad < 0; start += most) {
+            const int64_t rows = std::min(most, static_cast<int64_t>(live.size()) - start);
+            Panel& panel = panels.emplace_back();
+            panel.reserve((rows + GROUP - 1) / GROUP * GROUP, steps);
+            bad = panel.convert(part, live.data() + start, rows, steps);
+            for (const Norms& tile : panel.norms) norms.include(tile);
+        }
+    }
+};
+
 // ------------------------------------------------------------------------------------------------------ the product
 
 // Products of 32 passages (rows) and 32 queries (columns), as four tiles.
@@ -297,23 +337,33 @@ public:
         best_scores_.assign(num_queries * k, -std::numeric_limits<float>::infinity());
         best_rows_.assign(num_queries * k, -1);
         best_count_.assign(num_queries, 0);
-        panel_rows_ = std::clamp<int64_t>(PANEL_BYTES / (steps_ * STEP * 2) / GROUP * GROUP, 2 * GROUP, 4096);
+        panel_rows_ = panel_rows_of(steps_);
     }
 
     // Returns -1, or the part's first row that has no finite norm.
     int64_t add(const Part& part, int64_t num_rows, const int64_t* deleted, int64_t num_deleted) {
-        std::vector<int32_t> live;
-        live.reserve(num_rows);
-        for (int64_t i = 0, d = 0; i < num_rows; i++) {
-            if (d < num_deleted && deleted[d] == i) {
-                while (d < num_deleted && deleted[d] == i) d++;
-            } else {
-                live.push_back(static_cast<int32_t>(i));
-            }
-        }
+        const std::vector<int32_t> live = live_rows(num_rows, deleted, num_deleted);
         norms_ = Norms();
         if (warm_start(part, live)) return bad_row_;
         return scan(part, live) ? bad_row_ : -1;
+    }
+
+    // The same of what was converted before.
+    int64_t add(const Converted& converted) {
+        if (converted.bad >= 0) return converted.bad;
+        norms_ = converted.norms;
+        if (warm_start(converted.part, converted.live)) return bad_row_;
+        const int64_t per_item = groups_per_item();
+        std::atomic<int64_t> next_item{0}, next_settled{0};
+        std::barrier barrier(threads_);
+        run([&](int) {
+            Scratch scratch;
+            scratch.query = allocate<double>(steps_ * STEP);
+            collect_all(converted.part, converted.panels, next_item, per_item, scratch);
+            barrier.arrive_and_wait();
+            settle_all(converted.part, next_settled, scratch);
+        });
+        return -1;
     }
 
     void result(float* scores, int64_t* rows) const {
@@ -484,20 +534,30 @@ private:
                 }
                 barrier.arrive_and_wait();
                 if (bad >= 0) return;
-                for (int64_t item; (item = next_item[s]++) * per_item < groups_;)
-                    for (const Panel& panel : panels_)
-                        for (int64_t g = item * per_item; g < std::min(groups_, (item + 1) * per_item); g++)
-                            collect(part, panel, g, scratch);
+                collect_all(part, panels_, next_item[s], per_item, scratch);
                 barrier.arrive_and_wait();
             }
-            for (int64_t q; (q = next_settled++) < num_queries_;)
-                if (count_[q]) {
-                    shrink(q, scratch);
-                    settle(part, q, scratch);
-                }
+            settle_all(part, next_settled, scratch);
         });
         bad_row_ = bad;
         return bad >= 0;
+    }
+
+    // The share of a thread: groups of queries as they are free, with all panels.
+    void collect_all(const Part& part, const std::vector<Panel>& panels, std::atomic<int64_t>& next_item, int64_t per_item,
+                     Scratch& scratch) {
+        for (int64_t item; (item = next_item++) * per_item < groups_;)
+            for (const Panel& panel : panels)
+                for (int64_t g = item * per_item; g < std::min(groups_, (item + 1) * per_item); g++)
+                    collect(part, panel, g, scratch);
+    }
+
+    void settle_all(const Part& part, std::atomic<int64_t>& next_settled, Scratch& scratch) {
+        for (int64_t q; (q = next_settled++) < num_queries_;)
+            if (count_[q]) {
+                shrink(q, scratch);
+                settle(part, q, scratch);
+            }
     }
 
     // Multiplies a panel by 32 queries and appends what reaches a threshold to the queries' candidates.
@@ -674,6 +734,27 @@ int64_t riptide_search_add(void* search, const void* vectors, int half, int64_t 
     try {
         const Part part{static_cast<const char*>(vectors), half != 0, dim, first_row};
         return static_cast<Search*>(search)->add(part, num_rows, deleted, num_deleted);
+    } catch (const std::bad_alloc&) {
+        return -2;
+    }
+}
+
+// A part in the form that searches take; it reads the vectors as long as it is there. Null: out of memory.
+void* riptide_converted_new(const void* vectors, int half, int64_t num_rows, int64_t dim, int64_t first_row,
+                            const int64_t* deleted, int64_t num_deleted) {
+    try {
+        const Part part{static_cast<const char*>(vectors), half != 0, dim, first_row};
+        return new Converted(part, num_rows, deleted, num_deleted);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+void riptide_converted_free(void* converted) { delete static_cast<Converted*>(converted); }
+
+int64_t riptide_search_add_converted(void* search, const void* converted) {
+    try {
+        return static_cast<Search*>(search)->add(*static_cast<const Converted*>(converted));
     } catch (const std::bad_alloc&) {
         return -2;
     }

@@ -4,6 +4,8 @@ Needs Linux, g++ 12 or later and a processor with AVX-512 BF16 (Intel Cooper Lak
 later); matrix units (AMX) are used where there are any.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import logging
@@ -71,6 +73,11 @@ class KernelSearch:
                 for call in calls:
                     call.result()
 
+    def add_converted(self, converted: Converted) -> None:
+        """Search what was converted before, by one thread."""
+        bad = self._library.riptide_search_add_converted(self._searches[0], converted.pointer)
+        _check(bad, converted.first_row)
+
     def _add(self, which: int, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
         deleted = np.ascontiguousarray(deleted, dtype=np.int64)
         half = int(vectors.dtype == np.float16)
@@ -83,10 +90,7 @@ class KernelSearch:
             deleted.ctypes.data,
             len(deleted),
         )
-        if bad == -2:
-            raise MemoryError(f"no memory to search the part with row {first_row}")
-        if bad >= 0:
-            raise InputError(f"the vector of row {first_row + bad} has NaN, Inf or a norm above 1e15: encode it again")
+        _check(bad, first_row)
 
     def result(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """(scores float32 [q, k], rows int64 [q, k]) of each search: of disjoint passages, to be merged."""
@@ -96,6 +100,31 @@ class KernelSearch:
             self._library.riptide_search_result(search, scores.ctypes.data, rows.ctypes.data)
             results.append((scores, rows))
         return results
+
+
+class Converted:
+    """A part's vectors as searches take them, less its rows `deleted` (sorted int64): as large as in float16."""
+
+    def __init__(self, library: ctypes.CDLL, vectors: np.ndarray, first_row: int, deleted: np.ndarray):
+        self._library, self._vectors, self.first_row = library, vectors, first_row  # some are read again
+        deleted = np.ascontiguousarray(deleted, dtype=np.int64)
+        half = int(vectors.dtype == np.float16)
+        self.pointer = library.riptide_converted_new(
+            vectors.ctypes.data, half, *vectors.shape, first_row, deleted.ctypes.data, len(deleted)
+        )
+        if not self.pointer:
+            raise MemoryError(f"no memory for the part with row {first_row}")
+
+    def __del__(self) -> None:
+        if getattr(self, "pointer", None):
+            self._library.riptide_converted_free(self.pointer)
+
+
+def _check(bad: int, first_row: int) -> None:
+    if bad == -2:
+        raise MemoryError(f"no memory to search the part with row {first_row}")
+    if bad >= 0:
+        raise InputError(f"the vector of row {first_row + bad} has NaN, Inf or a norm above 1e15: encode it again")
 
 
 def score_pairs(
@@ -118,6 +147,9 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         "riptide_search_new": (pointer, [pointer, long, long, long, integer, integer]),
         "riptide_search_free": (None, [pointer]),
         "riptide_search_add": (long, [pointer, pointer, integer, long, long, long, pointer, long]),
+        "riptide_converted_new": (pointer, [pointer, integer, long, long, long, pointer, long]),
+        "riptide_converted_free": (None, [pointer]),
+        "riptide_search_add_converted": (long, [pointer, pointer]),
         "riptide_search_result": (None, [pointer, pointer, pointer]),
         "riptide_score_pairs": (None, [pointer, long, long, pointer, long, pointer, integer, integer, pointer]),
     }

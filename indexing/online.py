@@ -17,12 +17,13 @@ import numpy as np
 from indexing.bm25 import Bm25, search_alive, search_among
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
-from indexing.exact import Hits, available_threads, exact_search, merge, rescore_pieces
+from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, rescore_pieces, search_open
 from indexing.faiss_index import read_index, search_shard
 from indexing.filters import Filter
 from indexing.index import Index
 
-EXACT_ROWS = 100_000  # matching rows of a shard up to which a filtered search looks at all of them
+EXACT_ROWS = 100_000  # matching rows of a shard up to which a filtered search looks at all of them, and of a file up to
+# which its vectors are kept in memory where all are scored
 FILTERS = 64  # whose matching rows are kept
 
 
@@ -103,6 +104,12 @@ class DenseShard:
             (Matches(corpus, first, end), embeddings.between(first, end), deleted[(deleted >= first) & (deleted < end)])
             for first, end in stretches
         ]
+        self._parts = [
+            [OpenPart(vectors, row, gone) for row, vectors in pieces]
+            if opened is None and matches.end - matches.first_row <= EXACT_ROWS
+            else None
+            for opened, (matches, pieces, gone) in zip(self._opened, self._stretches, strict=True)
+        ]
 
     def search(self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False) -> Hits:
         """The top k of queries float32 [q, dim] among this shard's rows; with a filter, among those that match.
@@ -112,6 +119,9 @@ class DenseShard:
         """
 
         def search(number: int) -> Hits:
+            parts = self._parts[number]
+            if parts is not None and filter is None:
+                return search_open(queries, parts, k)
             return self._search(self._opened[number], *self._stretches[number], queries, k, filter, exact=exact)
 
         # A few questions are answered by lists sooner than threads are woken.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from indexing import kernel
-from indexing.exact import ExactSearch, Hits, exact_search, merge, rescore
+from indexing.exact import ExactSearch, Hits, OpenPart, exact_search, merge, rescore, search_open
 from retriever.errors import InputError
 
 PATHS = [
@@ -170,6 +170,30 @@ def test_result_may_be_asked_between_parts(use_kernel):
         if a in (0, 10, 30, 1_000):
             assert_same(search.result(), brute_force(queries, vectors[: a + 10], 25))
     assert_same(search.result(), brute_force(queries, vectors, 25))
+
+
+@pytest.mark.parametrize("use_kernel", PATHS)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_parts_that_stay_open_are_searched_again_and_again(use_kernel, dtype):
+    vectors = clustered(5_000, 83, 2).astype(dtype)
+    deleted = np.array([0, 7, 1_999, 2_000, 4_999])
+    alive = np.setdiff1d(np.arange(5_000), deleted)
+    edges = [(0, 2_000), (2_000, 2_000), (2_000, 2_003), (2_003, 5_000)]
+    parts = [OpenPart(vectors[low:high], low, deleted) for low, high in edges]
+    for count, k in ((1, 10), (3, 200), (70, 10), (2, 6_000)):
+        queries = clustered(count, 83, count)
+        search = ExactSearch(queries, k, threads=1, use_kernel=use_kernel)
+        for part in parts:
+            search.add_open(part)
+        found, expected = search.result(), brute_force(queries, vectors[alive], k)
+        rows = np.where(expected.rows >= 0, alive[expected.rows], -1)
+        assert_same(found, Hits(expected.scores, rows))
+        assert_same(search_open(queries, parts, k), found)
+    with pytest.raises(InputError, match="83 columns, not 20"):
+        search_open(clustered(1, 20, 1), parts, 1)
+    vectors[4_000, 3] = np.nan
+    with pytest.raises(InputError, match="row 4000 has NaN"):
+        search_open(clustered(1, 83, 1), [OpenPart(vectors[2_003:], 2_003)], 1)
 
 
 @pytest.mark.parametrize("use_kernel", PATHS)
