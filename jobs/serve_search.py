@@ -10,6 +10,7 @@ is none yet, or where --renew asks for that; tasks that are put over HTTP are ke
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,6 +118,8 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     """On the Ray that is there, or on one that ends with this process."""
     from jobs.session import connect
 
+    # Between deployments gRPC takes a fifth less time than calls of actors. Read where Ray Serve is imported.
+    os.environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
     connect(store)
     from serve.deployments import Application, Scale, run_application
 
