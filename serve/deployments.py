@@ -13,20 +13,24 @@ import contextlib
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
+from grpc import RpcError
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
 
 from indexing.store import Store
 from retriever.errors import InputError
 from serve.engine import Engine
 from serve.live import Live
 from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
-from serve.places import Places, Reply
+from serve.places import LostError, Places, Reply
 from serve.release import Release, current
 from serve.security import Tokens
 from serve.service import Limits, Service
@@ -119,7 +123,7 @@ class There:
         self.handle = handle
 
     def call(self, method: str, *arguments: Any) -> Reply:
-        return _Sent(self.handle.run.remote(method, *arguments))
+        return _Sent(self.handle, method, arguments)
 
     def everywhere(self, method: str, *arguments: Any) -> None:
         """Call a method of every replica. Raises what one of them raised."""
@@ -128,23 +132,37 @@ class There:
 
 
 class _Sent:
-    """A Reply of Ray Serve's."""
+    """A Reply of Ray Serve's. Where a replica is lost on the way the call, which changes nothing, is sent once more: to
+    another replica, or to the next one that starts."""
 
-    def __init__(self, response: Any):
-        self.response = response
+    def __init__(self, handle: Any, method: str, arguments: tuple[Any, ...]):
+        self._send = partial(handle.run.remote, method, *arguments)
+        self._response: Any = None
+        with contextlib.suppress(LostError), _as_raised():
+            self._response = self._send()
 
     def result(self, timeout_s: float | None = None) -> Any:
+        ends = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._response is not None:
+            with contextlib.suppress(LostError), _as_raised():
+                return self._response.result(timeout_s=timeout_s)
         with _as_raised():
-            return self.response.result(timeout_s=timeout_s)
+            left = None if ends is None else max(0.0, ends - time.monotonic())
+            return self._send().result(timeout_s=left)
 
 
 @contextlib.contextmanager
 def _as_raised() -> Iterator[None]:
-    """Raise what a replica raised, without Ray's account of where: that is no answer to give a caller."""
+    """Raise what a replica raised, without Ray's account of where: that is no answer to give a caller. LostError where
+    it did not come to that."""
     try:
         yield
     except RayTaskError as error:
         raise error.cause from None
+    except TimeoutError:
+        raise
+    except (RayError, RayServeException, RpcError) as error:
+        raise LostError(type(error).__name__) from error
 
 
 class ClusterService(Service):

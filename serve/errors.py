@@ -16,6 +16,7 @@ from retriever.errors import InputError
 from serve.batching import OverloadedError
 from serve.engine import IncompleteError
 from serve.parts import ExpiredError
+from serve.places import LostError
 from serve.service import ConflictError, NotReadyError, UnknownTaskError
 
 log = logging.getLogger("riptide.serve")
@@ -27,11 +28,13 @@ ERRORS: dict[type[Exception], tuple[int, str]] = {
     OverloadedError: (429, "overloaded_error"),
     ExpiredError: (503, "timeout_error"),
     IncompleteError: (503, "incomplete_error"),
+    LostError: (503, "unavailable_error"),
     NotReadyError: (503, "not_ready_error"),
 }
 SAID = {
     ExpiredError: "the time that the request was given has passed",
     IncompleteError: "not every shard answered; allow_partial takes what there is",
+    LostError: "a part of the service does not answer at the moment",
     NotReadyError: "no release is being served at the moment",
 }
 

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
+class LostError(Exception):
+    """A part did not answer: what it ran on is gone, or cannot be reached."""
+
+
 class Reply(Protocol):
     """An answer that may still be on its way."""
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Raises TimeoutError, or what the part raised."""
+        """Raises TimeoutError, LostError, or what the part raised."""
 
 
 class Place(Protocol):

@@ -8,9 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from samples import make_passages, make_queries, write_beir
@@ -85,3 +88,59 @@ def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
+
+
+class Server(NamedTuple):
+    """A server in a process of its own, on a store that tests may change."""
+
+    address: str
+    root: Path
+    pid: int
+
+
+def asked(connection: HTTPConnection, method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
+    connection.request(method, path, body, {"Content-Type": kind})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def connect(server: Server) -> HTTPConnection:
+    return HTTPConnection(server.address.removeprefix("http://"), timeout=60)
+
+
+class Load:
+    """Clients that ask in a closed loop, each over one connection, until they are told to end."""
+
+    def __init__(self, server: Server, bodies: list[bytes], clients: int):
+        self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.faults: list[BaseException] = []
+        self._server, self._bodies, self._done = server, bodies, threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join(120)
+            assert not thread.is_alive()
+
+    def wait_for(self, more: int) -> None:
+        """Until so many more answers have come."""
+        wanted = len(self.answers) + more
+        while len(self.answers) < wanted and not self.faults:
+            time.sleep(0.005)
+
+    def _ask(self, number: int) -> None:
+        try:
+            connection = connect(self._server)
+            while not self._done.is_set():
+                body = self._bodies[number % len(self._bodies)]
+                status, content = asked(connection, "POST", "/v1/search", body, "application/json")
+                self.answers.append((status, json.loads(content)))
+                number += 1
+        except BaseException as error:
+            self.faults.append(error)

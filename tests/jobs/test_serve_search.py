@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import ReplicaUnavailableError
 from serving import OPTIONS, K, questions, started, task_files
 
 from indexing import faiss_index
@@ -34,7 +35,7 @@ from serve.client import Client, ServerError
 from serve.deployments import There
 from serve.local import LocalService, open_local
 from serve.parts import SearchPart
-from serve.places import Here
+from serve.places import Here, LostError
 from serve.release import Release, current
 from serve.security import Tokens, digest
 
@@ -456,6 +457,29 @@ def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:
     with pytest.raises(InputError) as raised:
         There(Handle()).call("search").result(timeout_s=1)
     assert str(raised.value) == "no such thing"
+
+
+def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
+    class Handle:
+        run = property(lambda self: self)
+
+        def __init__(self, *ends: object):
+            self.ends = list(ends)
+
+        def remote(self, *_: object) -> Handle:
+            return self
+
+        def result(self, timeout_s: float | None) -> object:
+            end = self.ends.pop(0)
+            if isinstance(end, Exception):
+                raise end
+            return end
+
+    assert There(Handle(ActorDiedError(), "found")).call("search").result(timeout_s=1) == "found"
+    with pytest.raises(LostError):
+        There(Handle(ActorDiedError(), ReplicaUnavailableError(None), "late")).call("search").result(timeout_s=1)
+    with pytest.raises(TimeoutError):
+        There(Handle(TimeoutError(), "late")).call("search").result(timeout_s=1)
 
 
 @pytest.mark.slow

@@ -8,19 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from serving import OPTIONS, REPOSITORY, questions, started, task_files
+from serving import OPTIONS, REPOSITORY, Load, Server, asked, connect, questions, started, task_files
 
 from indexing.store import Store
 from retriever.encoder import Encoder
@@ -28,14 +25,6 @@ from retriever.prompts import SETTINGS, WEIGHTS
 from serve.client import Client, ServerError
 
 pytestmark = pytest.mark.slow
-
-
-class Server(NamedTuple):
-    """A server in a process of its own, on a store that tests may change."""
-
-    address: str
-    root: Path
-    pid: int
 
 
 @pytest.fixture(scope="module")
@@ -98,16 +87,6 @@ def test_a_fuzzer_finds_no_500_and_nothing_that_the_schema_does_not_say(server: 
 
 
 LONG = os.environ.get("RIPTIDE_CHAOS") == "long"
-
-
-def asked(connection: HTTPConnection, method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
-    connection.request(method, path, body, {"Content-Type": kind})
-    answer = connection.getresponse()
-    return answer.status, answer.read()
-
-
-def connect(server: Server) -> HTTPConnection:
-    return HTTPConnection(server.address.removeprefix("http://"), timeout=60)
 
 
 def wrong(random: Random) -> tuple[str, bytes]:
@@ -174,44 +153,6 @@ def test_broken_prompt_files_are_refused_and_nothing_is_kept(server: Server, mod
         (tmp_path / "prompt" / name).write_bytes(good[name])
     assert client.tasks() == before
     assert set(Store(str(server.root / "store")).keys()) == kept
-
-
-class Load:
-    """Clients that ask in a closed loop, each over one connection, until they are told to end."""
-
-    def __init__(self, server: Server, bodies: list[bytes], clients: int):
-        self.answers: list[tuple[int, dict[str, Any]]] = []
-        self.faults: list[BaseException] = []
-        self._server, self._bodies, self._done = server, bodies, threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(clients)]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join(120)
-            assert not thread.is_alive()
-
-    def wait_for(self, more: int) -> None:
-        """Until so many more answers have come."""
-        wanted = len(self.answers) + more
-        while len(self.answers) < wanted and not self.faults:
-            time.sleep(0.005)
-
-    def _ask(self, number: int) -> None:
-        try:
-            connection = connect(self._server)
-            while not self._done.is_set():
-                body = self._bodies[number % len(self._bodies)]
-                status, content = asked(connection, "POST", "/v1/search", body, "application/json")
-                self.answers.append((status, json.loads(content)))
-                number += 1
-        except BaseException as error:
-            self.faults.append(error)
 
 
 def test_releases_change_under_load_and_no_request_fails_or_mixes_them(
