@@ -37,11 +37,15 @@ class Hits(NamedTuple):
 class OpenPart:
     """Vectors [n, dim] that are searched again and again, as `ExactSearch.add` takes them: converted once.
 
-    Takes as much memory as they do in float16, beside them. Raises as `add` does, but for vectors that are not finite.
+    Takes as much memory as they do in float16 of a multiple of 32 columns, beside them. Raises as `add` does, but for
+    vectors that are not finite.
     """
 
     def __init__(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray | None = None):
-        self.vectors, self.first_row = check_vectors(vectors, vectors.shape[-1], first_row), first_row
+        self.vectors, self.first_row = (
+            check_vectors(vectors, vectors.shape[-1] if vectors.ndim else 0, first_row),
+            first_row,
+        )
         self.deleted = _local(deleted, first_row, len(vectors))
         library = kernels.load() if len(vectors) else None
         self.converted = None if library is None else kernels.Converted(library, self.vectors, first_row, self.deleted)
@@ -111,7 +115,7 @@ def exact_search(
 
 
 def search_open(queries: np.ndarray, parts: Iterable[OpenPart], k: int) -> Hits:
-    """`exact_search` over parts that were opened before, by one thread."""
+    """`exact_search` over parts that were opened before, by one thread; of a few dozen queries."""
     search = ExactSearch(queries, k, threads=1)
     for part in parts:
         search.add_open(part)
@@ -226,7 +230,7 @@ def check_queries(queries: np.ndarray) -> np.ndarray:
 
 def check_vectors(vectors: np.ndarray, dim: int, first_row: int) -> np.ndarray:
     """vectors [n, dim], their rows contiguous, or an InputError that names the part by its first row."""
-    if vectors.ndim != 2 or vectors.shape[1] != dim:
+    if vectors.ndim != 2 or vectors.shape[1] != dim or dim < 1:
         raise InputError(f"vectors from row {first_row} have shape {vectors.shape}, expected [n, {dim}] as the queries")
     if vectors.dtype not in (np.float16, np.float32):
         raise InputError(f"vectors from row {first_row} are {vectors.dtype}, expected float16 or float32")

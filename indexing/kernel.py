@@ -74,7 +74,7 @@ class KernelSearch:
                     call.result()
 
     def add_converted(self, converted: Converted) -> None:
-        """Search what was converted before, by one thread."""
+        """Search what was converted before; where queries are few, by one thread."""
         bad = self._library.riptide_search_add_converted(self._searches[0], converted.pointer)
         _check(bad, converted.first_row)
 
@@ -103,7 +103,8 @@ class KernelSearch:
 
 
 class Converted:
-    """A part's vectors as searches take them, less its rows `deleted` (sorted int64): as large as in float16."""
+    """A part's vectors as searches take them, less its rows `deleted` (sorted int64): as large as in float16 of a
+    multiple of 32 columns."""
 
     def __init__(self, library: ctypes.CDLL, vectors: np.ndarray, first_row: int, deleted: np.ndarray):
         self._library, self._vectors, self.first_row = library, vectors, first_row  # some are read again

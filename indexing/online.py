@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from indexing import kernel as kernels
 from indexing.bm25 import Bm25, search_alive, search_among
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
@@ -22,8 +23,8 @@ from indexing.faiss_index import read_index, search_shard
 from indexing.filters import Filter
 from indexing.index import Index
 
-EXACT_ROWS = 100_000  # matching rows of a shard up to which a filtered search looks at all of them, and of a file up to
-# which its vectors are kept in memory where all are scored
+EXACT_ROWS = 100_000  # matching rows of a shard up to which a filtered search looks at all of them
+OPEN_ROWS = 200_000  # of a shard up to which vectors stay converted, in memory, where all are scored
 FILTERS = 64  # whose matching rows are kept
 
 
@@ -97,6 +98,8 @@ class DenseShard:
             ]
         cores = threads or available_threads()
         together = min(cores, len(self._opened))
+        if None in self._opened and kernels.load() is None:
+            together = 1  # torch searches with threads of its own, whose number is the process's
         self.threads = max(1, cores // max(1, together))  # of each file
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
         deleted = corpus.deleted
@@ -106,7 +109,7 @@ class DenseShard:
         ]
         self._parts = [
             [OpenPart(vectors, row, gone) for row, vectors in pieces]
-            if opened is None and matches.end - matches.first_row <= EXACT_ROWS
+            if opened is None and sum(end - first for first, end in stretches) <= OPEN_ROWS
             else None
             for opened, (matches, pieces, gone) in zip(self._opened, self._stretches, strict=True)
         ]

@@ -71,11 +71,14 @@ def dense_shard(
     depth: int,
     threads: int,
 ) -> Hits:
-    """One task of `search_dense`."""
-    faiss_index = read_index(shard.artifact.local(shard.part), mmap=True)
+    """One task of `search_dense`. Where the index is flat its rows are scored in the embeddings."""
     mine = deleted[(deleted >= shard.first_row) & (deleted < shard.end)]
+    pieces = embeddings.between(shard.first_row, shard.end)
+    if shard.artifact.config["factory"] == "Flat":
+        return exact_search(queries, pieces, k, deleted=mine, threads=threads)
+    faiss_index = read_index(shard.artifact.local(shard.part), mmap=True)
     rows = search_shard(faiss_index, queries, depth, nprobe=nprobe, deleted=mine, threads=threads)
-    return rescore_pieces(queries, rows, embeddings.between(shard.first_row, shard.end), k, threads)
+    return rescore_pieces(queries, rows, pieces, k, threads)
 
 
 def folded(found: Iterable[Hits], k: int) -> Hits:

@@ -120,6 +120,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
 
     # Between deployments gRPC takes a fifth less time than calls of actors. Read where Ray Serve is imported.
     os.environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
+    os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str((1 << 31) - 1))  # of 4 MiB else
     connect(store)
     from serve.deployments import Application, Scale, run_application
 

@@ -56,6 +56,12 @@ def kernel() -> ctypes.CDLL | None:
     return library
 
 
+def in_tiles() -> bool:
+    """Whether attention of bfloat16 goes in the processor's tiles, which sum in another order."""
+    library = kernel()
+    return library is not None and library.riptide_tiles() == 1
+
+
 def packs(kind: str | None, options: EncoderOptions, device: torch.device) -> bool:
     """Whether texts go end to end: on a processor that the kernel runs on, where the kind of backbone allows it, unless
     compiled code is asked for."""
@@ -171,15 +177,16 @@ class _Norm:
 
     def __init__(self, norm: nn.LayerNorm):
         self.norm = norm
+        self.weight, self.bias = norm.weight.detach().contiguous(), norm.bias.detach().contiguous()
 
     def __call__(self, values: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        library, norm = kernel(), self.norm
+        library = kernel()
         assert library is not None
-        if values.shape[-1] % _LANES:
-            return norm(values + added)
+        if values.shape[-1] % _LANES or self.weight.dtype != values.dtype:
+            return self.norm(values + added)
         library.riptide_add_and_normalize(
             values.data_ptr(), added.data_ptr(), int(values.dtype == torch.bfloat16), *values.shape,
-            norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps,
+            self.weight.data_ptr(), self.bias.data_ptr(), self.norm.eps,
         )  # fmt: skip
         return values
 

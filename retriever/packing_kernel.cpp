@@ -4,6 +4,7 @@
 // multiplies tiles of bfloat16, that is done instead.
 //
 // Numbers are summed in an order that no width of registers changes: 16 lanes everywhere, one after the other in each.
+// Tiles sum in their own; `riptide_tiles` says whether they are used, and the numerics class tells.
 
 #include <cstdint>
 #include <cstring>
@@ -112,7 +113,7 @@ Floats exponential(Floats x) {
     std::memcpy(&bits, &p, sizeof bits);
     bits += power << 23;
     std::memcpy(&p, &bits, sizeof p);
-    return p;
+    return x == x ? p : x;
 }
 
 // What `join` makes of all lanes, two by two.
@@ -396,6 +397,15 @@ void add_and_normalize(
 }
 
 }  // namespace
+
+// Whether attention of bfloat16 goes in tiles, where heads are a multiple of 32 wide.
+extern "C" int riptide_tiles() {
+#ifdef TILES
+    return tiles_allowed();
+#else
+    return 0;
+#endif
+}
 
 // inward: [tokens, 3, heads, size], queries, keys and values of texts end to end; out: [tokens, heads, size]. half:
 // they are bfloat16, else float32. prompts: null, or keys and values by their strides; rows of the texts, lengths of

@@ -91,6 +91,11 @@ def test_far_apart_and_broken_numbers(size: int, dtype: torch.dtype) -> None:
     inward[:3, 0], inward[:3, 1, 0, 0] = 100, torch.tensor([0.0, 90, -90])
     inward[:3, 2] = torch.tensor([1.0, 2, 3])[:, None, None]
     inward[4, 2, 0, 3] = float("nan")
+    odd = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)  # one whose lowest bits are not zero
+    inward[5, 2, 0, 4] = odd[0]
+    assert torch.isnan(
+        attended(torch.where(torch.arange(6)[:, None, None, None] == 5, odd, inward), [3, 3], 1)[3:]
+    ).all()
     found = attended(inward.to(dtype), [3, 3], 1).float()
     torch.testing.assert_close(found[:3], torch.full((3, size), 2.0))
     assert torch.isnan(found[3:, 3]).all()
