@@ -497,6 +497,7 @@ def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path:
             for id, hits in zip(asked, client.search_all(list(asked.values()), mode=mode, k=K), strict=True):
                 assert [hit.id for hit in hits] == [name for name, _ in expected.get(id, [])]
         assert client.info()["shards"] == (2 if topology == "distributed" else 1)
+        assert len(client.embed(["bafa " * 13_000] * 80)) == 80  # more than Ray's own limit of a message, 4 MiB
         client.put_task("ours", tmp_path / "prompt")
         own = Encoder(model, OPTIONS, tasks={"t": load(tmp_path / "prompt")}).encode(["bafa"], task="t")
         np.testing.assert_allclose(client.embed(["bafa"], task="ours"), own, atol=1e-5)
