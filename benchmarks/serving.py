@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -166,6 +167,16 @@ async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, b
     return int(head[9:12])
 
 
+def cpu_seconds(process: subprocess.Popen[str]) -> float:
+    """Of a server and all that it started and that still runs."""
+    parent, total = psutil.Process(process.pid), 0.0
+    for one in (parent, *parent.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
 async def load(port: int, clients: int, seconds: float, texts: list[str]) -> dict[str, Any]:
     """Closed loop: each client asks again as soon as it is answered."""
     taken: list[float] = []
@@ -220,18 +231,22 @@ def main() -> None:
             asyncio.run(load(running[name][1], 8, 3, asked))
         for _ in range(options.rounds):
             for clients in options.clients:
-                for name, (_, port) in running.items():
-                    found[name].setdefault(clients, []).append(asyncio.run(load(port, clients, options.seconds, asked)))
+                for name, (process, port) in running.items():
+                    before = cpu_seconds(process)
+                    one = asyncio.run(load(port, clients, options.seconds, asked))
+                    one["cpu_ms"] = 1000 * (cpu_seconds(process) - before) / (one["qps"] * options.seconds)
+                    found[name].setdefault(clients, []).append(one)
     finally:
         for process, _ in running.values():
             process.send_signal(signal.SIGTERM)
         for process, _ in running.values():
             process.wait(60)
-    print(f"{'server':12} clients {'queries/s':>10} {'p50':>8} {'p95':>8} {'p99':>8} ms")
+    print(f"{'server':19} clients {'queries/s':>10} {'p50':>8} {'p95':>8} {'p99':>8} ms {'core':>8} ms a query")
     for name, by_clients in found.items():
         for clients, rounds in by_clients.items():
-            middle = [statistics.median(one[key] for one in rounds) for key in ("qps", "p50_ms", "p95_ms", "p99_ms")]
-            print(f"{name:12} {clients:7} {middle[0]:10.1f} {middle[1]:8.1f} {middle[2]:8.1f} {middle[3]:8.1f}")
+            keys = ("qps", "p50_ms", "p95_ms", "p99_ms", "cpu_ms")
+            middle = [statistics.median(one[key] for one in rounds) for key in keys]
+            print(f"{name:19} {clients:7} {middle[0]:10.1f} " + " ".join(f"{one:8.1f}" for one in middle[1:]))
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     Path(options.json).write_text(json.dumps({"options": vars(options), "servers": found}, indent=1) + "\n")
 

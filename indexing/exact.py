@@ -42,10 +42,9 @@ class OpenPart:
     """
 
     def __init__(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray | None = None):
-        self.vectors, self.first_row = (
-            check_vectors(vectors, vectors.shape[-1] if vectors.ndim else 0, first_row),
-            first_row,
-        )
+        if vectors.ndim != 2 or vectors.shape[1] < 1:
+            raise InputError(f"vectors from row {first_row} have shape {vectors.shape}, expected [n, dim]")
+        self.vectors, self.first_row = check_vectors(vectors, vectors.shape[1], first_row), first_row
         self.deleted = _local(deleted, first_row, len(vectors))
         library = kernels.load() if len(vectors) else None
         self.converted = None if library is None else kernels.Converted(library, self.vectors, first_row, self.deleted)
@@ -230,7 +229,7 @@ def check_queries(queries: np.ndarray) -> np.ndarray:
 
 def check_vectors(vectors: np.ndarray, dim: int, first_row: int) -> np.ndarray:
     """vectors [n, dim], their rows contiguous, or an InputError that names the part by its first row."""
-    if vectors.ndim != 2 or vectors.shape[1] != dim or dim < 1:
+    if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise InputError(f"vectors from row {first_row} have shape {vectors.shape}, expected [n, {dim}] as the queries")
     if vectors.dtype not in (np.float16, np.float32):
         raise InputError(f"vectors from row {first_row} are {vectors.dtype}, expected float16 or float32")

@@ -191,8 +191,9 @@ def test_parts_that_stay_open_are_searched_again_and_again(use_kernel, dtype):
         assert_same(search_open(queries, parts, k), found)
     with pytest.raises(InputError, match="83 columns, not 20"):
         search_open(clustered(1, 20, 1), parts, 1)
-    with pytest.raises(InputError, match=r"shape \(5, 0\)"):
-        OpenPart(np.empty((5, 0), np.float16), 0)
+    for shape in ((5, 0), (5,), ()):
+        with pytest.raises(InputError, match=r"expected \[n, dim\]"):
+            OpenPart(np.empty(shape, np.float16), 0)
     vectors[4_000, 3] = np.nan
     with pytest.raises(InputError, match="row 4000 has NaN"):
         search_open(clustered(1, 83, 1), [OpenPart(vectors[2_003:], 2_003)], 1)

@@ -18,12 +18,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import ReplicaUnavailableError
+from samples import make_passages, make_queries, write_beir
 from serving import OPTIONS, K, questions, started, task_files
 
-from indexing import faiss_index
+from indexing import faiss_index, kernel
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.index import Index
+from indexing.online import DenseShard
 from indexing.runs import read_run
 from indexing.store import Store
 from indexing.verify import verify
@@ -392,6 +398,34 @@ def test_shards_apart_find_what_they_find_together(root: Path, mode: str) -> Non
         for one, other in zip(whole, client.post("/v1/search", json=body).json()["results"], strict=True):
             assert one["hits"] == other["hits"]
             assert other["shards"]["total"] == one["shards"]["total"] + 1
+
+
+def test_a_flat_index_gives_the_ties_that_the_search_job_gives(
+    model: str, tmp_path: Path, call_job: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of passages that are all alike; with the kernel, and without it, where files are searched one after another."""
+    passages = [{**passage, "title": "", "text": "bafa gola"} for passage in make_passages(900)]
+    queries, judged = make_queries(passages, 16)
+    source = write_beir(tmp_path / "alike", passages, queries, {"test": judged})
+    at = ("--store", tmp_path / "store")
+    assert call_job("import_corpus", *at, "--source", source) == 0
+    exact = ("--dtype", "float32", "--compile", "never")
+    assert call_job("encode_corpus", *at, "--encoder", model, "--name", "enc", *exact) == 0
+    assert call_job("build_index", *at, "--name", "flat", "--factory", "Flat", "--shards", 3) == 0
+    assert call_job("search", *at, "--mode", "dense", "--k", K, "--name", "dense") == 0
+    first = [f"p{row}" for row in range(K)]  # equal scores are in the order of rows
+    assert [[id for id, _ in hits] for hits in run_of(tmp_path, "dense").values()] == [first] * 16
+    store = Store(str(tmp_path / "store"))
+    corpus = Corpus.open(store)
+    embeddings = Embeddings.open(store, "enc", corpus)
+    asked = Encoder(model, OPTIONS).encode([query["text"] for query in queries])
+    threads = torch.get_num_threads()
+    for load in (kernel.load, lambda: None):
+        monkeypatch.setattr(kernel, "load", load)
+        shard = DenseShard(corpus, embeddings, Index.open(store, "flat", embeddings), threads=2)
+        for _ in range(20):
+            assert (shard.search(asked, K).rows == np.arange(K)).all()
+        assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize(("error", "count"), [(RuntimeError("gone"), "failed"), (TimeoutError(), "timed_out")])

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,6 +33,10 @@ def replicas(driver: int, deployment: str) -> list[int]:
     return found
 
 
+def is_complete(status: int, answer: dict[str, Any]) -> bool:
+    return status == 200 and answer["results"][0]["shards"]["successful"] == answer["results"][0]["shards"]["total"]
+
+
 def test_what_is_killed_under_load_gives_no_wrong_answer_and_comes_back(served: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(served, tmp_path / "root"))
     texts = list(questions(root).values())[:8]
@@ -47,7 +52,8 @@ def test_what_is_killed_under_load_gives_no_wrong_answer_and_comes_back(served: 
         client = Client(address)
         found = client.search_all(texts, k=10, mode="exact")
         expected = {text: [hit.id for hit in hits] for text, hits in zip(texts, found, strict=True)}
-        scores = {text: {hit.id: hit.score for hit in hits} for text, hits in zip(texts, found, strict=True)}
+        every = client.search_all(texts, k=240, mode="exact")
+        scores = {text: {hit.id: hit.score for hit in hits} for text, hits in zip(texts, every, strict=True)}
         with Load(Server(address, root, process.pid), bodies, clients=4) as load:
             for deployment in ["search-000", "encoder", "passages"] * KILLS:
                 load.wait_for(20)
@@ -59,8 +65,8 @@ def test_what_is_killed_under_load_gives_no_wrong_answer_and_comes_back(served: 
                 whole = -1
                 while whole < 20 and not load.faults:  # answers in a row that lack nothing
                     time.sleep(0.05)
-                    status = [one[0] == 200 and one[1]["results"][0]["shards"]["failed"] == 0 for one in load.answers]
-                    whole = status[::-1].index(False) if False in status[asked:] else len(status) - asked
+                    complete = [is_complete(*one) for one in load.answers[asked:]]
+                    whole = complete[::-1].index(False) if False in complete else len(complete)
                 print(f"{deployment}: whole again {time.monotonic() - killed:.1f} s after it was killed")
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == 0
@@ -72,9 +78,11 @@ def test_what_is_killed_under_load_gives_no_wrong_answer_and_comes_back(served: 
             continue
         [result] = answer["results"]
         ids, shards = [hit["id"] for hit in result["hits"]], result["shards"]
-        if shards["successful"] == shards["total"]:
+        if is_complete(status, answer):
             assert ids == expected[result["query"]]
-        else:  # what is there is right, and it says that something lacks
-            known = scores[result["query"]]
-            assert all(hit["score"] == known.get(hit["id"], hit["score"]) for hit in result["hits"])
+        else:  # the best of what is left, and it says that something lacks
+            found = [hit["score"] for hit in result["hits"]]
+            assert shards["failed"] + shards["timed_out"] == 1
+            assert len(ids) == 10
+            assert found == sorted(found, reverse=True) == [scores[result["query"]][id] for id in ids]
     assert sum(status == 200 for status, _ in load.answers) > 60
