@@ -1,48 +1,132 @@
 """The encoding job through Ray against the bare encoder on the same parts: passages/s once the encoder is ready.
 
-    python benchmarks/encode_job.py --source examples/squad --pairs 5
+    python benchmarks/encode_job.py --source examples/squad --rounds 5
 
-Each pair is two processes, one after the other: a plain loop over the corpus' parts with an Encoder (compose, tokenise,
-forward, no reading ahead, nothing written), and jobs/encode_corpus.py. Start-up is reported beside the rates.
+A plain loop over the corpus' parts with an Encoder (compose, tokenise, forward; no reading ahead, nothing written), and
+jobs/encode_corpus.py. In each round both are up at once and take turns of seconds: while one runs, all processes of
+the other, Ray's among them, are stopped. What other work takes of a shared machine then falls on both alike, and
+seconds are counted that were a side's own. Start-up is reported beside the rates.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import re
+import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+TURN = 4.0  # seconds
 
 
 def bare(store: str, limit: int) -> None:
-    """Encode the store's parts in a loop and print rate and start-up as JSON."""
+    """Encode the store's parts again and again until stopped; says when it was ready, and when each was done."""
     from indexing.corpus import Corpus, open_table
     from indexing.store import Store
     from retriever.encoder import Encoder
 
-    started = time.monotonic()
-    encoder = Encoder(MODEL, threads=len(__import__("os").sched_getaffinity(0)))
-    ready = time.monotonic()
+    encoder = Encoder(MODEL, threads=len(os.sched_getaffinity(0)))
+    ready = time.time()
     rows = 0
-    for part in Corpus.open(Store(store)).parts:
-        table = open_table(part).slice(0, limit - rows)
-        texts = encoder.compose(table["title"].to_pylist(), table["text"].to_pylist())
-        encoder.forward(encoder.tokenize(texts, side="passage"))
-        rows += len(texts)
-    print(json.dumps({"rate": rows / (time.monotonic() - ready), "startup": ready - started}))
+    while True:
+        left = limit
+        for part in Corpus.open(Store(store)).parts:
+            table = open_table(part).slice(0, left)
+            texts = encoder.compose(table["title"].to_pylist(), table["text"].to_pylist())
+            encoder.forward(encoder.tokenize(texts, side="passage"))
+            left -= len(texts)
+            rows += len(texts)
+            print(json.dumps({"rows": rows, "ready": ready, "last": time.time()}), flush=True)
+            if not left:
+                break
 
 
-def run(*command: str) -> str:
-    return subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+def job(store: str, limit: int, name: str, more: list[str]) -> None:
+    """What jobs/encode_corpus.py does, and how fast it was as a last line."""
+    from dataclasses import asdict
+
+    from jobs import cli, encode_corpus
+
+    def main(options: encode_corpus.EncodeCorpus) -> None:
+        opened = encode_corpus.Store(options.store)
+        spec = encode_corpus.spec_of(opened, options.encoder, options.task, options.encoder_options())
+        speed = encode_corpus.encode(opened, options, spec, name, spec.describe("passage"))
+        assert speed
+        print(json.dumps(asdict(speed)), flush=True)
+
+    sys.argv[1:] = ["--store", store, "--encoder", MODEL, "--name", name, "--limit", str(limit), *more]
+    cli.run(main, encode_corpus.EncodeCorpus)
+
+
+class Side:
+    """A process with all that it starts, that can be stopped for a while; `turns` are the times when it ran."""
+
+    def __init__(self, *command: str):
+        self.out = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = psutil.Popen([sys.executable, *command], cwd=ROOT, stdout=self.out, stderr=subprocess.DEVNULL)
+        self.turns: list[tuple[float, float]] = []
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [self.process, *self.process.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+
+    def turn(self, seconds: float) -> bool:
+        """Run for so long; whether it is still there."""
+        self.signal(signal.SIGCONT)
+        begun = time.time()
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self.process.wait(seconds)
+        self.turns.append((begun, time.time()))
+        self.signal(signal.SIGSTOP)
+        return self.process.poll() is None
+
+    def seconds(self, start: float, end: float) -> float:
+        """How much of a span of time was its own."""
+        return sum(max(0.0, min(end, last) - max(start, first)) for first, last in self.turns)
+
+    def found(self) -> list[dict[str, Any]]:
+        self.out.seek(0)
+        return [json.loads(line) for line in self.out.read().splitlines() if line.startswith("{")]
+
+    def end(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        self.out.close()
+
+
+def take_turns(alone: Side, through: Side) -> dict[str, float]:
+    """Both sides' passages/s of their own seconds, until the job has ended."""
+    alone.signal(signal.SIGSTOP)
+    through.signal(signal.SIGSTOP)
+    while through.turn(TURN):
+        assert alone.turn(TURN), "the bare encoder ended"
+    assert through.process.returncode == 0, f"the job ended with {through.process.returncode}"
+    done = through.found()[-1]
+    parts = [part for part in alone.found() if part["last"] <= done["last"]]
+    # From a part that the bare encoder ended while the job was ready: seconds that both had.
+    first = next(part for part in parts if part["last"] >= done["ready"])
+    rows, seconds = parts[-1]["rows"] - first["rows"], alone.seconds(first["last"], parts[-1]["last"])
+    began = through.turns[0][0]
+    return {
+        "bare": rows / seconds,
+        "job": done["rows"] / through.seconds(done["ready"], done["last"]),
+        "bare_startup": alone.seconds(alone.turns[0][0], first["ready"]),
+        "job_startup": through.seconds(began, done["ready"]),
+    }
 
 
 def main() -> None:
@@ -50,35 +134,40 @@ def main() -> None:
     parser.add_argument("--source", default="examples/squad")
     parser.add_argument("--passages", type=int, default=12_000)
     parser.add_argument("--part-size", type=int, default=1_500)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", default="results/encode_job.json")
-    parser.add_argument("--bare", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.bare:
-        bare(options.bare, options.passages)
+    parser.add_argument("--side", nargs=2, metavar=("SIDE", "STORE"), help=argparse.SUPPRESS)
+    parser.add_argument("--name", help=argparse.SUPPRESS)
+    options, more = parser.parse_known_args()  # what is left goes to the job: --cpus 2
+    if options.side:
+        side, store = options.side
+        job(store, options.passages, options.name, more) if side == "job" else bare(store, options.passages)
         return
     store = tempfile.mkdtemp(prefix="riptide-encode-")
-    pairs = []
+    rounds = []
     try:
-        at = ("--store", store)
-        run("jobs/import_corpus.py", *at, "--source", options.source, "--part-size", str(options.part_size))
-        for number in range(options.pairs):
-            alone = json.loads(run(__file__, "--bare", store, "--passages", str(options.passages)))
-            limit = ("--limit", str(options.passages))
-            told = run("jobs/encode_corpus.py", *at, "--encoder", MODEL, "--name", f"e{number}", *limit)
-            found = re.search(r"starts in ([\d.]+) s, then ([\d,]+) passages/s", told)
-            assert found, told
-            job = {"rate": float(found[2].replace(",", "")), "startup": float(found[1])}
-            pairs.append({"bare": alone, "job": job, "ratio": job["rate"] / alone["rate"]})
-            print(f"bare {alone['rate']:6.0f}/s (start {alone['startup']:.1f} s)   job {job['rate']:6.0f}/s (start "
-                  f"{job['startup']:.1f} s)   ratio {pairs[-1]['ratio']:.3f}", flush=True)  # fmt: skip
+        imports = ("--source", options.source, "--part-size", str(options.part_size))
+        subprocess.run([sys.executable, "jobs/import_corpus.py", "--store", store, *imports], cwd=ROOT, check=True,
+                       capture_output=True)  # fmt: skip
+        for number in range(options.rounds):
+            common = (__file__, "--passages", str(options.passages), "--name", f"e{number}", "--side")
+            sides = Side(*common, "bare", store), Side(*common, "job", store, *more)
+            try:
+                found = take_turns(*sides)
+            finally:
+                for side in sides:
+                    side.end()
+            rounds.append(found | {"ratio": found["job"] / found["bare"]})
+            print(f"bare {found['bare']:6.0f}/s (start {found['bare_startup']:.1f} s)   "
+                  f"job {found['job']:6.0f}/s (start {found['job_startup']:.1f} s)   "
+                  f"ratio {rounds[-1]['ratio']:.3f}", flush=True)  # fmt: skip
     finally:
         shutil.rmtree(store)
-    median = statistics.median(pair["ratio"] for pair in pairs)
-    print(f"job through Ray / bare encoder: {median:.3f} (median of {len(pairs)} pairs)")
+    median = statistics.median(found["ratio"] for found in rounds)
+    print(f"job through Ray / bare encoder: {median:.3f} (median of {len(rounds)} rounds)")
     path = Path(options.json)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"pairs": pairs, "median_ratio": median}, indent=1) + "\n")
+    path.write_text(json.dumps({"rounds": rounds, "median_ratio": median}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

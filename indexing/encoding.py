@@ -94,11 +94,13 @@ class Encoding:
         context.enable_progress_bars = False
         context.max_errored_blocks = 0  # a part that fails ends the job: nothing is dropped
         context.actor_task_retry_on_errors = False
+        context.actor_pool_util_upscaling_threshold = 0.75  # a pool is full at 1, as nothing waits at an actor
         pooled = ray.data.ActorPoolStrategy(
             min_size=pool.min_workers,
             max_size=pool.max_workers,
             initial_size=max(pool.min_workers, min(pool.max_workers, places(pool.cpus, pool.gpus), len(self.items))),
             max_concurrent_calls_per_actor=2,  # one part is read, tokenised or written, the other is on the device
+            max_tasks_in_flight_per_actor=2,  # not more ahead of time, for an encoder that is ready later to share
             enable_true_multi_threading=True,
         )
         parts = ray.data.from_items(self.items, override_num_blocks=len(self.items))
@@ -215,12 +217,18 @@ def encode_part(
 
 
 def choose_pool(
-    min_workers: int, max_workers: int | None, cpus: int | None, gpus: int | None, weights: int = 0
+    min_workers: int,
+    max_workers: int | None,
+    cpus: int | None,
+    gpus: int | None,
+    weights: int = 0,
+    packed: bool = False,
 ) -> Pool:
     """Fill in what was left open, from the cluster as it is. Raises InputError for what it cannot give.
 
-    weights: the model's bytes. Without GPUs encoders get as few cores each as memory allows: one of one core makes 7%
-    more of it than one of two, whose threads wait for one another.
+    weights: the model's bytes. packed: whether batches are not padded, and each is one thread's. Without GPUs such
+    encoders share a node's cores in about fours, one copy of the weights for all threads of each. Others get as few
+    cores each as memory allows: one of one core makes 7% more of it than one of two, whose threads wait for each other.
     """
     import ray
 
@@ -246,7 +254,7 @@ def choose_pool(
                 f"--cpus {cpus}: the largest node{' with a GPU' * gpus} has {largest:.0f} cores now; "
                 "name --max-workers to wait for a larger one"
             )
-    cpus = cpus or (min(4, node_cores()) if gpus else _cores_each(weights))
+    cpus = cpus or (min(4, node_cores()) if gpus else _cores_each(weights, _shared(node_cores()) if packed else 1))
     return Pool(min_workers, max(min_workers, max_workers or places(cpus, gpus)), cpus, gpus)
 
 
@@ -257,14 +265,20 @@ def places(cpus: int, gpus: int) -> int:
     return int(ray.cluster_resources().get("GPU", 0) // gpus) if gpus else num_slots(cpus)
 
 
-def _cores_each(weights: int) -> int:
-    """The fewest cores for an encoder of so many bytes at which those of a node fill half its memory at most."""
+def _shared(cores: int) -> int:
+    """Cores of each of the fewest encoders that share so many and have four at most: they share Python's lock too."""
+    return cores // math.ceil(cores / 4)
+
+
+def _cores_each(weights: int, least: int) -> int:
+    """The fewest cores for an encoder of so many bytes at which those of a node fill half its memory at most, and not
+    below `least`."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     each = _PROCESS + 2 * weights
     cores = max((node["CPU"] * each / (node.get("memory", 0) / 2 or each) for node in nodes), default=1)
-    return min(node_cores(), max(1, math.ceil(cores)))
+    return min(node_cores(), max(least, math.ceil(cores)))
 
 
 def numerics_of(pool: Pool, options: EncoderOptions, kind: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jobs.cli import Common, Stage, human, run, say
 from jobs.session import connect
@@ -17,7 +17,6 @@ from indexing.corpus import Corpus
 from indexing.encoders import EncoderSpec, spec_of
 from indexing.encoding import (
     Encoding,
-    Pool,
     choose_pool,
     is_encoded,
     limited_name,
@@ -27,6 +26,8 @@ from indexing.encoding import (
 from indexing.store import Store
 from retriever.encoder import EncoderOptions, resolve
 from retriever.files import weight_files
+from retriever.numerics import choose_device
+from retriever.packing import packs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,8 @@ class EncodeCorpus(Common):
     max_workers: int | None = None
     """Encoders at once; default: as many as the cluster holds now. A cluster that scales up may be given more."""
     cpus: int | None = None
-    """Cores of each encoder; default: as few as memory allows, 4 beside a GPU."""
+    """Cores of each encoder; default: 4 beside a GPU and where texts are encoded without padding (BERT and its kin on a
+    processor), else as few as memory allows."""
     gpus: int | None = None
     """GPUs of each encoder, 0 or 1; default: 1 where the cluster has GPUs."""
 
@@ -76,21 +78,42 @@ def main(options: EncodeCorpus) -> None:
     described = spec.describe("passage")
     if options.plan:
         return plan(store, options, spec, described)
-    if not is_encoded(store, name, described, options.limit):
-        connect(store)
-        weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder)))
-        pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights)
-        numerics = numerics_of(pool, spec.options, described["model_type"])
-        encoding = Encoding(store, spec, name, numerics=numerics, limit=options.limit)
-        encode(encoding, pool)
-        encoding.finish(described["dim"], similarity_of(described))
+    encoded = is_encoded(store, name, described, options.limit)
+    if not encoded and (speed := encode(store, options, spec, name, described)):
+        say(f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
+            f"{speed.tokens / speed.seconds:,.0f} tokens/s")  # fmt: skip
     for artifact in store.generations("embeddings", limited_name(name, options.limit)):
         say(f"{artifact.url}: {artifact.rows:,} vectors of {described['dim']}, {artifact.config['numerics']}")
     return None
 
 
-def encode(encoding: Encoding, pool: Pool) -> None:
-    """Encode what is left, and say how fast: start-up and steady state apart."""
+@dataclass(frozen=True)
+class Speed:
+    """How fast an encoding went. startup: seconds of an encoder; ready, last: when the first encoder was ready and when
+    the last part was committed, seconds since the epoch."""
+
+    rows: int
+    tokens: int
+    startup: float
+    ready: float
+    last: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.last - self.ready, 1e-9)
+
+
+def encode(
+    store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict[str, Any]
+) -> Speed | None:
+    """Encode what is left of the corpus and complete its generations; None where nothing was left."""
+    connect(store)
+    weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder)))
+    kind = described["model_type"]
+    packed = packs(kind, spec.options, choose_device("cpu"))
+    pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights, packed)
+    numerics = numerics_of(pool, spec.options, kind)
+    encoding = Encoding(store, spec, name, numerics=numerics, limit=options.limit)
     startup, ready, last, tokens = 0.0, float("inf"), 0.0, 0
     with Stage("encode", encoding.rows_kept + encoding.rows_left) as stage:
         stage.count(encoding.rows_kept, kept=True)
@@ -98,10 +121,8 @@ def encode(encoding: Encoding, pool: Pool) -> None:
             startup, ready, last = done.startup, min(ready, done.ready), time.time()
             tokens += done.tokens
             stage.count(done.rows)
-    if tokens:
-        seconds = max(last - ready, 1e-9)
-        rates = f"{encoding.rows_left / seconds:,.0f} passages/s, {tokens / seconds:,.0f} tokens/s"
-        say(f"  an encoder starts in {startup:.1f} s, then {rates}")
+    encoding.finish(described["dim"], similarity_of(described))
+    return Speed(encoding.rows_left, tokens, startup, ready, last) if tokens else None
 
 
 def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, described: dict) -> None:

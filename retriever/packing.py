@@ -68,6 +68,13 @@ def packs(kind: str | None, options: EncoderOptions, device: torch.device) -> bo
     return device.type == "cpu" and options.compile != "always" and kind in PACKABLE and kernel() is not None
 
 
+def rounded(total: int) -> int:
+    """How many rows stand for so many tokens in a product: oneDNN compiles one for each number that it meets, which
+    takes as long as several products, and keeps 1,024 of them. A tile of the processor has 16 rows."""
+    step = 16 if total <= 256 else 32
+    return -(-total // step) * step
+
+
 class Packed(nn.Module):
     """A backbone and its pooling: (ids int64 [t], lengths int64 [b], prompts of the b rows) -> float32 [b, hidden].
 
@@ -87,9 +94,12 @@ class Packed(nn.Module):
         ends = lengths.cumsum(0)
         starts = ends - lengths
         hidden = self._embedded(ids, self._positions(ids, lengths, starts))
+        total = len(hidden)
+        hidden = functional.pad(hidden, (0, 0, 0, rounded(total) - total))
         seen = _Prompts.of(prompt, len(lengths))
         for number, layer in enumerate(self.layers):
-            hidden = layer(hidden, lengths, seen.at(number))
+            hidden = layer(hidden, lengths, total, seen.at(number))
+        hidden = hidden[:total]
         if self.pooling == "mean":
             return torch.segment_reduce(hidden.float(), "mean", lengths=lengths)
         return hidden.index_select(0, starts if self.pooling == "cls" else ends - 1).float()
@@ -157,10 +167,14 @@ class _Layer:
         self.narrow = _Linear(layer.output.dense.weight, layer.output.dense.bias)
         self.at_end = _Norm(layer.output.LayerNorm)
 
-    def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor, prompts: tuple[int | None, ...]) -> torch.Tensor:
-        """hidden [t, hidden] -> the same; lengths: int64 [b]; prompts: as the kernel takes them."""
+    def __call__(
+        self, hidden: torch.Tensor, lengths: torch.Tensor, total: int, prompts: tuple[int | None, ...]
+    ) -> torch.Tensor:
+        """hidden [t, hidden] -> the same; lengths: int64 [b] of the texts in the first `total` rows, the rest fills up;
+        prompts: as the kernel takes them."""
         inward = self.inward(hidden)
         seen = torch.empty_like(hidden)
+        seen[total:] = 0
         library = kernel()
         assert library is not None
         library.riptide_attend(

@@ -23,6 +23,7 @@ from grpc import RpcError
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
 from ray.exceptions import RayError, RayTaskError
+from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import RayServeException
 
 from indexing.store import Store
@@ -32,7 +33,7 @@ from serve.live import Live
 from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
 from serve.places import LostError, Places, Reply
 from serve.release import Release, current
-from serve.security import Tokens
+from serve.security import Tokens, is_loopback
 from serve.service import Limits, Service
 
 PREPARE_S = 600.0  # for all replicas to open a release
@@ -270,7 +271,9 @@ def run_application(args: Application, host: str, port: int, told: Callable[[str
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    ray_serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
+    # On loopback nobody reaches the other nodes of a cluster.
+    where = ProxyLocation.HeadOnly if is_loopback(host) else ProxyLocation.EveryNode
+    ray_serve.start(where, http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
     try:
         ray_serve.run(build(args), name="riptide", route_prefix="/")
         told(f"http://{host}:{port}/")

@@ -195,3 +195,18 @@ def test_a_pool_waits_for_larger_nodes_where_max_workers_was_named(monkeypatch: 
     assert choose_pool(1, None, 4, 1) == Pool(1, 1, 4, 1)
     with pytest.raises(InputError, match="--cpus 5: the largest node with a GPU has 4 cores now"):
         choose_pool(1, None, 5, 1)
+
+
+@pytest.mark.parametrize(("cores", "each"), [(1, 1), (2, 2), (4, 4), (5, 2), (6, 3), (8, 4), (64, 4)])
+def test_encoders_without_padding_share_a_nodes_cores_in_about_fours(
+    cores: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    node = {"CPU": float(cores), "memory": 2.0**40}
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": node}])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: node)
+    assert choose_pool(1, None, None, None, packed=True) == Pool(1, cores // each, each, 0)
+    assert choose_pool(1, None, None, None) == Pool(1, cores, 1, 0)
+    node["memory"] = cores / 2 * 2.0**31  # room for one in two cores, when half of it is theirs
+    assert choose_pool(1, None, None, None).cpus == min(cores, 2)

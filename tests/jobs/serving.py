@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,10 +75,13 @@ def task_files(folder: Path, model: str, seed: int, length: int = 3, **changes: 
 
 
 @contextlib.contextmanager
-def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The job in a process of its own, and its address once it listens."""
+def started(
+    *arguments: object, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The job in a process of its own, and its address once it listens. environment: what it has beside this one's."""
     command = [sys.executable, str(REPOSITORY / "jobs/serve_search.py"), *map(str, arguments), "--threads", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    variables = {**os.environ, **(environment or {})}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:

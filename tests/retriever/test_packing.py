@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -144,6 +145,26 @@ def test_bytes_do_not_depend_on_threads(dtype: str) -> None:
         assert encoder.numerics == expected_numerics(options, "cpu", "bert")
         found.append([encoder.encode(texts).tobytes() for texts in lists])
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_that_fill_up_a_product_change_no_vector(
+    tiny: Tiny, texts: list[str], dtype: Literal["float32", "bfloat16"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [packing.rounded(total) for total in (1, 16, 17, 256, 257, 288, 1025)] == [16, 16, 32, 256, 288, 288, 1056]
+    folder = tiny("bert")
+    found = Encoder(folder, options=EncoderOptions(dtype=dtype)).encode(texts)
+    monkeypatch.setattr(packing, "rounded", lambda total: total + 37)
+    more = Encoder(folder, options=EncoderOptions(dtype=dtype)).encode(texts)
+    monkeypatch.setattr(packing, "rounded", lambda total: total)
+    none = Encoder(folder, options=EncoderOptions(dtype=dtype)).encode(texts)
+    np.testing.assert_allclose(found, none, atol=1e-6 if dtype == "float32" else 4e-3)
+    np.testing.assert_allclose(found, more, atol=1e-6 if dtype == "float32" else 4e-3)
+
+
+def test_lengths_of_all_kinds_meet_few_products() -> None:
+    """Of up to 1,024 tokens and a text more there are some forty numbers of rows, not over a thousand."""
+    assert len({packing.rounded(total) for total in range(1, 1200)}) < 48
 
 
 def test_batches_hold_every_row_once_and_leave_two_threads_work() -> None:
