@@ -116,16 +116,17 @@ def take_turns(alone: Side, through: Side) -> dict[str, float]:
         assert alone.turn(TURN), "the bare encoder ended"
     assert through.process.returncode == 0, f"the job ended with {through.process.returncode}"
     done = through.found()[-1]
-    parts = [part for part in alone.found() if part["last"] <= done["last"]]
-    # From a part that the bare encoder ended while the job was ready: seconds that both had.
-    first = next(part for part in parts if part["last"] >= done["ready"])
-    rows, seconds = parts[-1]["rows"] - first["rows"], alone.seconds(first["last"], parts[-1]["last"])
-    began = through.turns[0][0]
+    parts = [part for part in alone.found() if done["first"] <= part["last"] <= done["last"]]
+    if len(parts) < 3:
+        raise SystemExit(f"{len(parts)} parts of the bare encoder beside the job's: give more --passages, or a smaller "
+                         "--part-size")  # fmt: skip
+    # Both from the end of a part to the end of another: the first ones are slower.
+    rows, seconds = parts[-1]["rows"] - parts[0]["rows"], alone.seconds(parts[0]["last"], parts[-1]["last"])
     return {
         "bare": rows / seconds,
-        "job": done["rows"] / through.seconds(done["ready"], done["last"]),
-        "bare_startup": alone.seconds(alone.turns[0][0], first["ready"]),
-        "job_startup": through.seconds(began, done["ready"]),
+        "job": (done["rows"] - done["first_rows"]) / through.seconds(done["first"], done["last"]),
+        "bare_startup": alone.seconds(alone.turns[0][0], parts[0]["ready"]),
+        "job_startup": through.seconds(through.turns[0][0], done["ready"]),
     }
 
 
@@ -133,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", default="examples/squad")
     parser.add_argument("--passages", type=int, default=12_000)
-    parser.add_argument("--part-size", type=int, default=1_500)
+    parser.add_argument("--part-size", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", default="results/encode_job.json")
     parser.add_argument("--side", nargs=2, metavar=("SIDE", "STORE"), help=argparse.SUPPRESS)

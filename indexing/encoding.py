@@ -7,7 +7,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,6 +25,8 @@ from retriever.errors import InputError
 from retriever.numerics import expected_numerics
 
 _PROCESS = 1 << 30  # bytes of an encoder's process beside its model's weights, compiled and not
+AT_ONCE = 2  # parts of an encoder: one is read, tokenised or written, the other is on the device
+GROWS_AT = 0.75  # of what a pool can hold at once: that is never more than all, as nothing waits at an actor
 RESTARTS = 100  # of an encoder whose process or node is lost; what it had begun is done again
 
 
@@ -90,17 +92,13 @@ class Encoding:
             return
         import ray
 
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.max_errored_blocks = 0  # a part that fails ends the job: nothing is dropped
-        context.actor_task_retry_on_errors = False
-        context.actor_pool_util_upscaling_threshold = 0.75  # a pool is full at 1, as nothing waits at an actor
+        set_up(ray.data.DataContext.get_current())
         pooled = ray.data.ActorPoolStrategy(
             min_size=pool.min_workers,
             max_size=pool.max_workers,
             initial_size=max(pool.min_workers, min(pool.max_workers, places(pool.cpus, pool.gpus), len(self.items))),
-            max_concurrent_calls_per_actor=2,  # one part is read, tokenised or written, the other is on the device
-            max_tasks_in_flight_per_actor=2,  # not more ahead of time, for an encoder that is ready later to share
+            max_concurrent_calls_per_actor=AT_ONCE,
+            max_tasks_in_flight_per_actor=AT_ONCE,  # not more ahead: an encoder may be ready later
             enable_true_multi_threading=True,
         )
         parts = ray.data.from_items(self.items, override_num_blocks=len(self.items))
@@ -129,6 +127,14 @@ class Encoding:
                 draft.note(encoder=spec.name, options=asdict(spec.options), task=spec.task, dim=dim,
                            similarity=similarity)  # fmt: skip
                 draft.finish()
+
+
+def set_up(context: Any) -> None:
+    """Ray Data's DataContext, for an encoding."""
+    context.enable_progress_bars = False
+    context.max_errored_blocks = 0  # a part that fails ends the job: nothing is dropped
+    context.actor_task_retry_on_errors = False
+    context.autoscaling_config.actor_pool_util_upscaling_threshold = GROWS_AT
 
 
 class EncodeWorker:
@@ -222,13 +228,14 @@ def choose_pool(
     cpus: int | None,
     gpus: int | None,
     weights: int = 0,
-    packed: bool = False,
+    packed: Callable[[], bool] = lambda: False,
 ) -> Pool:
     """Fill in what was left open, from the cluster as it is. Raises InputError for what it cannot give.
 
-    weights: the model's bytes. packed: whether batches are not padded, and each is one thread's. Without GPUs such
-    encoders share a node's cores in about fours, one copy of the weights for all threads of each. Others get as few
-    cores each as memory allows: one of one core makes 7% more of it than one of two, whose threads wait for each other.
+    weights: the model's bytes. packed: tells whether batches are not padded, and each is one thread's. Without GPUs
+    such encoders share a node's cores in about fours, one copy of the weights for all threads of each. Others get as
+    few cores each as memory allows: one of one core makes 7% more of it than one of two, whose threads wait for each
+    other.
     """
     import ray
 
@@ -254,7 +261,7 @@ def choose_pool(
                 f"--cpus {cpus}: the largest node{' with a GPU' * gpus} has {largest:.0f} cores now; "
                 "name --max-workers to wait for a larger one"
             )
-    cpus = cpus or (min(4, node_cores()) if gpus else _cores_each(weights, _shared(node_cores()) if packed else 1))
+    cpus = cpus or (min(4, node_cores()) if gpus else _cores_each(weights, _shared() if packed() else 1))
     return Pool(min_workers, max(min_workers, max_workers or places(cpus, gpus)), cpus, gpus)
 
 
@@ -265,20 +272,26 @@ def places(cpus: int, gpus: int) -> int:
     return int(ray.cluster_resources().get("GPU", 0) // gpus) if gpus else num_slots(cpus)
 
 
-def _shared(cores: int) -> int:
-    """Cores of each of the fewest encoders that share so many and have four at most: they share Python's lock too."""
-    return cores // math.ceil(cores / 4)
+def _shared() -> int:
+    """Cores of each encoder, eight at most (its threads share Python's lock): next to four, of those that leave a tenth
+    of all nodes' cores idle at most, or else the fewest."""
+    import ray
+
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    most, tenth = max(1, *nodes, 1), sum(nodes) / 10
+    sizes = range(1, 1 + min(8, most))
+    return min(sizes, key=lambda each: (max(tenth, sum(cores % each for cores in nodes)), abs(each - 4), -each))
 
 
 def _cores_each(weights: int, least: int) -> int:
     """The fewest cores for an encoder of so many bytes at which those of a node fill half its memory at most, and not
-    below `least`."""
+    below `least`; never more than the largest node has."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     each = _PROCESS + 2 * weights
     cores = max((node["CPU"] * each / (node.get("memory", 0) / 2 or each) for node in nodes), default=1)
-    return min(node_cores(), max(least, math.ceil(cores)))
+    return min(int(max((node["CPU"] for node in nodes), default=1)), max(least, math.ceil(cores)))
 
 
 def numerics_of(pool: Pool, options: EncoderOptions, kind: str) -> str:

@@ -60,8 +60,8 @@ class EncodeCorpus(Common):
     max_workers: int | None = None
     """Encoders at once; default: as many as the cluster holds now. A cluster that scales up may be given more."""
     cpus: int | None = None
-    """Cores of each encoder; default: 4 beside a GPU and where texts are encoded without padding (BERT and its kin on a
-    processor), else as few as memory allows."""
+    """Cores of each encoder; default: 4 at most beside a GPU, about 4 where texts are encoded without padding (BERT and
+    its kin on a processor), else as few as memory allows."""
     gpus: int | None = None
     """GPUs of each encoder, 0 or 1; default: 1 where the cluster has GPUs."""
 
@@ -89,13 +89,15 @@ def main(options: EncodeCorpus) -> None:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast an encoding went. startup: seconds of an encoder; ready, last: when the first encoder was ready and when
-    the last part was committed, seconds since the epoch."""
+    """How fast an encoding went. startup: seconds of an encoder; ready, first, last: when the first encoder was ready,
+    and when the first and the last part were committed, seconds since the epoch; first_rows: passages of the first."""
 
     rows: int
     tokens: int
     startup: float
     ready: float
+    first: float
+    first_rows: int
     last: float
 
     @property
@@ -110,19 +112,22 @@ def encode(
     connect(store)
     weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder)))
     kind = described["model_type"]
-    packed = packs(kind, spec.options, choose_device("cpu"))
-    pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights, packed)
+    pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights,
+                       lambda: packs(kind, spec.options, choose_device("cpu")))  # fmt: skip
     numerics = numerics_of(pool, spec.options, kind)
     encoding = Encoding(store, spec, name, numerics=numerics, limit=options.limit)
     startup, ready, last, tokens = 0.0, float("inf"), 0.0, 0
+    first, first_rows = 0.0, 0
     with Stage("encode", encoding.rows_kept + encoding.rows_left) as stage:
         stage.count(encoding.rows_kept, kept=True)
         for done in encoding.run(pool):
             startup, ready, last = done.startup, min(ready, done.ready), time.time()
             tokens += done.tokens
+            if not first:
+                first, first_rows = last, done.rows
             stage.count(done.rows)
     encoding.finish(described["dim"], similarity_of(described))
-    return Speed(encoding.rows_left, tokens, startup, ready, last) if tokens else None
+    return Speed(encoding.rows_left, tokens, startup, ready, first, first_rows, last) if tokens else None
 
 
 def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, described: dict) -> None:

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
 
+import ray
 from grpc import RpcError
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
@@ -266,13 +267,19 @@ def _parts(args: Application, release: Release) -> dict[str, Any]:
 
 
 def run_application(args: Application, host: str, port: int, told: Callable[[str], object]) -> None:
-    """On the Ray that this process has joined, until SIGTERM or SIGINT. told: of the address, once it answers."""
+    """On the Ray that this process has joined, until SIGTERM or SIGINT. told: of the address, once it answers.
+
+    On loopback only the head listens, as nobody reaches the other nodes. Raises InputError where this is another node.
+    """
+    loopback = is_loopback(host)
+    if loopback and not _on_head():
+        raise InputError(f"--host {host}: on a loopback address the cluster's head answers, and this is another node: run "
+                         "the job on the head, or give an address that others reach, with tokens")  # fmt: skip
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    # On loopback nobody reaches the other nodes of a cluster.
-    where = ProxyLocation.HeadOnly if is_loopback(host) else ProxyLocation.EveryNode
+    where = ProxyLocation.HeadOnly if loopback else ProxyLocation.EveryNode
     ray_serve.start(where, http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
     try:
         ray_serve.run(build(args), name="riptide", route_prefix="/")
@@ -280,3 +287,9 @@ def run_application(args: Application, host: str, port: int, told: Callable[[str
         ended.wait()
     finally:
         ray_serve.shutdown()
+
+
+def _on_head() -> bool:
+    """Whether this process runs on the head of its cluster."""
+    own = ray.get_runtime_context().get_node_id()
+    return any(node["NodeID"] == own and "node:__internal_head__" in node["Resources"] for node in ray.nodes())

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray.data import DataContext
 
 from indexing import tasks
-from indexing.encoding import Pool, choose_pool
+from indexing.encoding import AT_ONCE, GROWS_AT, Pool, choose_pool, set_up
 from indexing.tasks import node_cores, num_slots, room, run_tasks
 from retriever.errors import InputError
 
@@ -197,16 +198,49 @@ def test_a_pool_waits_for_larger_nodes_where_max_workers_was_named(monkeypatch: 
         choose_pool(1, None, 5, 1)
 
 
-@pytest.mark.parametrize(("cores", "each"), [(1, 1), (2, 2), (4, 4), (5, 2), (6, 3), (8, 4), (64, 4)])
+@pytest.mark.parametrize(
+    ("nodes", "each"),
+    [([1], 1), ([2], 2), ([4], 4), ([5], 5), ([7], 7), ([8], 4), ([11], 5), ([13], 4), ([64], 4), ([1, 64], 4),
+     ([2, 2, 2], 2), ([7, 7], 7), ([3, 8], 2)],
+)  # fmt: skip
 def test_encoders_without_padding_share_a_nodes_cores_in_about_fours(
-    cores: int, each: int, monkeypatch: pytest.MonkeyPatch
+    nodes: list[int], each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
 
-    node = {"CPU": float(cores), "memory": 2.0**40}
+    found = [{"Alive": True, "Resources": {"CPU": float(cores), "memory": 2.0**40}} for cores in nodes]
+    monkeypatch.setattr(ray, "nodes", lambda: found)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(sum(nodes))})
+    places = sum(cores // each for cores in nodes)
+    assert choose_pool(1, None, None, None, packed=lambda: True) == Pool(1, places, each, 0)
+    assert choose_pool(1, None, None, None) == Pool(1, sum(nodes), 1, 0)
+
+
+def test_encoders_get_the_cores_that_go_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    node = {"CPU": 8.0, "memory": 8 * 2.0**30}  # half of it holds four of a gibibyte
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": node}])
     monkeypatch.setattr(ray, "cluster_resources", lambda: node)
-    assert choose_pool(1, None, None, None, packed=True) == Pool(1, cores // each, each, 0)
-    assert choose_pool(1, None, None, None) == Pool(1, cores, 1, 0)
-    node["memory"] = cores / 2 * 2.0**31  # room for one in two cores, when half of it is theirs
-    assert choose_pool(1, None, None, None).cpus == min(cores, 2)
+    assert choose_pool(1, None, None, None) == Pool(1, 4, 2, 0)
+
+
+def test_a_pool_of_encoders_grows_while_all_of_it_is_busy() -> None:
+    """By Ray Data's own rule, at the options that the encoding sets."""
+    from unittest.mock import Mock
+
+    from ray.data._internal.actor_autoscaler.default_actor_autoscaler import DefaultActorAutoscaler
+    from ray.data.context import AutoscalingConfig
+
+    scaler = DefaultActorAutoscaler.__new__(DefaultActorAutoscaler)
+    for threshold, more in ((GROWS_AT, True), (AutoscalingConfig().actor_pool_util_upscaling_threshold, False)):
+        scaler._actor_pool_scaling_up_threshold = threshold
+        pool = Mock(current_size=lambda: 1, get_pool_util=lambda: AT_ONCE / AT_ONCE)
+        assert (scaler._compute_upscale_delta(pool, Mock()) > 0) == more
+    context = DataContext.get_current()
+    before = context.autoscaling_config.actor_pool_util_upscaling_threshold
+    try:
+        set_up(context)
+        assert context.autoscaling_config.actor_pool_util_upscaling_threshold == GROWS_AT
+    finally:
+        context.autoscaling_config.actor_pool_util_upscaling_threshold = before
