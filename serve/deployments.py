@@ -273,8 +273,8 @@ def run_application(args: Application, host: str, port: int, told: Callable[[str
     """
     loopback = is_loopback(host)
     if loopback and not _on_head():
-        raise InputError(f"--host {host}: on a loopback address the cluster's head answers, and this is another node: run "
-                         "the job on the head, or give an address that others reach, with tokens")  # fmt: skip
+        raise InputError(f"--host {host}: on a loopback address the cluster's head answers, and this is another node: "
+                         "run the job on the head, or give an address that others reach, with tokens")  # fmt: skip
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())
