@@ -1,6 +1,6 @@
 """The encoding job through Ray against the bare encoder on the same parts: passages/s once the encoder is ready.
 
-    python benchmarks/encode_job.py --source examples/squad --rounds 5
+    python benchmarks/encode_job.py --source examples/squad --part-size 200 --rounds 5
 
 A plain loop over the corpus' parts with an Encoder (compose, tokenise, forward; no reading ahead, nothing written), and
 jobs/encode_corpus.py. In each round both are up at once and take turns of seconds: while one runs, all processes of
