@@ -114,7 +114,8 @@ def take_turns(alone: Side, through: Side) -> dict[str, float]:
     through.signal(signal.SIGSTOP)
     while through.turn(TURN):
         assert alone.turn(TURN), "the bare encoder ended"
-    assert through.process.returncode == 0, f"the job ended with {through.process.returncode}"
+    if through.process.returncode:
+        raise SystemExit(f"the job ended with {through.process.returncode}: try its options with jobs/encode_corpus.py")
     done = through.found()[-1]
     parts = [part for part in alone.found() if done["first"] <= part["last"] <= done["last"]]
     if len(parts) < 3:

@@ -278,8 +278,7 @@ def _shared() -> int:
     import ray
 
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-    most, tenth = max(1, *nodes, 1), sum(nodes) / 10
-    sizes = range(1, 1 + min(8, most))
+    sizes, tenth = range(1, 1 + min(8, max([1, *nodes]))), sum(nodes) / 10
     return min(sizes, key=lambda each: (max(tenth, sum(cores % each for cores in nodes)), abs(each - 4), -each))
 
 

@@ -428,6 +428,16 @@ def test_a_flat_index_gives_the_ties_that_the_search_job_gives(
         assert torch.get_num_threads() == threads
 
 
+def test_a_loopback_address_is_refused_where_the_head_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from serve import deployments
+
+    assert deployments._on_head()  # of the Ray that the tests run on
+    monkeypatch.setattr(deployments.ray, "nodes", lambda: [{"NodeID": "other", "Resources": {}}])
+    application = deployments.Application(store="none", without_tokens=True)
+    with pytest.raises(InputError, match="the cluster's head answers, and this is another node"):
+        deployments.run_application(application, "127.0.0.1", 1, print)
+
+
 @pytest.mark.parametrize(("error", "count"), [(RuntimeError("gone"), "failed"), (TimeoutError(), "timed_out")])
 def test_a_lost_shard_gives_503_or_an_honest_part(root: Path, error: Exception, count: str) -> None:
     store = Store(str(root / "store"))
