@@ -30,7 +30,8 @@ from tiny import save_bert, write_corpus
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
-PARTS, PART_SIZE, SHARDS = 24, 400, 12
+PARTS, PART_SIZE, SHARDS = 24, 400, 24
+TRIES = 4  # a job of seconds may be through before its victim is found
 KINDS = [("driver", "import"), ("driver", "encode"), ("driver", "index"),
          ("worker", "import"), ("worker", "encode"), ("worker", "encode"), ("worker", "index"),
          ("node", "import"), ("node", "encode"), ("node", "index")]  # fmt: skip
@@ -101,14 +102,25 @@ def cases() -> list[object]:
 @pytest.mark.parametrize(("seed", "victim", "stage"), cases())
 def test_the_same_bytes_come_out(world: World, tmp_path: Path, seed: int, victim: str, stage: str) -> None:
     draw = random.Random(seed)
-    what = world.stages[stage]
-    store = copied(world.before[stage], tmp_path / "store")
-    mark = {"RIPTIDE_TEST_MARK": uuid.uuid4().hex}
     alone = victim == "driver" or (victim == "worker" and seed // len(KINDS) % 2 == 1)
+    for attempt in range(TRIES):
+        if killed_in_the_middle(world, tmp_path / f"store-{attempt}", draw, victim, stage, alone=alone):
+            return
+    pytest.fail(f"{TRIES} kills came too late to be in the middle of a job")
+
+
+def killed_in_the_middle(
+    world: World, store: Path, draw: random.Random, victim: str, stage: str, *, alone: bool
+) -> bool:
+    """Kill, let the job go on or start it again, compare. False where the job was through before the kill."""
+    what = world.stages[stage]
+    copied(world.before[stage], store)
+    mark = {"RIPTIDE_TEST_MARK": uuid.uuid4().hex}
     reached = {} if alone else world.cluster.environment
     job = world.start(stage, store, {**reached, **mark})
     folder = store / what.folder
     moment = draw.randint(0, what.count // 2)
+    nodes = len(world.cluster.nodes)
     try:
         wait_for(lambda: begun(folder) and committed(folder, what.part) >= moment, f"{moment} parts", job.process)
         if victim == "driver":
@@ -117,7 +129,8 @@ def test_the_same_bytes_come_out(world: World, tmp_path: Path, seed: int, victim
             kill_worker(partial(marked, mark) if alone else world.cluster.processes, what.title, draw, job)
         else:
             kill_node(world.cluster, what.title, draw, job)
-        assert not (folder / "manifest.json").exists(), "the kill came too late to be in the middle"
+        if (folder / "manifest.json").exists():
+            return False
         # A worker that dies between its commit and its answer is asked again, and puts the same bytes there once more.
         kept = stamps(folder, parts=victim == "driver")
         assert sum(name.startswith(f"{what.part}-") for name in kept) >= moment
@@ -126,7 +139,7 @@ def test_the_same_bytes_come_out(world: World, tmp_path: Path, seed: int, victim
     finally:
         job.process.kill()
         job.process.wait()
-        if victim == "node":
+        if len(world.cluster.nodes) < nodes:
             world.cluster.add()
     world.start(stage, store, reached).end()
 
@@ -134,6 +147,7 @@ def test_the_same_bytes_come_out(world: World, tmp_path: Path, seed: int, victim
     after = stamps(folder, parts=victim == "driver")
     assert {name: after[name] for name in kept} == kept, "what had been committed was committed again"
     run("verify", "--store", store)
+    return True
 
 
 def kill_driver(job: Job, mark: Mapping[str, str]) -> None:
@@ -144,7 +158,8 @@ def kill_driver(job: Job, mark: Mapping[str, str]) -> None:
 
 
 def kill_worker(find: Callable[[], list[psutil.Process]], title: str, draw: random.Random, job: Job) -> None:
-    """kill -9 a worker that does what `title` says: held still first, so that it is in the middle of it."""
+    """kill -9 a worker that does what `title` says: held still first, so that it is in the middle of it. Or none, where
+    the job ends before one is found."""
     killed: list[psutil.Process] = []
 
     def one() -> bool:
@@ -159,20 +174,22 @@ def kill_worker(find: Callable[[], list[psutil.Process]], title: str, draw: rand
                 process.resume()
         return False
 
-    wait_for(one, f"a worker at {title}", job.process)
+    wait_for(lambda: one() or job.process.poll() == 0, f"a worker at {title}", job.process)
     wait_for(lambda: not still_there(killed), "the worker's end")
 
 
 def kill_node(cluster: LocalCluster, title: str, draw: random.Random, job: Job) -> None:
-    """kill -9 all processes of a node, not the head, one of whose workers does what `title` says."""
+    """kill -9 all processes of a node, not the head, one of whose workers does what `title` says. Or of none, where the
+    job ends before one is found."""
     found: list[Node] = []
 
     def working() -> bool:
         found[:] = [node for node in cluster.workers if node.workers(title)]
         return bool(found)
 
-    wait_for(working, f"a node at {title}", job.process)
-    cluster.lose(draw.choice(found))
+    wait_for(lambda: working() or job.process.poll() == 0, f"a node at {title}", job.process)
+    if found:
+        cluster.lose(draw.choice(found))
 
 
 def marked(mark: Mapping[str, str]) -> list[psutil.Process]:
