@@ -4,7 +4,8 @@
     python jobs/import_queries.py --store S --source data/squad3k --queries squad3k
 
 SQuAD's questions come article by article, so that the first of them are about a handful of articles. The other splits
-are kept whole. Writes BEIR files; the same for the same seed.
+are kept whole. Of a data set without a dev split `--dev 100` holds out so many of the sample as one. Writes BEIR files;
+the same for the same seed.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, required=True, help="a folder in BEIR form")
     parser.add_argument("--count", type=int, required=True, help="of training questions")
+    parser.add_argument("--dev", type=int, default=0, help="of them held out as the dev split")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.dev and (options.source / "qrels/dev.tsv").exists():
+        parser.error(f"{options.source} has a dev split")
     header, *lines = (options.source / "qrels/train.tsv").read_text().splitlines()
     ids = list(dict.fromkeys(line.split("\t")[0] for line in lines))
     chosen = np.random.default_rng(options.seed).choice(len(ids), min(options.count, len(ids)), replace=False)
-    kept, dropped = {ids[n] for n in chosen}, set(ids)
-    dropped -= kept
+    held, kept = {ids[n] for n in chosen[: options.dev]}, {ids[n] for n in chosen[options.dev :]}
+    dropped = set(ids) - held - kept
     (options.out / "qrels").mkdir(parents=True, exist_ok=True)
     for file in (options.source / "qrels").glob("*.tsv"):
-        shutil.copy(file, options.out / "qrels" / file.name)
-    left = [line for line in lines if line.split("\t")[0] in kept]
-    (options.out / "qrels/train.tsv").write_text("\n".join([header, *left]) + "\n")
+        shutil.copyfile(file, options.out / "qrels" / file.name)
+    for split, members in (("train", kept), ("dev", held)):
+        if left := [line for line in lines if line.split("\t")[0] in members]:
+            (options.out / f"qrels/{split}.tsv").write_text("\n".join([header, *left]) + "\n")
     with (
         gzip.open(options.source / "queries.jsonl.gz", "rt", encoding="utf-8") as source,
         open(options.out / "queries.jsonl", "w", encoding="utf-8") as target,
