@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
+
+from jobs.cli import Common
 
 from indexing.artifact import Artifact
 from indexing.encoders import EncoderSpec
@@ -19,8 +21,81 @@ from retriever.options import EncoderOptions
 from retriever.prompts import check_backbone, load_prompt
 from retriever.training import HOW, LoopOptions
 
-if TYPE_CHECKING:
-    from jobs.tune_prompts import TunePrompts
+
+@dataclass(frozen=True, kw_only=True)
+class TunePrompts(Common):
+    """--limit N takes the first N queries of the split."""
+
+    task: str
+    """The task's name: what comes of it is prompts/TASK, or models/TASK with --method finetune."""
+    backbone: str
+    """A Hugging Face name, a folder, or models/NAME of the store."""
+    method: Literal["prompt", "finetune"] = "prompt"
+    side: Literal["query", "both"] = "both"
+    """query: passages are encoded by the backbone as it is, so that an index of it serves the task."""
+    untied: bool = False
+    """A prompt for queries and another one for passages."""
+    length: int = 32
+    """Of a prompt, in tokens."""
+    init: str | None = None
+    """Begin from prompts/NAME, of the same backbone and length (such as pretrain_rip --train prompts makes)."""
+    parametrisation: Literal["embedding", "mlp"] = "embedding"
+    prompt_dropout: float = 0.1
+    negatives: str | None = None
+    """May be left out where the store has one only, as --queries may."""
+    queries: str | None = None
+    split: str = "train"
+    dev_split: str | None = None
+    """Judge the model by this split (MRR@10) while it trains, and keep the best."""
+    dev_limit: int | None = 500
+    dev_passages: int = 2000
+    """The dev split's questions are looked for in so many passages: those that answer them, and others at random."""
+    epochs: float = 1.0
+    steps: int | None = None
+    """Instead of --epochs."""
+    refresh_epochs: float | None = None
+    """Mine negatives anew by the model as it is, each time so many epochs are done (ANCE); the mined ones are for the
+    time before. Known answers are not looked for in their texts."""
+    refresh_depth: int = 100
+    """Negatives of each query that are mined then, to draw from."""
+    batch: int = 32
+    """Queries a step, over all workers."""
+    negatives_per_query: int = 1
+    lr: float | None = None
+    """Default: 7e-3 for prompts (DPTDR), 2e-5 for fine-tuning."""
+    warm_up: float = 0.1
+    weight_decay: float | None = None
+    """Default: 0 for prompts, 0.01 for fine-tuning."""
+    temperature: float | None = None
+    """Divides similarities; default: 1, or 0.05 where vectors have length 1."""
+    seed: int = 0
+    pooling: Literal["cls", "mean", "last"] | None = None
+    normalize: bool | None = None
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
+    title: Literal["space", "newline", "sep", "none"] = "space"
+    query_length: int | None = None
+    passage_length: int | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    workers: int = 1
+    min_workers: int | None = None
+    """Go on with as few as these where the cluster loses places, on the same batches."""
+    cpus: int = 2
+    """Cores of each worker."""
+    zero: Literal[0, 1, 2, 3] | None = None
+    """DeepSpeed's ZeRO stage; default: plain data parallelism."""
+    offload: bool = False
+    """Keep the optimizer in the processor's memory (ZeRO 1 to 3)."""
+    checkpointing: bool = False
+    """Compute activations again on the way back, instead of keeping them."""
+    grad_cache: Literal["auto", "on", "off"] = "auto"
+    checkpoint_every: int = 100
+    """Steps, as --evaluate-every."""
+    evaluate_every: int = 100
+    patience: int = 0
+    """Evaluations without a better one before training ends; 0: never."""
+    curves: str | None = None
+    """Write a picture of the training, and TensorBoard's events, to this folder."""
 
 
 @dataclass(frozen=True)
