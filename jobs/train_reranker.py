@@ -1,4 +1,4 @@
-"""Train a cross-encoder from a backbone on mined negatives; killed and started again, it goes on from its checkpoint.
+r"""Train a cross-encoder from a backbone on mined negatives; killed and started again, it goes on from its checkpoint.
 
     python jobs/train_reranker.py --store data/squad --split train --negatives bm25 \
         --backbone sentence-transformers/all-MiniLM-L6-v2 --name minilm-reranker

@@ -1,4 +1,4 @@
-"""Train a task: a deep prompt over a frozen backbone, or all of the backbone; killed and started again, it goes on.
+r"""Train a task: a deep prompt over a frozen backbone, or all of the backbone; killed and started again, it goes on.
 
     python jobs/tune_prompts.py --store data/squad --task squad --negatives bm25 \
         --backbone sentence-transformers/all-MiniLM-L6-v2 --length 32 --lr 7e-3 --epochs 1 --dev-split dev
