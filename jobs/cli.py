@@ -76,6 +76,12 @@ def parse(options: type[Options], arguments: list[str], module: str = "") -> Opt
     return tyro.cli(options, args=recipe + arguments, description=description)
 
 
+def options_of(main: Callable[[Any], object]) -> type[Common]:
+    """What a job's main is given."""
+    found: type[Common] = typing.get_type_hints(main)["options"]
+    return found
+
+
 def read_recipe(path: str, options: type, given: Sequence[str] = ()) -> list[str]:
     """A YAML mapping as command-line arguments, so that one parser checks both; keys also `given` are left out.
 

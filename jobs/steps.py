@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.cli import Common, parse, read_recipe
+from jobs.cli import Common, options_of, parse, read_recipe
 
 import yaml
 
@@ -125,12 +125,7 @@ def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
         raise InputError(f"{where}: unknown job {name!r}; {hint}")
     module = importlib.import_module(f"jobs.{name}")
-    [options] = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Common) and value.__module__ == module.__name__
-    ]
-    return module.main, options
+    return module.main, options_of(module.main)
 
 
 def _arguments(settings: dict, options: type[Common], where: str) -> list[str]:

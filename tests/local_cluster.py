@@ -194,10 +194,16 @@ class Job:
         out, err = self.process.communicate(timeout=patience)
         said = f"{self.command}: {self.process.returncode}\n{out}\n{err}"
         assert self.process.returncode == 1, said
-        lines = [line for line in err.splitlines() if not re.match(r"\w+: [\d,]+ ", line)]
+        lines = without_progress(err).splitlines()
         assert len(lines) == 1, said
         assert lines[0].startswith("error: "), said
         return lines[0]
+
+
+def without_progress(err: str) -> str:
+    """What a job printed on stderr less its lines of progress, which only a slow machine prints."""
+    lines = err.splitlines(keepends=True)
+    return "".join(line for line in lines if not re.match(r"(?!error)[\w ,]+: [\d,]+ ", line))
 
 
 def start(name: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Job:

@@ -154,7 +154,7 @@ def kill_driver(job: Job, mark: Mapping[str, str]) -> None:
     """kill -9 the job's process; raises unless every process that it had started ends too."""
     job.process.send_signal(signal.SIGKILL)
     job.process.wait()
-    wait_for(lambda: not marked(mark), f"the end of {[title_of(p)[:80] for p in marked(mark)]}", patience=60)
+    wait_for(lambda: not marked(mark), f"the end of {[title_of(p)[:80] for p in marked(mark)]}")
 
 
 def kill_worker(find: Callable[[], list[psutil.Process]], title: str, draw: random.Random, job: Job) -> None:

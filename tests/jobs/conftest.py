@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.cli import Common, run
+from jobs.cli import options_of, run
 
 import pytest
+from local_cluster import without_progress
 from samples import Judgement, make_passages, make_queries, save_tiny_bert, write_beir
 from serving import make_served
 
@@ -62,13 +62,8 @@ def _local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def call(name: str, *arguments: object) -> int:
     """Run a job in this process, as `python jobs/NAME.py ARGUMENTS` would; its exit status."""
     module = importlib.import_module(f"jobs.{name}")
-    [options] = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Common) and value.__module__ == module.__name__
-    ]
     try:
-        run(module.main, options, [str(argument) for argument in arguments])
+        run(module.main, options_of(module.main), [str(argument) for argument in arguments])
     except SystemExit as end:
         return int(end.code or 0)
     return 0
@@ -82,14 +77,13 @@ def call_job() -> Callable[..., int]:
 
 @pytest.fixture
 def job(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """job(name, *arguments): run it, whatever its end. Progress, which a slow machine prints, is left out."""
+    """job(name, *arguments): run it, whatever its end."""
 
     def start(name: str, *arguments: object) -> Outcome:
         capsys.readouterr()
         status = call(name, *arguments)
         out, err = capsys.readouterr()
-        lines = [line for line in err.splitlines(keepends=True) if not re.match(r"(?!error)[\w ,]+: [\d,]+ ", line)]
-        return Outcome(status, out, "".join(lines))
+        return Outcome(status, out, without_progress(err))
 
     return start
 

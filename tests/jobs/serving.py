@@ -109,7 +109,7 @@ def asked(connection: HTTPConnection, method: str, path: str, body: bytes, kind:
 
 
 def connect(server: Server) -> HTTPConnection:
-    return HTTPConnection(server.address.removeprefix("http://"), timeout=60)
+    return HTTPConnection(server.address.removeprefix("http://"), timeout=240)
 
 
 class Load:

@@ -63,7 +63,7 @@ class Page:
     def until(self, met: Any) -> Any:
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.browser, 60).until(lambda _: met())
+        return WebDriverWait(self.browser, 240).until(lambda _: met())
 
     def all(self, selector: str) -> list[Any]:
         return list(self.browser.find_elements("css selector", selector))
