@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jobs import cli
+from jobs import cli, import_corpus, verify
 from jobs.steps import Step, read_steps
 
 import pytest
@@ -123,17 +123,17 @@ def test_a_failure_names_the_step_and_the_next_run_goes_on_there(
 def test_what_is_no_bad_input_keeps_its_trace_and_says_its_step(
     chain: list[dict], recipe: Write, job: Callable, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import jobs.import_corpus
-    import jobs.verify
-
-    def break_down(options: object) -> None:
+    def break_down(options: import_corpus.ImportCorpus) -> None:
         raise RuntimeError("our fault")
 
-    monkeypatch.setattr(jobs.import_corpus, "main", break_down)
+    def end(options: verify.Verify) -> None:
+        sys.exit(1)
+
+    monkeypatch.setattr(import_corpus, "main", break_down)
     with pytest.raises(RuntimeError, match="our fault") as caught:
         job("pipeline", "--config", recipe(*chain))
     assert caught.value.__notes__[0].startswith("in step 1/8 import_corpus ")
-    monkeypatch.setattr(jobs.verify, "main", lambda options: sys.exit(1))
+    monkeypatch.setattr(verify, "main", end)
     assert refused("pipeline", "--config", recipe({"verify": {}})) == "error: step 1/1 verify: ended with status 1"
 
 
