@@ -29,9 +29,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.dev and (options.source / "qrels/dev.tsv").exists():
         parser.error(f"{options.source} has a dev split")
+    if options.out.exists():
+        parser.error(f"--out {options.out}: there is something already")
     header, *lines = (options.source / "qrels/train.tsv").read_text().splitlines()
     ids = list(dict.fromkeys(line.split("\t")[0] for line in lines))
     chosen = np.random.default_rng(options.seed).choice(len(ids), min(options.count, len(ids)), replace=False)
+    if not 0 <= options.dev < len(chosen):
+        parser.error(f"--dev {options.dev}: expected 0 to {len(chosen) - 1}")
     held, kept = {ids[n] for n in chosen[: options.dev]}, {ids[n] for n in chosen[options.dev :]}
     dropped = set(ids) - held - kept
     (options.out / "qrels").mkdir(parents=True, exist_ok=True)

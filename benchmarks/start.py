@@ -2,16 +2,20 @@
 
     python benchmarks/start.py --rounds 5
 
-Each start is a process of its own; the two take turns, and the ratio is of the same round.
+Each start is a process of its own; the two take turns, and the ratio is of the same round. With --beside another Ray
+runs meanwhile, as it does where two jobs run on one machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,23 +26,41 @@ import ray
 
 begun = time.perf_counter()
 with quick_start() if sys.argv[1] == "quick" else contextlib.nullcontext():
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
 ray.get(ray.remote(lambda: 0).remote())
-print(time.perf_counter() - begun)
+print(time.perf_counter() - begun, flush=True)
+if sys.argv[2:]:
+    sys.stdin.read()
 """
+ENVIRONMENT = {**os.environ, "RAY_enable_metrics_collection": "0"}  # as jobs have it
 
 
 def seconds(how: str) -> float:
     command = [sys.executable, "-c", START, how]
-    return float(subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout)
+    told = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, text=True, stdout=subprocess.PIPE)
+    return float(told.stdout)
+
+
+@contextlib.contextmanager
+def another() -> Iterator[None]:
+    """A Ray that is up while the block lasts."""
+    command = [sys.executable, "-c", START, "plain", "stay"]
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+        process.communicate()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beside", action="store_true", help="while another Ray runs")
     parser.add_argument("--json", default="results/start.json")
     options = parser.parse_args()
-    rounds = [{how: seconds(how) for how in ("plain", "quick")} for _ in range(options.rounds)]
+    orders = [("plain", "quick"), ("quick", "plain")]
+    with another() if options.beside else contextlib.nullcontext():
+        rounds = [{how: seconds(how) for how in orders[number % 2]} for number in range(options.rounds)]
     for one in rounds:
         plain, quick = one["plain"], one["quick"]
         print(f"ray.init {plain:.1f} s, as jobs start it {quick:.1f} s: {quick / plain:.2f}")

@@ -38,7 +38,7 @@ def connect(store: Store) -> None:
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", LOSSES)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("RAY_enable_metrics_collection", "0")  # of a private Ray, which nobody watches
+    metrics = os.environ.setdefault("RAY_enable_metrics_collection", "0")  # of a private Ray, which nobody watches
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of several failed tasks one is told, in one line
     import ray
 
@@ -55,7 +55,7 @@ def connect(store: Store) -> None:
         root = Path(__file__).resolve().parents[1]
         runtime["py_modules"] = [str(root / package) for package in PACKAGES]
     try:
-        with quick_start():
+        with quick_start() if metrics == "0" else contextlib.nullcontext():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime, include_dashboard=False)
     except ConnectionError as error:
         raise InputError(
@@ -68,15 +68,16 @@ def connect(store: Store) -> None:
 
 @contextlib.contextmanager
 def quick_start() -> Iterator[None]:
-    """What a private Ray starts has no dashboard to answer to: let its agent be that of a Ray without the dashboard's
-    packages, whose absence Ray finds out by this import. The start takes 0.6 of the time."""
+    """What a private Ray starts has no dashboard to answer to: let it take itself for a Ray without the dashboard's
+    packages, which it finds out by this import. So its agent opens no servers (a second Ray on a machine tries for
+    seconds to have the first one's port), and nobody waits for them. Known of the Ray that pyproject.toml bounds."""
     name = "ray.dashboard.optional_deps"
     there = sys.modules.get(name)
     sys.modules[name] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         if there is not None:
             sys.modules[name] = there
 

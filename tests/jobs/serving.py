@@ -129,7 +129,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         for thread in self._threads:
-            thread.join(120)
+            thread.join(600)
             assert not thread.is_alive()
 
     def wait_for(self, more: int) -> None:

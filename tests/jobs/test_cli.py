@@ -9,7 +9,7 @@ from pathlib import Path
 from jobs import cli
 from jobs.import_corpus import ImportCorpus
 from jobs.search import Search
-from jobs.session import quick_start
+from jobs.session import connect
 
 import pytest
 from local_cluster import without_progress
@@ -174,17 +174,22 @@ def test_every_recipe_fits_its_job(file: Path) -> None:
     cli.parse(cli.options_of(module.main), ["--config", str(file), "--store", "s"])
 
 
-def test_a_private_ray_starts_as_one_without_a_dashboards_packages_and_nothing_else_does() -> None:
-    """Which is what Ray asks by this import, in the process that starts it."""
-    import importlib
+@pytest.mark.parametrize(("metrics", "quick"), [("0", True), ("1", False)])
+def test_a_private_ray_starts_without_a_dashboards_servers_unless_it_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: str, quick: bool
+) -> None:
+    """By what Ray itself asks when it starts its agent, while `ray.init` runs and after it."""
+    import ray
+    from ray._private.utils import get_dashboard_dependency_error
 
-    wanted = "ray.dashboard.optional_deps"
-    with quick_start(), pytest.raises(ImportError):
-        importlib.import_module(wanted)
-    there = importlib.import_module(wanted)
-    with quick_start():
-        pass
-    assert importlib.import_module(wanted) is there
+    found: list[object] = []
+    monkeypatch.setenv("RAY_enable_metrics_collection", metrics)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: found.append(get_dashboard_dependency_error()))
+    monkeypatch.setattr(ray, "nodes", list)
+    connect(Store(str(tmp_path)))
+    assert [error is not None for error in found] == [quick]
+    assert get_dashboard_dependency_error() is None
 
 
 def test_options_have_the_defaults_that_the_help_names() -> None:

@@ -146,7 +146,7 @@ def test_without_the_hub_the_cache_is_used_with_a_warning(
     begun = time.monotonic()
     with server, caplog.at_level(logging.INFO):
         assert resolve("some/model") == partial
-        assert time.monotonic() - begun < 10  # a process's first request waits 3 s more, for a list of the hub's own
+        assert time.monotonic() - begun < 30  # a process's first request waits 3 s more, for a list of the hub's own
         (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert message.startswith("some/model: ")
         assert "no modules.json" in message
