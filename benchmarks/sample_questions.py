@@ -42,7 +42,8 @@ def main() -> None:
     for file in (options.source / "qrels").glob("*.tsv"):
         shutil.copyfile(file, options.out / "qrels" / file.name)
     for split, members in (("train", kept), ("dev", held)):
-        if left := [line for line in lines if line.split("\t")[0] in members]:
+        if members:
+            left = [line for line in lines if line.split("\t")[0] in members]
             (options.out / f"qrels/{split}.tsv").write_text("\n".join([header, *left]) + "\n")
     with (
         gzip.open(options.source / "queries.jsonl.gz", "rt", encoding="utf-8") as source,

@@ -49,7 +49,6 @@ def another() -> Iterator[None]:
         assert process.stdout is not None
         process.stdout.readline()
         yield
-        process.communicate()
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from jobs.cli import Common, Stage, human, run, say
+from jobs.cli import Stage, human, run, say
 from jobs.session import connect
+from jobs.training import Training
 
 from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
@@ -28,7 +29,7 @@ from retriever.training import HOW, LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainRip(Common):
+class PretrainRip(Training):
     """--limit N takes the first N passages."""
 
     backbone: str
@@ -54,28 +55,11 @@ class PretrainRip(Common):
     """Tokens of a sentence (of a passage, with mlm)."""
     pooling: Literal["cls", "mean"] = "cls"
     language: str = "en"
-    seed: int = 0
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    workers: int = 1
-    min_workers: int | None = None
-    """Go on with as few as these where the cluster loses places, on the same batches."""
-    cpus: int = 2
-    """Cores of each worker."""
-    zero: Literal[0, 1, 2, 3] | None = None
-    """DeepSpeed's ZeRO stage; default: plain data parallelism."""
-    offload: bool = False
-    checkpointing: bool = False
-    """Compute activations again on the way back, instead of keeping them."""
-    grad_cache: Literal["auto", "on", "off"] = "auto"
-    checkpoint_every: int = 100
-    """Steps."""
 
 
 def main(options: PretrainRip) -> None:
     store = Store(options.store).require()
-    if options.workers < 1 or options.cpus < 1 or options.batch < options.workers:
-        raise InputError(f"--workers {options.workers} --cpus {options.cpus} --batch {options.batch}: expected 1 at "
-                         "least, and a passage for each worker")  # fmt: skip
+    options.check("passage", "--train prompts" if options.train == "prompts" else None)
     corpus = Corpus.open(store)
     folder = resolve(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
@@ -94,11 +78,6 @@ def main(options: PretrainRip) -> None:
     kind = "prompts" if options.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
     name = name if options.limit is None else f"{name}-limit{options.limit}"
-    if options.train == "prompts" and (options.zero or 0) >= 2:
-        raise InputError(f"--zero {options.zero} --train prompts: prompts are small and the backbone does not train: "
-                         "give 0 or 1")  # fmt: skip
-    if options.min_workers is not None and not 1 <= options.min_workers <= options.workers:
-        raise InputError(f"--min-workers {options.min_workers}: expected 1 to --workers {options.workers}")
     shaping = {key: value for key, value in asdict(loop).items() if key not in ("steps", *HOW)}
     config = {
         "backbone": described, "rip": {key: value for key, value in asdict(rip).items() if key != "steps"},

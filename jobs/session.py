@@ -39,6 +39,7 @@ def connect(store: Store) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     metrics = os.environ.setdefault("RAY_enable_metrics_collection", "0")  # of a private Ray, which nobody watches
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone; spares Ray Data an actor for it
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of several failed tasks one is told, in one line
     import ray
 

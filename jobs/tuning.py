@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from jobs.cli import Common
+from jobs.training import Training
 
 from indexing.artifact import Artifact
 from indexing.encoders import EncoderSpec
@@ -23,7 +23,7 @@ from retriever.training import HOW, LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TunePrompts(Common):
+class TunePrompts(Training):
     """--limit N takes the first N queries of the split."""
 
     task: str
@@ -68,7 +68,6 @@ class TunePrompts(Common):
     """Default: 0 for prompts, 0.01 for fine-tuning."""
     temperature: float | None = None
     """Divides similarities; default: 1, or 0.05 where vectors have length 1."""
-    seed: int = 0
     pooling: Literal["cls", "mean", "last"] | None = None
     normalize: bool | None = None
     query_prefix: str | None = None
@@ -76,22 +75,8 @@ class TunePrompts(Common):
     title: Literal["space", "newline", "sep", "none"] = "space"
     query_length: int | None = None
     passage_length: int | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    workers: int = 1
-    min_workers: int | None = None
-    """Go on with as few as these where the cluster loses places, on the same batches."""
-    cpus: int = 2
-    """Cores of each worker."""
-    zero: Literal[0, 1, 2, 3] | None = None
-    """DeepSpeed's ZeRO stage; default: plain data parallelism."""
-    offload: bool = False
-    """Keep the optimizer in the processor's memory (ZeRO 1 to 3)."""
-    checkpointing: bool = False
-    """Compute activations again on the way back, instead of keeping them."""
-    grad_cache: Literal["auto", "on", "off"] = "auto"
-    checkpoint_every: int = 100
-    """Steps, as --evaluate-every."""
     evaluate_every: int = 100
+    """Steps."""
     patience: int = 0
     """Evaluations without a better one before training ends; 0: never."""
     curves: str | None = None
@@ -113,11 +98,7 @@ class Opened:
 def open_all(store: Store, options: TunePrompts) -> Opened:
     """Raises InputError for whatever is missing, does not fit or cannot be trained with."""
     frozen = options.method == "prompt"
-    if options.min_workers is not None and not 1 <= options.min_workers <= options.workers:
-        raise InputError(f"--min-workers {options.min_workers}: expected 1 to --workers {options.workers}")
-    if options.workers < 1 or options.cpus < 1 or options.batch < options.workers:
-        raise InputError(f"--workers {options.workers} --cpus {options.cpus} --batch {options.batch}: expected 1 at "
-                         "least, and a query for each worker")  # fmt: skip
+    options.check("query", "--method prompt" if frozen else None)
     if options.method == "finetune" and (options.side == "query" or options.untied):
         raise InputError(f"--method finetune --side {options.side}{' --untied' * options.untied}: fine-tuning trains "
                          "one encoder for both sides; train prompts for one side only")  # fmt: skip
@@ -133,9 +114,6 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
         queries.qrels(options.dev_split)
     elif options.patience:
         raise InputError(f"--patience {options.patience}: expected --dev-split too, by which the best is known")
-    if frozen and (options.zero or 0) >= 2:
-        raise InputError(f"--zero {options.zero} --method prompt: prompts are small and the backbone does not train: "
-                         "give 0 or 1")  # fmt: skip
     sides: Any = "query" if options.side == "query" else "untied" if options.untied else "tied"
     shared = {"batch", "negatives_per_query", "temperature", "seed", "method"}
     prompt = {"length", "parametrisation", "prompt_dropout"} if options.method == "prompt" else set()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,49 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A failure is told when it happens too: what ends the process later may leave no summary."""
     for reporter in _REPORTERS if report.failed else []:
-        reporter.write_line(f"\n{report.nodeid} ({report.when}): {report.longreprtext[-2000:]}")
+        told = f"{report.longreprtext[-2000:]}\n{report.capstdout[-1000:]}\n{report.capstderr[-2000:]}"
+        reporter.write_line(f"\n{report.nodeid} ({report.when}): {told.rstrip()}")
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIPTIDE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Ray on this machine, for all jobs that tests run in this process."""
+    import logging
+
+    import ray
+
+    os.environ["RIPTIDE_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache")  # the workers' too
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    started = not ray.is_initialized()
+    if started:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        for name in ("ray.data", "ray.data._internal"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    yield
+    if started:
+        ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def call_job(local_ray: None) -> Callable[..., int]:
+    """call_job(name, *arguments): run a job in this process, as `python jobs/NAME.py ARGUMENTS` would; its status."""
+    from jobs.cli import options_of, run
+
+    def call(name: str, *arguments: object) -> int:
+        module = importlib.import_module(f"jobs.{name}")
+        try:
+            run(module.main, options_of(module.main), [str(argument) for argument in arguments])
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -248,13 +248,19 @@ def submit(
 def wait_for(
     there: Callable[[], object], what: str, process: subprocess.Popen | None = None, patience: float = PATIENCE
 ) -> None:
-    """Ask until it is there. Fails when the process that should bring it about has ended, or patience has."""
+    """Ask until it is there. Fails when the process that should bring it about has ended, or patience has.
+
+    Asking takes a third of a core at most: what is waited for needs it.
+    """
     until = time.monotonic() + patience
-    while not there():
+    while True:
+        begun = time.monotonic()
+        if there():
+            return
         ended = process is not None and process.poll() is not None
         assert not ended or there(), f"waited for {what}: the process ended with {process and process.returncode}"
-        assert time.monotonic() < until, f"waited {patience:.0f} s for {what}"
-        time.sleep(0.002)
+        assert begun < until, f"waited {patience:.0f} s for {what}"
+        time.sleep(max(0.002, 2 * (time.monotonic() - begun)))
 
 
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")

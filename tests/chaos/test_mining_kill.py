@@ -2,6 +2,7 @@
 
 The moment is counted in committed parts, never in time. The driver dies with its private Ray while it pools, re-ranks
 or draws, and the command is given again; a worker dies while it re-ranks, and the job goes on by itself.
+RIPTIDE_CHAOS=long kills at all of these places, else at two.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import random
 import shutil
 import uuid
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from local_cluster import run, start, wait_for
+from local_cluster import LONG, run, start, wait_for
 from test_kill import committed, contents, copied, kill_driver, kill_worker, marked, stamps
 from tiny import save_bert, write_corpus
 
@@ -37,7 +39,7 @@ class World(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]) -> World:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -55,28 +57,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         ("encode_corpus", "--encoder", model, "--name", "tiny", "--compile", "never"),
         ("build_bm25", "--shards", 2),
     ):
-        run(job, "--store", store, *arguments, environment=environment)
+        assert call_job(job, "--store", store, *arguments) == 0
     mining: list[object] = [
         "--split", "test", "--sources", "bm25", "exact:tiny", "--depth", 60, "--part-queries", QUESTIONS // PARTS,
         "--reranker", reranker, "--denoise-threshold", 0.5, "--candidates", "pool", "--name", "drawn",
     ]  # fmt: skip
     after = copied(store, root / "after")
-    run("mine_negatives", "--store", after, *mining, environment=environment)
+    assert call_job("mine_negatives", "--store", after, *mining) == 0
     [scores] = Store(str(after)).names("scores")
     for folder in ("candidates/pool", f"scores/{scores}/g0000", "negatives/drawn"):
         assert committed(after / folder, "part") == PARTS
     return World(store, contents(after), scores, mining, environment)
 
 
-@pytest.mark.parametrize(
-    ("victim", "folder", "moment"),
-    [
-        ("driver", "candidates/pool", 4),
-        ("driver", "scores/SCORES/g0000", 5),
-        ("driver", "negatives/drawn", 1),
-        ("worker", "scores/SCORES/g0000", 3),
-    ],
-)
+KILLS = [("driver", "negatives/drawn", 1), ("worker", "scores/SCORES/g0000", 3)]
+MORE = [("driver", "candidates/pool", 4), ("driver", "scores/SCORES/g0000", 5)] if LONG else []
+
+
+@pytest.mark.parametrize(("victim", "folder", "moment"), KILLS + MORE)
 def test_the_same_bytes_come_out(world: World, tmp_path: Path, victim: str, folder: str, moment: int) -> None:
     store = copied(world.store, tmp_path / "store")
     mark = {"RIPTIDE_TEST_MARK": uuid.uuid4().hex}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-from jobs.cli import options_of, run
 
 import pytest
 from local_cluster import without_progress
@@ -40,48 +36,18 @@ class World:
     judged: list[Judgement]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    import logging
-
-    import ray
-
-    os.environ["RIPTIDE_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache")  # the workers' too
-    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    started = not ray.is_initialized()
-    if started:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        for name in ("ray.data", "ray.data._internal"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-    yield
-    if started:
-        ray.shutdown()
-
-
-def call(name: str, *arguments: object) -> int:
-    """Run a job in this process, as `python jobs/NAME.py ARGUMENTS` would; its exit status."""
-    module = importlib.import_module(f"jobs.{name}")
-    try:
-        run(module.main, options_of(module.main), [str(argument) for argument in arguments])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
-@pytest.fixture(scope="session")
-def call_job() -> Callable[..., int]:
-    """`call`, for stores that a module's tests share."""
-    return call
+@pytest.fixture(autouse=True)
+def _jobs_have_ray(local_ray: None) -> None:
+    """No test here waits for a Ray of its own."""
 
 
 @pytest.fixture
-def job(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """job(name, *arguments): run it, whatever its end."""
+def job(capsys: pytest.CaptureFixture[str], call_job: Callable[..., int]) -> Callable[..., Outcome]:
+    """job(name, *arguments): run it, whatever its end; lines of progress are left out."""
 
     def start(name: str, *arguments: object) -> Outcome:
         capsys.readouterr()
-        status = call(name, *arguments)
+        status = call_job(name, *arguments)
         out, err = capsys.readouterr()
         return Outcome(status, out, without_progress(err))
 
@@ -124,17 +90,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory, model: str) -> World:
+def _built(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Callable[..., int]) -> World:
     root = tmp_path_factory.mktemp("world")
     passages = make_passages(240)
     queries, judged = make_queries(passages, 40)
     source = write_beir(root / "tiny", passages, queries, {"test": judged[:30], "train": judged[30:]})
     at = ("--store", root / "store")
-    assert call("import_corpus", *at, "--source", source, "--part-size", 60) == 0
-    assert call("encode_corpus", *at, "--encoder", model, "--name", "enc", *EXACT_NUMERICS) == 0
-    assert call("build_index", *at, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3) == 0
+    assert call_job("import_corpus", *at, "--source", source, "--part-size", 60) == 0
+    assert call_job("encode_corpus", *at, "--encoder", model, "--name", "enc", *EXACT_NUMERICS) == 0
+    assert call_job("build_index", *at, "--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3) == 0
     for mode in ("exact", "dense"):
-        assert call("search", *at, "--mode", mode, "--k", 20, "--name", mode) == 0
+        assert call_job("search", *at, "--mode", mode, "--k", 20, "--name", mode) == 0
     return World(root / "store", source, model, passages, queries, judged)
 
 
