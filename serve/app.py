@@ -17,7 +17,7 @@ from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
-from serve.direct import add_direct, check_token
+from serve.direct import Direct, check_token
 from serve.engine import Answer
 from serve.errors import add_errors, as_json
 from serve.limits import Guard
@@ -52,7 +52,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[str, Any]]) -> FastAPI:
+def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[str, Any]]) -> Guard:
     """The ASGI application. about: what `/v1/info` says of a release beside what the service knows."""
 
     @contextlib.asynccontextmanager
@@ -67,7 +67,7 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         title="riptide", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=RESPONSES
     )
     metrics = Metrics(service)
-    app.add_middleware(Guard, tokens=tokens, metrics=metrics)
+    direct = Direct(app, tokens)
     add_errors(app)
     user, admin = Depends(_must_be(tokens, "user")), Depends(_must_be(tokens, "admin"))
 
@@ -117,9 +117,9 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
         return as_json({"request_id": http.state.request_id, "model": live.release.reranker, "results": results})
 
-    add_direct(app, "/v1/search", SearchRequest, tokens, search)
-    add_direct(app, "/v1/embeddings", EmbeddingsRequest, tokens, embeddings)
-    add_direct(app, "/v1/rerank", RerankRequest, tokens, rerank)
+    direct.add("/v1/search", SearchRequest, search)
+    direct.add("/v1/embeddings", EmbeddingsRequest, embeddings)
+    direct.add("/v1/rerank", RerankRequest, rerank)
 
     @app.get("/v1/tasks", response_model=TasksResponse, dependencies=[user])
     async def tasks() -> Response:
@@ -194,7 +194,7 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
             raise HTTPException(404)
         return FileResponse(files[name])
 
-    return app
+    return Guard(direct, tokens=tokens, metrics=metrics)
 
 
 def _must_be(tokens: Tokens, role: Role) -> Callable[[Request], Awaitable[None]]:

@@ -1,7 +1,7 @@
 """Routes that are asked often, read, checked and answered without what FastAPI does around a handler.
 
-FastAPI keeps the routes of the same paths: they are what the OpenAPI document is made of. Requests never reach them, as
-these stand before them; the errors raised here are told by the application's own handlers.
+FastAPI keeps the routes of the same paths: they are what the OpenAPI document is made of, and answer what is asked of
+them by other methods. The errors raised here are told as the application's own are.
 """
 
 from __future__ import annotations
@@ -9,40 +9,52 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
 
+from serve.errors import told
 from serve.security import Role, Tokens
 
 M = TypeVar("M", bound=BaseModel)
+Handle = Callable[[Any, Request], Awaitable[Response]]
 
 
-def add_direct(
-    app: FastAPI, path: str, model: type[M], tokens: Tokens, handle: Callable[[M, Request], Awaitable[Response]]
-) -> None:
-    """Answer POST `path`, a JSON body of `model`, for users."""
+class Direct:
+    """ASGI: POST requests, for users, of the paths that were added; all others go on to `app`."""
 
-    class Direct:
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            request = Request(scope, receive, send)
-            check_token(request, tokens, "user")
-            response = await handle(await _body(request, model), request)
-            await response(scope, receive, send)
+    def __init__(self, app: Any, tokens: Tokens):
+        self.app, self.tokens = app, tokens
+        self._routes: dict[str, DirectRoute] = {}
 
-    app.router.routes.insert(0, _Counted(path, Direct(), methods=["POST"]))
+    def add(self, path: str, model: type[M], handle: Callable[[M, Request], Awaitable[Response]]) -> None:
+        """Answer POST `path`, a JSON body of `model`."""
+        self._routes[path] = DirectRoute(path, model, handle)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        route = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            route = self._routes.get(scope["path"].removeprefix(scope.get("root_path", "")))
+        if route is None:
+            await self.app(scope, receive, send)
+            return
+        scope["route"] = route
+        request = Request(scope, receive, send)
+        try:
+            check_token(request, self.tokens, "user")
+            response = await route.handle(await _body(request, route.model), request)
+        except Exception as error:
+            response = told(request, error)
+        await response(scope, receive, send)
 
 
-class _Counted(Route):
-    """A route that requests are counted by, as FastAPI's are, those of other methods too."""
+class DirectRoute:
+    """A path, by which requests are counted, the model of its body, and what answers."""
 
-    def matches(self, scope: Any) -> tuple[Match, Any]:
-        match, child = super().matches(scope)
-        return match, child if match == Match.NONE else {**child, "route": self}
+    def __init__(self, path: str, model: type[BaseModel], handle: Handle):
+        self.path, self.model, self.handle = path, model, handle
 
 
 def check_token(request: Request, tokens: Tokens, role: Role) -> None:

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from retriever.errors import InputError
 from serve.batching import OverloadedError
@@ -40,30 +41,32 @@ SAID = {
 
 
 def add_errors(app: FastAPI) -> None:
-    """Answer every exception in that form; what was not foreseen is logged, and 500."""
-    for kind, (status, name) in ERRORS.items():
+    """Answer every exception in that form."""
 
-        async def told(request: Request, error: Exception, status: int = status, name: str = name) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
+        return told(request, error)
+
+    for kind in (*ERRORS, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def told(request: Request, error: Exception) -> Response:
+    """What a request is told of an exception. One that was not foreseen is logged, and 500."""
+    for kind, (status, name) in ERRORS.items():
+        if isinstance(error, kind):
             wait = error.retry_after if isinstance(error, OverloadedError) else 1
             headers = {"Retry-After": str(wait)} if status in (429, 503) else None
             return _error(request, status, name, SAID.get(type(error), str(error)), headers)
-
-        app.add_exception_handler(kind, told)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
+    if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         place = ".".join(str(step) for step in first["loc"])
         return _error(request, 422, "invalid_request_error", f"{place}: {first['msg']}"[:500])
-
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
+    if isinstance(error, HTTPException):
         return _error(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        log.exception("request %s failed", request_id(request))
-        return _error(request, 500, "internal_error", "this is a fault of the server; its log says more")
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)  # nobody is left to be told
+    log.error("request %s failed", request_id(request), exc_info=error)
+    return _error(request, 500, "internal_error", "this is a fault of the server; its log says more")
 
 
 def request_id(request: Request) -> str:

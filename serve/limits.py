@@ -7,7 +7,6 @@ import uuid
 from typing import Any
 
 import orjson
-from starlette.requests import ClientDisconnect
 
 from serve.metrics import Metrics
 from serve.security import Tokens, is_loopback
@@ -17,8 +16,8 @@ MOST_PROMPT_BYTES = 256 << 20  # of a prompt that is put
 
 
 class Guard:
-    """ASGI middleware. Without tokens only names of this machine are answered: a page in a browser, led here by a name
-    of its own, is not a user of this machine."""
+    """ASGI, before all else. Without tokens only names of this machine are answered: a page in a browser, led here by a
+    name of its own, is not a user of this machine."""
 
     def __init__(self, app: Any, *, tokens: Tokens, metrics: Metrics):
         self.app, self.tokens, self.metrics = app, tokens, metrics
@@ -61,16 +60,11 @@ class Guard:
             elif length.isdigit() and int(length) > most:
                 await _refuse(answer, 413, f"expected up to {most} bytes", name)
             else:
-                try:
-                    await self.app(scope, take, answer)
-                except ClientDisconnect:
-                    status = 499  # nobody is left to be told
+                await self.app(scope, take, answer)
                 if too_large:
                     await _refuse(answer, 413, f"expected up to {most} bytes", name)
         finally:
-            route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.labels(route, str(status)).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - begun)
+            self.metrics.answered(getattr(scope.get("route"), "path", "other"), status, time.perf_counter() - begun)
 
 
 def _without_port(host: str) -> str:

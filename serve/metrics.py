@@ -17,6 +17,7 @@ class Metrics:
 
     def __init__(self, service: Service):
         self.registry = registry = CollectorRegistry()
+        self._known: dict[Any, Any] = {}
         common: dict[str, Any] = {"namespace": "riptide", "registry": registry}
         self.requests = Counter("requests", "Requests, by route and status.", ["route", "status"], **common)
         self.seconds = Histogram("request_seconds", "Of a request.", ["route"], buckets=SECONDS, **common)
@@ -33,15 +34,28 @@ class Metrics:
             lambda: float(len(service.live.tasks) if service.live else 0)
         )
 
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Note a request."""
+        self._labelled(self.requests, route, str(status)).inc()
+        self._labelled(self.seconds, route).observe(seconds)
+
     def searched(self, answers: list[tuple[Answer, float]]) -> None:
         """Note the stages and the shards of a request."""
         for answer, waited in answers:
-            self.stage.labels("queue").observe(waited)
+            self._labelled(self.stage, "queue").observe(waited)
             for stage, seconds in answer.took.items():
-                self.stage.labels(stage).observe(seconds)
+                self._labelled(self.stage, stage).observe(seconds)
             if answer.shards.successful < answer.shards.total:
                 self.shard_errors.labels("failed").inc(answer.shards.failed)
                 self.shard_errors.labels("timed_out").inc(answer.shards.timed_out)
+
+    def _labelled(self, metric: Any, *values: str) -> Any:
+        """The metric of these labels, which the library takes longer to look up than to count with."""
+        key = (metric, *values)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = metric.labels(*values)
+        return found
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
