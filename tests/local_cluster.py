@@ -162,10 +162,18 @@ def local_cluster(workers: int = 2, **variables: str) -> Iterator[LocalCluster]:
 
 
 def port(address: str) -> int:
-    """A port of an address that nobody listens on now."""
-    with socket.socket() as free:
-        free.bind((address, 0))
-        return int(free.getsockname()[1])
+    """A port of an address that nobody listens on now: another one each time, and none that the system gives away by
+    itself meanwhile."""
+    while True:
+        number = 20_000 + secrets.randbelow(12_000)
+        if (address, number) in _PORTS:
+            continue
+        _PORTS.add((address, number))
+        with contextlib.suppress(OSError), socket.create_server((address, number)):
+            return number
+
+
+_PORTS: set[tuple[str, int]] = set()
 
 
 def clean_environment(variables: Mapping[str, str]) -> dict[str, str]:

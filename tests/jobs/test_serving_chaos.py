@@ -7,14 +7,13 @@ import json
 import os
 import shutil
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from local_cluster import local_cluster
+from local_cluster import local_cluster, port
 from serving import Load, Server, questions, started
 
 from serve.client import Client
@@ -87,15 +86,10 @@ def wait_until_whole(load: Load, since: int) -> None:
         whole = complete[::-1].index(False) if False in complete else len(complete)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def test_what_is_killed_under_load_gives_no_wrong_answer_and_comes_back(served: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(served, tmp_path / "root"))
     asked = Asked(root)
-    at = ("--store", root / "store", "--topology", "distributed", "--shards", 2, "--port", free_port())
+    at = ("--store", root / "store", "--topology", "distributed", "--shards", 2, "--port", port("127.0.0.1"))
     with started(*at) as (process, address):
         asked.look(address)
         with Load(Server(address, root, process.pid), asked.bodies, clients=4) as load:
@@ -120,7 +114,7 @@ def test_a_node_that_is_killed_under_load_gives_no_wrong_answer_and_its_work_goe
 ) -> None:
     root = Path(shutil.copytree(served, tmp_path / "root"))
     asked = Asked(root)
-    at = ("--store", root / "store", "--topology", "distributed", "--shards", 2, "--port", free_port())
+    at = ("--store", root / "store", "--topology", "distributed", "--shards", 2, "--port", port("127.0.0.1"))
     with local_cluster(workers=2) as cluster, started(*at, environment=cluster.environment) as (process, address):
         asked.look(address)
         with Load(Server(address, root, process.pid), asked.bodies, clients=4) as load:
