@@ -119,11 +119,11 @@ def test_a_fine_tuned_model_flows_too(world, mined: Store, done: Done) -> None:
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.parametrize("workers", [1, 2] if LONG else [2])
-def test_killed_and_started_again_it_ends_with_the_same_weights(world, mined: Store, workers: int) -> None:
+def test_killed_and_started_again_it_ends_with_the_same_weights(world, mined: Store, done: Done, workers: int) -> None:
     """kill -9 to the job in the middle; its private Ray goes down with it."""
     often = ("--checkpoint-every", 5, "--evaluate-every", 10)
-    more = ("--steps", 120, "--workers", workers, *often, "--dev-split", "test")
-    start(*command(world, *more, "--task", "whole")).end()
+    more = ("--steps", 60, "--workers", workers, *often, "--dev-split", "test")
+    done(*command(world, *more, "--task", "whole"))
     job = start(*command(world, *more, "--task", "t"))
     latest = world.store / "checkpoints/t.prompts/latest.json"
     wait_for(lambda: latest.exists() and json.loads(latest.read_text())["step"] >= 10, "a checkpoint", job.process)
@@ -132,7 +132,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(world, mined: St
     job.process.wait()
     wait_for_its_end(tree[1:])
     assert not (world.store / "prompts/t/manifest.json").exists(), "the kill came too late to be in the middle"
-    start(*command(world, *more, "--task", "t")).end()
+    done(*command(world, *more, "--task", "t"))
     assert weights(mined, "prompts", "t") == weights(mined, "prompts", "whole")
     one, other = (mined.open("prompts", name).notes for name in ("t", "whole"))
     assert one["curve"] == other["curve"]
