@@ -30,14 +30,14 @@ lint: install  ## ruff, mypy, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: install browser lint  ## everything: lint and all tests, slow, chaos and cluster ones too
+test: install browser lint  ## lint and all tests, slow ones too; those that kill and those on clusters in their short form
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not chaos and not cluster"
 
-chaos: install browser  ## the long form of the chaos tests
-	RIPTIDE_CHAOS=long HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m chaos
+chaos: install browser  ## the long form of the tests that kill, and of those on clusters
+	RIPTIDE_CHAOS=long HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "chaos or cluster"
 
 bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \

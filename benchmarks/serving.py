@@ -138,8 +138,9 @@ def start(name: str, options: argparse.Namespace) -> tuple[subprocess.Popen[str]
         try:
             uvloop.run(load(port, 1, 0.0, ["what is a rip current?"]))
             return process, port
-        except OSError:
+        except (OSError, SystemExit):
             time.sleep(0.2)
+    process.terminate()
     raise SystemExit(f"{name} does not answer")
 
 

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from jobs.cli import Common, Stage, human, run, say
+from jobs.cli import Stage, human, run, say
 from jobs.session import connect
+from jobs.training import Workers
 
 from indexing.artifact import Artifact, fingerprint_of
 from indexing.corpus import Corpus
@@ -21,14 +22,13 @@ from indexing.negatives import mined_corpus, training_data
 from indexing.queries import Queries
 from indexing.reranker_job import Task, check_cores, train
 from indexing.store import Store
-from retriever.errors import InputError
 from retriever.files import resolve, weight_files
 from retriever.reranker_data import TrainingData, TrainingOptions
 from retriever.reranker_training import check_length, describe_backbone
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainReranker(Common):
+class TrainReranker(Workers):
     """--limit N takes the first N queries of the split."""
 
     negatives: str | None = None
@@ -46,17 +46,11 @@ class TrainReranker(Common):
     """Queries a step, over all workers."""
     negatives_per_query: int = 4
     lr: float = 2e-5
-    seed: int = 0
     max_length: int = 256
     """Tokens of question and passage together."""
     loss: Literal["bce", "listwise"] = "bce"
     """listwise ranks as well; its scores are no probabilities."""
     title: Literal["space", "newline", "sep", "none"] = "space"
-    workers: int = 1
-    cpus: int = 2
-    """Cores of each worker. As sums are rounded by workers and cores, both are part of the fingerprint."""
-    checkpoint_every: int = 100
-    """Steps."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +103,7 @@ def main(options: TrainReranker) -> None:
 
 def open_all(store: Store, options: TrainReranker) -> Opened:
     """Raises InputError for whatever is missing, does not fit or cannot be trained with."""
-    if options.workers < 1 or options.cpus < 1 or options.checkpoint_every < 1 or options.batch < options.workers:
-        raise InputError(f"--workers {options.workers} --cpus {options.cpus} --batch {options.batch} --checkpoint-every"
-                         f" {options.checkpoint_every}: expected 1 at least, and a query for each worker")  # fmt: skip
+    options.check_workers("query")
     negatives = store.open("negatives", store.only("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
     corpus = mined_corpus(store, negatives)

@@ -11,18 +11,32 @@ from retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Common):
-    """Of a training over Ray's workers."""
+class Workers(Common):
+    """Of every training."""
 
     batch: int
     """Rows a step, over all workers."""
     seed: int = 0
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     workers: int = 1
+    cpus: int = 2
+    """Cores of each worker. As sums are rounded by workers and cores, both shape the result."""
+    checkpoint_every: int = 100
+    """Steps."""
+
+    def check_workers(self, row: str) -> None:
+        """Raises InputError for workers that cannot be had. row: what a batch is of."""
+        if self.workers < 1 or self.cpus < 1 or self.checkpoint_every < 1 or self.batch < self.workers:
+            raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
+                             f"{self.checkpoint_every}: expected 1 at least, and a {row} for each worker")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Workers):
+    """Of what goes through the one training loop: backbones and prompts."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     min_workers: int | None = None
     """Go on with as few as these where the cluster loses places, on the same batches."""
-    cpus: int = 2
-    """Cores of each worker."""
     zero: Literal[0, 1, 2, 3] | None = None
     """DeepSpeed's ZeRO stage; default: plain data parallelism."""
     offload: bool = False
@@ -30,15 +44,11 @@ class Training(Common):
     checkpointing: bool = False
     """Compute activations again on the way back, instead of keeping them."""
     grad_cache: Literal["auto", "on", "off"] = "auto"
-    checkpoint_every: int = 100
-    """Steps."""
 
     def check(self, row: str, frozen: str | None) -> None:
-        """Raises InputError for workers that cannot be had. row: what a batch is of; frozen: the option by which the
-        backbone does not train, None where it does."""
-        if self.workers < 1 or self.cpus < 1 or self.batch < self.workers:
-            raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch}: expected 1 at "
-                             f"least, and a {row} for each worker")  # fmt: skip
+        """Raises InputError, as `check_workers` does too. frozen: the option by which the backbone does not train, None
+        where it does."""
+        self.check_workers(row)
         if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
             raise InputError(f"--min-workers {self.min_workers}: expected 1 to --workers {self.workers}")
         if frozen and (self.zero or 0) >= 2:

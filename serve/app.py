@@ -52,7 +52,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[str, Any]]) -> Guard:
+def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[str, Any]]) -> FastAPI:
     """The ASGI application. about: what `/v1/info` says of a release beside what the service knows."""
 
     @contextlib.asynccontextmanager
@@ -67,7 +67,7 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         title="riptide", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=RESPONSES
     )
     metrics = Metrics(service)
-    direct = Direct(app, tokens)
+    direct = Direct(tokens)
     add_errors(app)
     user, admin = Depends(_must_be(tokens, "user")), Depends(_must_be(tokens, "admin"))
 
@@ -194,7 +194,9 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
             raise HTTPException(404)
         return FileResponse(files[name])
 
-    return Guard(direct, tokens=tokens, metrics=metrics)
+    direct.app = app.build_middleware_stack()
+    app.middleware_stack = Guard(direct, tokens=tokens, metrics=metrics)
+    return app
 
 
 def _must_be(tokens: Tokens, role: Role) -> Callable[[Request], Awaitable[None]]:

@@ -25,8 +25,10 @@ Handle = Callable[[Any, Request], Awaitable[Response]]
 class Direct:
     """ASGI: POST requests, for users, of the paths that were added; all others go on to `app`."""
 
-    def __init__(self, app: Any, tokens: Tokens):
-        self.app, self.tokens = app, tokens
+    app: Any
+
+    def __init__(self, tokens: Tokens):
+        self.tokens = tokens
         self._routes: dict[str, DirectRoute] = {}
 
     def add(self, path: str, model: type[M], handle: Callable[[M, Request], Awaitable[Response]]) -> None:

@@ -46,7 +46,7 @@ def add_errors(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         return told(request, error)
 
-    for kind in (*ERRORS, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+    for kind in (*ERRORS, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
 
 

@@ -6,6 +6,7 @@ Nodes listen on loopback, have ports and a temporary folder of their own, ask fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -162,18 +163,19 @@ def local_cluster(workers: int = 2, **variables: str) -> Iterator[LocalCluster]:
 
 
 def port(address: str) -> int:
-    """A port of an address that nobody listens on now: another one each time, and none that the system gives away by
-    itself meanwhile."""
+    """A port of an address that nobody listens on now: another one each time, and none that Linux gives away by itself
+    meanwhile (from 32,768 on)."""
     while True:
-        number = 20_000 + secrets.randbelow(12_000)
-        if (address, number) in _PORTS:
-            continue
-        _PORTS.add((address, number))
-        with contextlib.suppress(OSError), socket.create_server((address, number)):
-            return number
+        number = _PORTS.pop()
+        try:
+            with socket.create_server((address, number)):
+                return number
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
 
 
-_PORTS: set[tuple[str, int]] = set()
+_PORTS = secrets.SystemRandom().sample(range(20_000, 32_000), 12_000)
 
 
 def clean_environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -262,13 +264,13 @@ def wait_for(
     """
     until = time.monotonic() + patience
     while True:
-        begun = time.monotonic()
+        spent = time.process_time()
         if there():
             return
         ended = process is not None and process.poll() is not None
         assert not ended or there(), f"waited for {what}: the process ended with {process and process.returncode}"
-        assert begun < until, f"waited {patience:.0f} s for {what}"
-        time.sleep(max(0.002, 2 * (time.monotonic() - begun)))
+        assert time.monotonic() < until, f"waited {patience:.0f} s for {what}"
+        time.sleep(max(0.002, min(1.0, 2 * (time.process_time() - spent))))
 
 
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of an import, an encoding and a build: the same command again gives the same bytes.
+"""kill -9 in the middle of an import, an encoding and a build: they go on, or do when told again, to the same bytes.
 
 A seed decides what dies and when; the moment is counted in committed parts, never in time. Ten kinds of kills:
 
@@ -6,8 +6,8 @@ A seed decides what dies and when; the moment is counted in committed parts, nev
     worker   a process that imports, encodes or fills just then, on a cluster of three nodes: the job goes on by itself
     node     every process of a node that works just then: the job goes on by itself
 
-Four of them by default, in which everything that dies and every job is once; RIPTIDE_CHAOS=long kills sixty times;
-RIPTIDE_CHAOS_SEED=17,18 kills as these seeds do.
+Four of them by default, in which everything that dies and every job comes at least once; RIPTIDE_CHAOS=long kills sixty
+times; RIPTIDE_CHAOS_SEED=17,18 kills as these seeds do.
 """
 
 from __future__ import annotations

@@ -17,19 +17,10 @@ from retriever.errors import InputError
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _local_ray() -> Iterator[None]:
-    import logging
-
-    import ray
+def _tasks_of_this_file(local_ray: None) -> None:
     import ray.cloudpickle
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this file
-    started = not ray.is_initialized()
-    if started:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    yield
-    if started:
-        ray.shutdown()
 
 
 def multiply(item: int, factor: int) -> int:

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from local_cluster import port
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import ReplicaUnavailableError
 from samples import make_passages, make_queries, write_beir
@@ -64,8 +64,9 @@ def client(service: LocalService) -> Iterator[TestClient]:
         yield client
 
 
-def serving(service: LocalService, tokens: Tokens | None = None) -> Any:
-    return Ready(build_app(service, tokens or Tokens(), about=service.about), base_url="http://127.0.0.1")
+def serving(service: LocalService, tokens: Tokens | None = None, root_path: str = "") -> Any:
+    app = build_app(service, tokens or Tokens(), about=service.about)
+    return Ready(app, base_url="http://127.0.0.1", root_path=root_path)
 
 
 class Ready(TestClient):
@@ -86,6 +87,29 @@ def run_of(root: Path, name: str) -> dict[str, list[tuple[str, float]]]:
         for row in table.to_pylist():
             found.setdefault(row["query_id"], []).append((row["id"], row["score"]))
     return found
+
+
+def test_it_may_stand_below_a_path(service: LocalService) -> None:
+    with serving(service, root_path="/below") as client:
+        assert client.post("/below/v1/search", json={"query": "bafa"}).json()["results"][0]["hits"]
+        assert client.post("/below/v1/search", json={"query": "bafa", "k": 0}).status_code == 422
+        assert 'route="/v1/search",status="200"} 1.0' in client.get("/below/metrics").text
+
+
+def test_who_has_gone_before_the_question_had_come_is_counted_and_no_fault(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    scope = {"type": "http", "method": "POST", "path": "/v1/search", "headers": [(b"host", b"127.0.0.1")]}
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        assert not message.get("body")
+
+    client.portal.call(client.app, scope, receive, send)
+    assert 'route="/v1/search",status="499"} 1.0' in client.get("/metrics").text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize("mode", ["exact", "dense", "bm25", "hybrid"])
@@ -531,9 +555,7 @@ def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
 def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path: Path, topology: str) -> None:
     asked = questions(root)
     task_files(tmp_path / "prompt", model, 3)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    at = ("--store", root / "store", "--topology", topology, "--port", port)
+    at = ("--store", root / "store", "--topology", topology, "--port", port("127.0.0.1"))
     with started(*at, *(("--shards", 2) if topology == "distributed" else ())) as (process, address):
         client = Client(address)
         for mode in ("exact", "dense", "bm25", "hybrid"):

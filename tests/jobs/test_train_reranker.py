@@ -146,7 +146,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
     world, mined: Store, done: Done, workers: int, checkpoints: int
 ) -> None:
     """kill -9 to the job after so many checkpoints; its private Ray goes down with it."""
-    more = ("--steps", 100, "--cpus", 1, "--workers", workers, "--checkpoint-every", 5)
+    more = ("--steps", 100, "--cpus", 1, "--workers", workers, "--checkpoint-every", 20)
     done("train_reranker", *command(world, *more, "--name", "whole"))
     job = start("train_reranker", *command(world, *more))
     folder = world.store / "checkpoints" / "ce"
@@ -157,7 +157,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
         except FileNotFoundError:
             return 0
 
-    wait_for(lambda: steps_kept() >= 5 * checkpoints, "a checkpoint", job.process)
+    wait_for(lambda: steps_kept() >= 20 * checkpoints, "a checkpoint", job.process)
     tree = [job.process.pid, *(child.pid for child in psutil.Process(job.process.pid).children(recursive=True))]
     job.process.send_signal(signal.SIGKILL)
     job.process.wait()
@@ -172,7 +172,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_a_worker_that_is_killed_is_started_again(world, mined: Store, done: Done) -> None:
-    more = ("--steps", 60, "--cpus", 1, "--workers", 2, "--checkpoint-every", 5)
+    more = ("--steps", 60, "--cpus", 1, "--workers", 2, "--checkpoint-every", 20)
     done("train_reranker", *command(world, *more, "--name", "whole"))
     job = start("train_reranker", *command(world, *more))
     wait_for(lambda: (world.store / "checkpoints/ce/latest.json").exists(), "a checkpoint", job.process)

@@ -121,7 +121,7 @@ def test_a_fine_tuned_model_flows_too(world, mined: Store, done: Done) -> None:
 @pytest.mark.parametrize("workers", [1, 2] if LONG else [2])
 def test_killed_and_started_again_it_ends_with_the_same_weights(world, mined: Store, done: Done, workers: int) -> None:
     """kill -9 to the job in the middle; its private Ray goes down with it."""
-    often = ("--checkpoint-every", 5, "--evaluate-every", 10)
+    often = ("--checkpoint-every", 10, "--evaluate-every", 20)
     more = ("--steps", 60, "--workers", workers, *often, "--dev-split", "test")
     done(*command(world, *more, "--task", "whole"))
     job = start(*command(world, *more, "--task", "t"))
