@@ -29,6 +29,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         _REPORTERS.append(reporter)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is marked `long` is left to the long form, RIPTIDE_CHAOS=long."""
+    if os.environ.get("RIPTIDE_CHAOS") != "long":
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A failure is told when it happens too: what ends the process later may leave no summary."""

@@ -109,6 +109,7 @@ def test_what_is_killed_under_load_gives_no_wrong_answer_and_comes_back(served: 
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_node_that_is_killed_under_load_gives_no_wrong_answer_and_its_work_goes_on_elsewhere(
     served: Path, tmp_path: Path
 ) -> None:

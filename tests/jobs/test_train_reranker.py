@@ -171,6 +171,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
 
 @pytest.mark.slow
 @pytest.mark.chaos
+@pytest.mark.long
 def test_a_worker_that_is_killed_is_started_again(world, mined: Store, done: Done) -> None:
     more = ("--steps", 60, "--cpus", 1, "--workers", 2, "--checkpoint-every", 20)
     done("train_reranker", *command(world, *more, "--name", "whole"))
