@@ -36,8 +36,8 @@ test: install browser lint  ## lint and all tests, slow ones too; those that kil
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not chaos and not cluster"
 
-chaos: install browser  ## the long form of the tests that kill, and of those on clusters
-	RIPTIDE_CHAOS=long HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "chaos or cluster"
+chaos: install browser  ## the long form of the tests that kill, of those on clusters, and what is in the long form only
+	RIPTIDE_CHAOS=long HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "chaos or cluster or long"
 
 bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \

@@ -551,7 +551,7 @@ def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["colocated", "distributed"])
+@pytest.mark.parametrize("topology", [pytest.param("colocated", marks=pytest.mark.long), "distributed"])
 def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path: Path, topology: str) -> None:
     asked = questions(root)
     task_files(tmp_path / "prompt", model, 3)

@@ -12,7 +12,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from local_cluster import LONG, start, wait_for, wait_for_its_end
+from local_cluster import start, wait_for, wait_for_its_end
 from samples import make_passages, write_beir
 from sentence_transformers import CrossEncoder
 
@@ -141,7 +141,8 @@ def test_other_options_under_the_name_are_refused(world, mined: Store, done: Don
 
 @pytest.mark.slow
 @pytest.mark.chaos
-@pytest.mark.parametrize(("workers", "checkpoints"), [(1, 1), (2, 2)] if LONG else [(1, 1)])
+@pytest.mark.long
+@pytest.mark.parametrize(("workers", "checkpoints"), [(1, 1), (2, 2)])
 def test_killed_and_started_again_it_ends_with_the_same_weights(
     world, mined: Store, done: Done, workers: int, checkpoints: int
 ) -> None:
