@@ -138,7 +138,7 @@ def start(name: str, options: argparse.Namespace) -> tuple[subprocess.Popen[str]
         try:
             uvloop.run(load(port, 1, 0.0, ["what is a rip current?"]))
             return process, port
-        except (OSError, SystemExit):
+        except OSError:
             time.sleep(0.2)
     process.terminate()
     raise SystemExit(f"{name} does not answer")
@@ -178,7 +178,7 @@ class Asker(asyncio.Protocol):
                 return
             if self.head[9:12] != b"200":
                 self.transport.abort()
-                self.done.set_exception(SystemExit(f"answered {self.head[:200]!r}"))
+                self.done.set_exception(ConnectionError(f"answered {self.head[:200]!r}"))
                 return
             [length] = re.findall(rb"(?i)content-length: (\d+)", self.head[:end])
             self.left, data, self.head = int(length), self.head[end + 4 :], b""

@@ -194,6 +194,7 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
             raise HTTPException(404)
         return FileResponse(files[name])
 
+    # Before FastAPI's own layers, and still a FastAPI, whose routes Ray Serve names requests by.
     direct.app = app.build_middleware_stack()
     app.middleware_stack = Guard(direct, tokens=tokens, metrics=metrics)
     return app

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from local_cluster import local_cluster, port
+from local_cluster import LONG, local_cluster, port
 from serving import Load, Server, questions, started
 
 from serve.client import Client
@@ -21,7 +21,7 @@ from serve.client import Client
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 REPLICA = "ray::ServeReplica:riptide"
-KILLS = 5 if os.environ.get("RIPTIDE_CHAOS") == "long" else 1  # of each
+KILLS = 5 if LONG else 1  # of each
 
 
 def replicas(driver: int, deployment: str) -> list[int]:

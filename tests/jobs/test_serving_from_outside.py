@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from local_cluster import LONG
 from serving import OPTIONS, REPOSITORY, Load, Server, asked, connect, questions, started, task_files
 
 from indexing.store import Store
@@ -84,9 +84,6 @@ def test_a_fuzzer_finds_no_500_and_nothing_that_the_schema_does_not_say(server: 
     ]  # fmt: skip
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
-
-
-LONG = os.environ.get("RIPTIDE_CHAOS") == "long"
 
 
 def wrong(random: Random) -> tuple[str, bytes]:
