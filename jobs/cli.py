@@ -39,6 +39,7 @@ class Common:
 def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] | None = None) -> None:
     """Parse `--config FILE.yaml --key value …`, call main(options), and exit: 0 done, 1 bad input, 2 bad usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars too; read when they are imported
     try:
         parsed = parse(options, arguments, main.__module__)
         if parsed.limit is not None and parsed.limit < 1:

@@ -20,7 +20,7 @@ import uvloop
 
 from indexing.store import Store
 from retriever.errors import InputError
-from serve.release import Release, current, make_current, plan
+from serve.release import Opened, Release, current, discard, make_current, plan
 from serve.security import Tokens, check_binding
 
 
@@ -69,7 +69,8 @@ def main(options: ServeSearch) -> None:
         raise InputError("--port 0: Ray Serve listens where it is told; give a port")
     if options.limit is not None:
         raise InputError("--limit: a service has no rows to leave out")
-    release, made = choose(store, options)
+    found = current(store)
+    release, made = choose(store, options, found[0] if found else None)
     say(f"release   {release.id}{' (new)' if made else ''} of {store.url}")
     say(f"backbone  {release.encoder}")
     for task in release.tasks:
@@ -77,39 +78,53 @@ def main(options: ServeSearch) -> None:
         say(f"task      {task.name}: {place}{f', bm25/{task.bm25}' if task.bm25 else ''}")
     if options.plan:
         return
-    if made:
-        found = current(store)
-        if not make_current(store, release, found[1] if found else None):
-            raise InputError(f"{store.url}: another release has just become live; run the command again")
+    tag = found[1] if found else None
     if options.topology == "local":
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(store, options, tokens))
+            runner.run(serve(store, options, tokens, release if made else None, tag))
     else:
+        if made:
+            Opened(store, release)
+            begin(store, release, tag)
         serve_on_ray(store, options, tokens)
 
 
-def choose(store: Store, options: ServeSearch) -> tuple[Release, bool]:
+def choose(store: Store, options: ServeSearch, live: str | None) -> tuple[Release, bool]:
     """The live release, or a new one of what the store holds and the options name; and whether it is new."""
-    found = current(store)
+    before = Release.load(store, live) if live else None
     named = any(value is not None for value in (options.embeddings, options.index, options.bm25, options.tasks))
-    if found is not None and not options.renew:
+    if before is not None and not options.renew:
         if named or options.rerank:
-            raise InputError(f"{store.url} has a live release, {found[0]}: leave out what is to be in one, or add "
+            raise InputError(f"{store.url} has a live release, {live}: leave out what is to be in one, or add "
                              "--renew")  # fmt: skip
-        return Release.load(store, found[0]), False
+        return before, False
     release, left = plan(store, embeddings=options.embeddings, index=options.index, bm25=options.bm25,
-                         tasks=options.tasks, reranker=options.rerank)  # fmt: skip
+                         tasks=options.tasks, reranker=options.rerank, before=before)  # fmt: skip
     for why in left.values():
         say(f"left out  {why}")
-    return release, found is None or release.id != found[0]
+    return release, release.id != live
 
 
-async def serve(store: Store, options: ServeSearch, tokens: Tokens) -> None:
-    """All parts in this process, until it is told to end."""
+def begin(store: Store, release: Release, tag: str | None) -> None:
+    """Make a release the live one. Raises InputError where another one has become that."""
+    if not make_current(store, release, tag):
+        raise InputError(f"{store.url}: another release has just become live; run the command again")
+
+
+async def serve(store: Store, options: ServeSearch, tokens: Tokens, new: Release | None, tag: str | None) -> None:
+    """All parts in this process, until it is told to end. new: a release that becomes live once they have opened it."""
     from serve.local import open_local, run_server
 
     service = open_local(store, threads=options.threads, batch=options.batch, bound=options.queue,
                          compile=options.compile)  # fmt: skip
+    if new is not None:
+        new.save(store)
+        try:
+            service.open(new.id)
+            begin(store, new, tag)
+        except BaseException:
+            discard(store, new.id)
+            raise
     await service.refresh()
     await run_server(service, tokens, options.host, options.port, told)
 

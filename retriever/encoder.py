@@ -170,9 +170,11 @@ class Encoder:
         return self._tokenizer(texts, side=side)
 
     def forward(
-        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None
-    ) -> np.ndarray:
+        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
+        check: bool = True,
+    ) -> np.ndarray:  # fmt: skip
         """Vectors of tokenised texts, in order: float32 [n, dim]; side and task, and what is raised, as in `encode`.
+        check=False: vectors that are not finite are returned as they are.
 
         Tasks that are put or dropped meanwhile change nothing.
         """
@@ -182,8 +184,7 @@ class Encoder:
             if self._team is None
             else self._packed(tokens, prompts, slots, self._team)
         )
-        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-        if len(bad):
+        if check and len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
             raise InputError(
                 f"the vector of text {bad[0]} (and of {len(bad) - 1} more of {len(vectors)}) is not finite: "
                 f"try dtype='float32' (now: {self.numerics})"

@@ -135,7 +135,7 @@ def load_prompt(folder: Path) -> TaskPrompt:
         query, passage = sides["query"], sides["passage"]
     except FileNotFoundError as error:
         raise InputError(f"{error.filename or folder}: no such file, so no task's prompt") from error
-    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise InputError(f"{file}: not a prompt's: {type(error).__name__}: {error}") from error
     for name, tensor in tensors.items():
         if tensor.ndim != 5 or tensor.shape[1] != 2 or not tensor.is_floating_point():
@@ -143,6 +143,9 @@ def load_prompt(folder: Path) -> TaskPrompt:
                              "[layers, 2, heads, l, head_dim]")  # fmt: skip
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"{folder / WEIGHTS}: {name} holds numbers that are not finite")
+    for side, matrix in sides.items():
+        if matrix is not None and said["sides"][side].get("length") != matrix.shape[3]:
+            raise InputError(f"{file}: another length of the {side}'s prompt than its {matrix.shape[3]} tokens")
     return TaskPrompt(backbone, options, query, passage)
 
 

@@ -6,6 +6,7 @@ them by other methods. The errors raised here are told as the application's own 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -13,22 +14,22 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
-from starlette.exceptions import HTTPException
 
 from serve.errors import told
-from serve.security import Role, Tokens
 
 M = TypeVar("M", bound=BaseModel)
 Handle = Callable[[Any, Request], Awaitable[Response]]
 
 
 class Direct:
-    """ASGI: POST requests, for users, of the paths that were added; all others go on to `app`."""
+    """ASGI: POST requests of the paths that were added; all others go on to `app`. Who may ask is known by then.
+
+    A request whose asker goes away is given up, and what of it still waits never runs.
+    """
 
     app: Any
 
-    def __init__(self, tokens: Tokens):
-        self.tokens = tokens
+    def __init__(self) -> None:
         self._routes: dict[str, DirectRoute] = {}
 
     def add(self, path: str, model: type[M], handle: Callable[[M, Request], Awaitable[Response]]) -> None:
@@ -44,11 +45,20 @@ class Direct:
             return
         scope["route"] = route
         request = Request(scope, receive, send)
+        watching: asyncio.Task[None] | None = None
         try:
-            check_token(request, self.tokens, "user")
-            response = await route.handle(await _body(request, route.model), request)
+            body = await _body(request, route.model)
+            watching = asyncio.create_task(_watch(receive, asyncio.current_task()))
+            response = await route.handle(body, request)
+        except asyncio.CancelledError:
+            if watching is None or not watching.done():
+                raise
+            return
         except Exception as error:
             response = told(request, error)
+        finally:
+            if watching is not None:
+                watching.cancel()
         await response(scope, receive, send)
 
 
@@ -59,13 +69,12 @@ class DirectRoute:
         self.path, self.model, self.handle = path, model, handle
 
 
-def check_token(request: Request, tokens: Tokens, role: Role) -> None:
-    """Raises HTTPException unless the request's token lets its sender act in a role."""
-    header = request.headers.get("authorization")
-    if not tokens.allow(header, role):
-        if tokens.allow(header, "user"):
-            raise HTTPException(403, "an administrator's token is needed")
-        raise HTTPException(401, "no token, or an unknown one", {"WWW-Authenticate": "Bearer"})
+async def _watch(receive: Any, asking: asyncio.Task[Any] | None) -> None:
+    """Give a request up once its asker has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    if asking is not None:
+        asking.cancel()
 
 
 async def _body(request: Request, model: type[M]) -> M:

@@ -16,6 +16,7 @@ from indexing.fusion import weighted
 from indexing.online import nothing
 from indexing.retrieval import HYBRID
 from indexing.retrievers import FUSION_DEPTH
+from retriever.errors import InputError
 from serve.parts import ExpiredError
 from serve.places import Places, Reply
 from serve.release import Release, Task
@@ -23,6 +24,7 @@ from serve.release import Release, Task
 log = logging.getLogger("riptide.serve")
 
 Mode = Literal["dense", "exact", "bm25", "hybrid"]
+TOGETHER = 64  # texts that the encoder or the re-ranker is given at once
 LATE = 0.05  # seconds that a part may answer after the deadline: it drops what is late itself
 
 
@@ -107,28 +109,41 @@ class Engine:
     def embed(
         self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: str, deadline: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors float32 [n, dim], and tokens [n]."""
-        reply = self.places.encoder.call("encode", release.id, list(texts), list(tasks), side, deadline)
-        return _taken(reply, deadline)
+        """Vectors float32 [n, dim], and tokens [n]. Of long lists TOGETHER at a time, so that the deadline is kept."""
+        found = []
+        for at in range(0, len(texts), TOGETHER):
+            share = list(texts[at : at + TOGETHER]), list(tasks[at : at + TOGETHER])
+            found.append(_taken(self.places.encoder.call("encode", release.id, *share, side, deadline), deadline))
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate([vectors for vectors, _ in found]), np.concatenate([tokens for _, tokens in found])
 
     def rerank(
         self, release: Release, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], deadline: float
     ) -> np.ndarray:
         """The probability of each pair: float32 [n]."""
         assert self.places.reranker is not None
-        reply = self.places.reranker.call("score", release.id, list(questions), list(titles), list(texts), deadline)
-        return _taken(reply, deadline)
+        found = []
+        for at in range(0, len(texts), TOGETHER):
+            share = [list(of[at : at + TOGETHER]) for of in (questions, titles, texts)]
+            found.append(_taken(self.places.reranker.call("score", release.id, *share, deadline), deadline))
+        return np.concatenate(found) if found else np.empty(0, np.float32)
 
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         clock = _Clock()
         vectors = self._encode(release, queries)
+        for query, answer in zip(queries, answers, strict=True):
+            if query.mode != "bm25" and not finite(vectors[query.task.name, query.text]):
+                answer.error = not_finite(query.task.name)
         clock.lap("encode")
-        found = self._find(release, queries, vectors)
+        found = self._find(release, queries, vectors, [answer.error is None for answer in answers])
         clock.lap("search")
         kept: list[Hits | None] = []
         for query, one, answer in zip(queries, found, answers, strict=True):
             answer.shards = one.shards
-            if one.shards.successful == 0 or (one.shards.successful < one.shards.total and not query.partial):
+            if answer.error is not None:
+                pass
+            elif one.shards.successful == 0 or (one.shards.successful < one.shards.total and not query.partial):
                 expired = one.shards.failed == 0
                 answer.error = ExpiredError() if expired else IncompleteError()
             kept.append(None if answer.error else _fused(query, one))
@@ -151,12 +166,14 @@ class Engine:
         return dict(zip(wanted, vectors, strict=True))
 
     def _find(
-        self, release: Release, queries: Sequence[Query], vectors: dict[tuple[str, str], np.ndarray]
+        self, release: Release, queries: Sequence[Query], vectors: dict[tuple[str, str], np.ndarray], wanted: list[bool]
     ) -> list[_Found]:
         """Questions that are asked alike go to every shard together; all searches are on their way at once."""
         found = [_Found() for _ in queries]
         groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         for number, query in enumerate(queries):
+            if not wanted[number]:
+                continue
             depth = max(query.k, query.rerank, FUSION_DEPTH if query.mode == "hybrid" else 0)
             if query.mode != "bm25":
                 place = (query.task.embeddings, query.task.index)
@@ -245,6 +262,18 @@ class Engine:
                 np.concatenate([np.array([[s for s, _ in scored]], np.float32), ranks], axis=1),
                 np.concatenate([np.array([[row for _, row in scored]], np.int64), below], axis=1),
             )
+
+
+def finite(vectors: np.ndarray) -> np.ndarray:
+    """Of which vectors [..., dim] all numbers are: bool [...]."""
+    found: np.ndarray = np.isfinite(vectors).all(axis=-1)
+    return found
+
+
+def not_finite(task: str, number: int | None = None) -> InputError:
+    """What the asker of a task is told whose prompt or text leads the backbone beyond its numbers."""
+    which = "" if number is None else f" of text {number}"
+    return InputError(f"task {task}: the vector{which} is not finite")
 
 
 class _Clock:

@@ -29,6 +29,9 @@ from serve.release import Opened, Release
 
 T = TypeVar("T")
 
+SIDES: tuple[Side, Side] = ("query", "passage")
+PROBE = "what is a prompt?"  # whose vector by a new prompt must be finite
+
 
 class ExpiredError(Exception):
     """The deadline has passed."""
@@ -117,11 +120,15 @@ class EncoderPart(Part):
         self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side = "query",
         deadline: float | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Vectors of texts by their tasks' prompts of that side, in one pass: float32 [n, dim]; their tokens: [n]."""
+        """Vectors of texts by their tasks' prompts of that side, in one pass: float32 [n, dim]; their tokens: [n].
+
+        One that is not finite is told by its numbers: the others of its batch are somebody else's.
+        """
         check_deadline(deadline)
         encoder, slots = self._of(release_id)
         tokens = encoder.tokenize(list(texts), side=side)
-        return encoder.forward(tokens, side=side, task=[slots[task] for task in tasks]), tokens.lengths
+        vectors = encoder.forward(tokens, side=side, task=[slots[task] for task in tasks], check=False)
+        return vectors, tokens.lengths
 
     def describe(self, release_id: str) -> dict[str, Any]:
         """dim, similarity and numerics of the vectors."""
@@ -144,8 +151,14 @@ class EncoderPart(Part):
                 artifact = release.artifact(self.store, f"prompts/{task.prompt}")
                 slot = artifact.fingerprint
 
-                def put(slot: str = slot, name: str = task.prompt) -> str:
+                def put(slot: str = slot, name: str = task.prompt, task: str = task.name) -> str:
                     encoder.put_task(slot, load_prompt(model_folder(self.store.open("prompts", name))))
+                    try:
+                        for side in SIDES:
+                            encoder.encode([PROBE], side=side, task=slot)
+                    except InputError as error:
+                        encoder.drop_task(slot)
+                        raise InputError(f"task {task}: {error}") from error
                     return slot
 
                 slots[task.name] = self._prompts.get((key, slot), release.id, put)

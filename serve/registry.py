@@ -17,7 +17,7 @@ from retriever.errors import InputError
 from retriever.options import Side
 from retriever.prompt_table import task_config
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, load_prompt
-from serve.release import BASE, TASK_NAME, Opened, Release, Task, check_passages
+from serve.release import BASE, GIVEN, TASK_NAME, Opened, Release, Task, check_passages
 
 MOST_TOKENS = 1_024  # of a prompt
 
@@ -66,7 +66,7 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
 
 def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt: TaskPrompt) -> Artifact:
     """prompts/NAME, of a folder with a prompt's two files."""
-    with store.create("prompts", name, config={"given": name}, inputs=spec.inputs()) as draft:
+    with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.complete:
             draft.note(backbone=spec.name, options=asdict(prompt.options))
             commit_files(draft, folder)

@@ -28,6 +28,7 @@ from retriever.options import EncoderOptions
 
 KEPT = 10  # releases before the live one
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+GIVEN = "given"  # in the configuration of a prompt that came over HTTP
 BASE = "default"  # the task of the backbone without a prompt
 
 
@@ -143,8 +144,7 @@ def make_current(store: Store, release: Release, tag: str | None) -> bool:
     if not store.storage.swap(CURRENT, json.dumps(document).encode() + b"\n", tag):
         return False
     for id in before[KEPT:]:
-        with contextlib.suppress(InputError):  # removed by somebody else
-            store.remove(f"releases/{id}")
+        _remove(store, id)
     return True
 
 
@@ -153,8 +153,23 @@ def discard(store: Store, id: str) -> None:
     found = store.storage.read_tagged(CURRENT)
     said = json.loads(found[0]) if found else {}
     if id not in (said.get("release"), *said.get("before", [])):
-        with contextlib.suppress(InputError):  # it was never there
-            store.remove(f"releases/{id}")
+        _remove(store, id)
+
+
+def _remove(store: Store, id: str) -> None:
+    """Remove a release, and of the prompts that came over HTTP those that no other one has."""
+    with contextlib.suppress(InputError):  # it was never there, or somebody else has removed it
+        tasks = Release.load(store, id).tasks
+        store.remove(f"releases/{id}")
+        for task in tasks:
+            if task.prompt and came_over_http(store, task.prompt):
+                with contextlib.suppress(InputError):  # another release needs it
+                    store.remove(f"prompts/{task.prompt}")
+
+
+def came_over_http(store: Store, prompt: str) -> bool:
+    """Whether prompts/NAME was put into a running service; the others were trained here."""
+    return GIVEN in store.open("prompts", prompt).config
 
 
 def renewed(store: Store, release: Release) -> Release:
@@ -178,10 +193,11 @@ def renewed(store: Store, release: Release) -> Release:
 
 def plan(
     store: Store, *, embeddings: str | None = None, index: str | None = None, bm25: str | None = None,
-    tasks: Iterable[str] | None = None, reranker: str | None = None,
+    tasks: Iterable[str] | None = None, reranker: str | None = None, before: Release | None = None,
 ) -> tuple[Release, dict[str, str]]:  # fmt: skip
     """A release of what a store holds: its embeddings (or those named), with the index over them, BM25, every prompt
-    whose passages these are (or the tasks named); and why each prompt that was left out does not fit.
+    whose passages these are (or the tasks named); and why each prompt that was left out does not fit. before: the live
+    release, whose tasks that came over HTTP stay; others that did have been deleted.
 
     Raises InputError where a name says nothing, or where what is named does not fit together.
     """
@@ -204,9 +220,11 @@ def plan(
     place: dict[str, Any] = {"embeddings": vectors.name, "index": chosen, "bm25": words.name if words else None}
     found: list[Task] = []
     left: dict[str, str] = {}
-    asked = [BASE, *store.names("prompts")] if tasks is None else list(tasks)
+    put = {t.name: t.prompt for t in before.tasks if t.prompt and came_over_http(store, t.prompt)} if before else {}
+    trained = [name for name in store.names("prompts") if not came_over_http(store, name)]
+    asked = [BASE, *trained, *put] if tasks is None else list(tasks)
     for name in dict.fromkeys(asked):
-        prompt = None if name == BASE else name
+        prompt = None if name == BASE else put.get(name, name)
         try:
             found.append(check_task(store, Task(name, prompt, **place), spec, vectors))
         except InputError as error:

@@ -33,7 +33,7 @@ class Tokens:
         comma-separated. Raises InputError, which tells no token."""
         if file is None:
             given: dict[str, list[str]] = {
-                role: [token for token in os.environ.get(name, "").split(",") if token]
+                role: [token.strip() for token in os.environ.get(name, "").split(",") if token.strip()]
                 for role, name in VARIABLES.items()
             }
             origin = " and ".join(VARIABLES.values())

@@ -65,10 +65,14 @@ class Service:
         self._old: list[Live] = []
         self._changing = asyncio.Lock()
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
-        queue = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers}
+        queue: dict[str, Any] = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers}
         self.searches: Batcher[Asked, Answer] = Batcher(partial(search_all, engine), **queue)
-        self.embeddings: Batcher[Vectors, tuple[np.ndarray, int]] = Batcher(partial(embed_all, engine), **queue)
-        self.reranks: Batcher[Pairs, np.ndarray] = Batcher(partial(rerank_all, engine), **queue)
+        self.embeddings: Batcher[Vectors, tuple[np.ndarray, int]] = Batcher(
+            partial(embed_all, engine), weigh=lambda asked: len(asked.texts), **queue
+        )
+        self.reranks: Batcher[Pairs, np.ndarray] = Batcher(
+            partial(rerank_all, engine), weigh=lambda asked: len(asked.documents), **queue
+        )
         self.draining = False
 
     @property
@@ -111,8 +115,7 @@ class Service:
             for text in request.texts
         ]
         with self._held(live):
-            asked = [self.searches.submit(Asked(live.release, query), deadline) for query in queries]
-            return live, list(await asyncio.gather(*asked))
+            return live, await self.searches.submit_all([Asked(live.release, query) for query in queries], deadline)
 
     async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[np.ndarray, int]:
         """Vectors of texts by a task's prompt, float32 [n, dim], and their tokens. Raises as `search` does."""

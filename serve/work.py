@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from serve.engine import Answer, Engine, Query
+from serve.engine import Answer, Engine, Query, finite, not_finite
 from serve.release import Release
 
 Item = TypeVar("Item")
@@ -50,9 +50,9 @@ def search_all(engine: Engine, asked: Sequence[Asked]) -> list[Answer]:
     return answers
 
 
-def embed_all(engine: Engine, asked: Sequence[Vectors]) -> list[tuple[np.ndarray, int]]:
-    """Requests of one release and side go through the encoder together."""
-    found: list[tuple[np.ndarray, int]] = [(np.empty(0), 0)] * len(asked)
+def embed_all(engine: Engine, asked: Sequence[Vectors]) -> list[tuple[np.ndarray, int] | Exception]:
+    """Requests of one release and side are encoded together; one whose vectors are not finite fails alone."""
+    found: list[tuple[np.ndarray, int] | Exception] = [(np.empty(0), 0)] * len(asked)
     for members in _alike(asked, lambda one: (one.release.id, one.side)):
         release, side = asked[members[0]].release, asked[members[0]].side
         texts = [text for number in members for text in asked[number].texts]
@@ -62,7 +62,8 @@ def embed_all(engine: Engine, asked: Sequence[Vectors]) -> list[tuple[np.ndarray
         ends = np.cumsum([len(asked[number].texts) for number in members])[:-1]
         shares = zip(members, np.split(vectors, ends), np.split(tokens, ends), strict=True)
         for number, rows, counts in shares:
-            found[number] = rows, int(counts.sum())
+            bad = np.flatnonzero(~finite(rows))
+            found[number] = not_finite(asked[number].task, bad[0]) if len(bad) else (rows, int(counts.sum()))
     return found
 
 

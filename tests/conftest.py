@@ -16,6 +16,7 @@ import pytest
 from local_cluster import LONG
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 REPOSITORY = Path(__file__).resolve().parents[1]

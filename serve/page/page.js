@@ -35,6 +35,7 @@ function complain(error) {
 }
 
 function show(page) {
+  one("error").hidden = true;
   for (const section of document.querySelectorAll("main > section")) section.hidden = section.id !== page;
   for (const button of document.querySelectorAll("nav button")) {
     if (button.dataset.page === page) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -10,7 +11,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +26,7 @@ from local_cluster import port
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import ReplicaUnavailableError
 from samples import make_passages, make_queries, write_beir
-from serving import OPTIONS, K, questions, started, task_files
+from serving import OPTIONS, SHAPE, K, questions, started, task_files
 
 from indexing import faiss_index, kernel
 from indexing.corpus import Corpus
@@ -39,11 +42,13 @@ from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.app import build_app
 from serve.client import Client, ServerError
 from serve.deployments import There
+from serve.engine import Query
 from serve.local import LocalService, open_local
 from serve.parts import SearchPart
 from serve.places import Here, LostError
 from serve.release import Release, current
 from serve.security import Tokens, digest
+from serve.work import Asked, Vectors, embed_all, search_all
 
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
 
@@ -244,6 +249,10 @@ def test_a_task_survives_a_restart(root: Path, model: str, tmp_path: Path) -> No
         ({"cut": 20}, "sha256"),
         ({"settings": b"{"}, "not a prompt's"),
         ({"settings": b"[1]"}, "not a prompt's"),
+        ({"settings": b"[" * 100_000}, "not a prompt's"),
+        ({"says_length": 10**9}, "another length of the query's prompt than its 3 tokens"),
+        ({"layers": 5}, "of shape (5, 2, 4, 3, 8)"),
+        ({"value": 3e38}, "task bad: the vector of text 0"),
         ({"index": "none"}, "expected one of this release's"),
         ({"query_length": 7}, "other settings than the release's (query_length differ)"),
     ],
@@ -255,9 +264,17 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
     before = current(store), store.names("prompts")
     weights = {"weights": change["weights"]} if "weights" in change else {}
     files = task_files(tmp_path, model, 1, **weights)
+    if "layers" in change or "value" in change:
+        shape = (change.get("layers", SHAPE.layers), 2, SHAPE.heads, 3, SHAPE.head_dim)
+        replace(load(tmp_path), query=torch.full(shape, change.get("value", 0.1))).save(tmp_path)
+        files = {"prompt": (WEIGHTS, (tmp_path / WEIGHTS).read_bytes()),
+                 "settings": (SETTINGS, (tmp_path / SETTINGS).read_bytes())}  # fmt: skip
+    said = json.loads(files["settings"][1])
     if "query_length" in change:
-        said = json.loads(files["settings"][1])
         said["options"]["query_length"] = change["query_length"]
+        files["settings"] = (SETTINGS, json.dumps(said).encode())
+    if "says_length" in change:
+        said["sides"]["query"]["length"] = change["says_length"]
         files["settings"] = (SETTINGS, json.dumps(said).encode())
     if "cut" in change:
         files["prompt"] = (WEIGHTS, files["prompt"][1][: -change["cut"]])
@@ -268,6 +285,65 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
     assert told in answer.json()["error"]["message"]
     assert str(tmp_path) not in answer.text
     assert (current(store), store.names("prompts")) == before
+
+
+def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
+    root: Path, client: TestClient, service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = service.encoder.encode
+
+    def broken(release: str, texts: list[str], *rest: Any) -> Any:
+        vectors, tokens = encode(release, texts, *rest)
+        vectors[[text == "broken" for text in texts]] = np.nan
+        return vectors, tokens
+
+    monkeypatch.setattr(service.encoder, "encode", broken)
+    live = service.live
+    assert live is not None
+    task, fine = live.tasks["default"], next(iter(questions(root).values()))
+    asked = [
+        Asked(live.release, Query(text, task, 3, mode, 4e9))
+        for mode in ("dense", "hybrid", "bm25")
+        for text in (fine, "broken")
+    ]
+    answers = search_all(service.engine, asked)
+    assert [answer.error is None for answer in answers] == [True, False, True, False, True, True]
+    assert all(answer.hits for answer in (answers[0], answers[2], answers[4]))
+    told = client.post("/v1/embeddings", json={"model": "default", "input": [fine, "broken"]})
+    assert (told.status_code, told.json()["error"]["message"]) == (
+        400,
+        "task default: the vector of text 1 is not finite",
+    )
+    wanted = [Vectors(live.release, [text], "default", "query", 4e9) for text in (fine, "broken")]
+    good, bad = embed_all(service.engine, wanted)
+    assert isinstance(bad, InputError)
+    assert not isinstance(good, Exception)
+
+
+def test_a_new_release_keeps_what_was_put_and_not_what_was_deleted(
+    root: Path, model: str, tmp_path: Path, done: Callable[..., str]
+) -> None:
+    at, store = ("--store", root / "store"), Store(str(root / "store"))
+    with serving(open_local(store, threads=2)) as client:
+        for name in ("kept", "gone"):
+            assert client.put(f"/v1/tasks/{name}", files=task_files(tmp_path / name, model, 7)).status_code == 200
+        assert client.delete("/v1/tasks/gone").status_code == 200
+        shown = done("serve_search", *at, "--renew", "--plan")
+        assert "task      kept: index/idx" in shown
+        assert "gone" not in shown
+        assert client.delete("/v1/tasks/kept").status_code == 200
+
+
+def test_a_new_release_that_cannot_be_opened_does_not_become_live(
+    root: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    folder = Path(shutil.copytree(root / "store", tmp_path / "store"))
+    store = Store(str(folder))
+    before = current(store)
+    index = next((folder / "index/idx").glob("g0001/**/*.faiss"))
+    index.write_bytes(index.read_bytes()[:-1])
+    refused("serve_search", "--store", folder, "--renew", "--bm25", "bm25", "--port", 0)
+    assert current(store) == before
 
 
 def test_a_release_that_cannot_be_opened_leaves_nothing(
@@ -334,6 +410,113 @@ def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypa
     assert (late.status_code, late.json()["error"]["type"]) == (503, "timeout_error")
     assert late.headers["retry-after"] == "1"
     assert "riptide_search_batches 0.0" in client.get("/metrics").text
+
+
+def test_whose_time_passes_is_told_so_and_others_are_answered(
+    client: TestClient, service: LocalService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another's work holds up the queue."""
+    encode, begun, go = service.encoder.encode, threading.Event(), threading.Event()
+
+    def held(*arguments: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return encode(*arguments)
+
+    monkeypatch.setattr(service.encoder, "encode", held)
+    with ThreadPoolExecutor(2) as pool:
+        ask = partial(client.post, "/v1/search")
+        first = pool.submit(ask, json={"query": "bafa", "timeout_ms": 1_000})
+        assert begun.wait(60)
+        second = pool.submit(ask, json={"query": "bafa", "timeout_ms": 1_000})
+        late = [first.result(60), second.result(60)]  # while the encoder is still held
+        go.set()
+    assert [(one.status_code, one.json()["error"]["type"]) for one in late] == [(503, "timeout_error")] * 2
+    assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
+
+
+def test_a_question_whose_asker_has_gone_never_runs(service: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, begun, go = service.encoder.encode, threading.Event(), threading.Event()
+
+    def held(*arguments: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return encode(*arguments)
+
+    async def ask(app: Any, gone: asyncio.Event) -> list[Any]:
+        body = json.dumps({"query": "bafa"}).encode()
+        scope = {"type": "http", "method": "POST", "path": "/v1/search",
+                 "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]}  # fmt: skip
+        messages, sent = iter([{"type": "http.request", "body": body}]), []
+
+        async def receive() -> Any:
+            for message in messages:
+                return message
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return sent
+
+    async def both(app: Any) -> tuple[list[Any], list[Any]]:
+        stays, gone = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(ask(app, stays))
+        await asyncio.to_thread(begun.wait, 60)
+        second = asyncio.create_task(ask(app, gone))
+        while not len(service.searches):
+            await asyncio.sleep(0.01)
+        gone.set()
+        nothing = await second
+        assert len(service.searches) == 0
+        go.set()
+        return await first, nothing
+
+    with serving(service) as client:
+        monkeypatch.setattr(service.encoder, "encode", held)
+        answer, nothing = client.portal.call(both, client.app)
+        assert answer[0]["status"] == 200
+        assert nothing == []
+        assert "riptide_search_batched_items 1.0" in client.get("/metrics").text
+        assert 'route="/v1/search",status="499"} 1.0' in client.get("/metrics").text
+
+
+def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_waits(root: Path) -> None:
+    with serving(open_local(Store(str(root / "store")), threads=2, batch=4, bound=4)) as client:
+        found = client.post("/v1/search", json={"queries": ["bafa"] * 16})
+        assert (found.status_code, len(found.json()["results"])) == (200, 16)
+
+
+def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.limits.BODY_S", 0.05)
+    tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+
+    async def ask(app: Any, token: str) -> list[Any]:
+        scope = {"type": "http", "method": "PUT", "path": "/v1/tasks/x", "query_string": b"",
+                 "headers": [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode()),
+                             (b"content-type", b"multipart/form-data; boundary=x")]}  # fmt: skip
+        sent: list[Any] = []
+        read = 0
+
+        async def receive() -> Any:
+            nonlocal read
+            read += 1
+            if read > 1:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": b"--x", "more_body": True}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return [sent[0]["status"], read]
+
+    with serving(open_local(Store(str(root / "store")), threads=2), tokens) as client:
+        assert client.portal.call(ask, client.app, "nobody's") == [401, 0]
+        assert client.portal.call(ask, client.app, USER) == [403, 0]
+        assert client.portal.call(ask, client.app, ADMIN) == [408, 2]
 
 
 def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> None:

@@ -113,3 +113,47 @@ def test_an_error_reaches_every_asker_of_its_batch_and_no_other() -> None:
         assert (await batcher.submit(4, LATER))[0] == 8
 
     scenario(run)
+
+
+def test_items_of_a_request_are_taken_together_or_not_at_all() -> None:
+    async def run() -> None:
+        work = Doubling()
+        batcher: Batcher[int, int] = Batcher(work, most=4, bound=3, weigh=abs)
+        first = asyncio.ensure_future(batcher.submit(1, LATER))
+        await began(work)
+        second = asyncio.ensure_future(batcher.submit_all([2, 3], LATER))  # more than its bound, but nothing waits
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await batcher.submit_all([1, 1], LATER)
+        assert len(batcher) == 2
+        work.go.set()
+        assert [[result for result, _ in await second], (await first)[0]] == [[4, 6], 2]
+        assert work.batches == [[1], [2], [3]]  # 2 and 3 together are more than a batch holds
+
+    scenario(run)
+
+
+def test_an_exception_among_the_results_is_its_askers_alone() -> None:
+    async def run() -> None:
+        batcher: Batcher[int, int] = Batcher(lambda items: [item or ValueError("nought") for item in items])
+        found = await asyncio.gather(*(batcher.submit(item, LATER) for item in (1, 0, 2)), return_exceptions=True)
+        assert [one if isinstance(one, Exception) else one[0] for one in found][::2] == [1, 2]
+        assert isinstance(found[1], ValueError)
+
+    scenario(run)
+
+
+def test_who_waits_for_what_runs_too_long_is_told_at_the_deadline() -> None:
+    async def run() -> None:
+        work = Doubling()
+        batcher: Batcher[int, int] = Batcher(work, most=1)
+        asked = [asyncio.ensure_future(batcher.submit(item, time.time() + 0.1)) for item in (1, 2)]
+        for one in asked:
+            with pytest.raises(ExpiredError):
+                await one
+        assert len(batcher) == 0
+        work.go.set()
+        assert (await batcher.submit(3, LATER))[0] == 6
+        assert work.batches == [[1], [3]]
+
+    scenario(run)
