@@ -25,10 +25,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import ProxyLocation
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import BackPressureError, RayServeException
 
 from indexing.store import Store
 from retriever.errors import InputError
+from serve.batching import OverloadedError
 from serve.engine import Engine
 from serve.live import Live
 from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
@@ -163,6 +164,8 @@ def _as_raised() -> Iterator[None]:
         raise error.cause from None
     except TimeoutError:
         raise
+    except BackPressureError as error:
+        raise OverloadedError(1) from error
     except (RayError, RayServeException, RpcError) as error:
         raise LostError(type(error).__name__) from error
 
@@ -190,9 +193,10 @@ class ClusterService(Service):
         known = self.single["encoder"].call("describe", live.release.id).result(timeout_s=30)
         return {**known, "shards": len(self.shards)}
 
-    async def announce(self) -> None:
-        """Have every ingress look which release is live."""
-        await ray_serve.get_deployment_handle("ingress").broadcast("refresh").results_async(timeout_s=PREPARE_S)
+
+async def announce() -> None:
+    """Have every ingress look which release is live."""
+    await ray_serve.get_deployment_handle("ingress").broadcast("refresh").results_async(timeout_s=PREPARE_S)
 
 
 @ray_serve.ingress()
@@ -221,7 +225,7 @@ class Ingress:
         if not tokens and not settings.without_tokens:
             raise InputError("this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
                              "there; `without_tokens: true` where nobody else reaches the port")  # fmt: skip
-        self.service = service
+        self.service, service.announce = service, announce
         await service.refresh()
         return build_app(service, tokens, about=service.about)
 
@@ -239,7 +243,10 @@ def build(args: Application) -> Any:
         raise InputError(f"{store.url} has no live release: make one with jobs/serve_search.py --store {store.url}")
     release = Release.load(store, found[0])
     parts = _parts(args, release) if args.topology == "distributed" else {}
-    ingress = ray_serve.deployment(name="ingress", **args.ingress.options())(Ingress)
+    scale = args.ingress
+    if not parts:  # the encoder stands in it
+        scale = scale.model_copy(update={"gpus": max(scale.gpus, args.encoder.gpus)})
+    ingress = ray_serve.deployment(name="ingress", **scale.options())(Ingress)
     return ingress.bind(args.model_dump(), parts)
 
 

@@ -38,6 +38,10 @@ class UnknownTaskError(Exception):
         super().__init__(f"no task {name!r}")
 
 
+async def nobody() -> None:
+    """There is nobody to be told."""
+
+
 class ConflictError(Exception):
     """Others changed what is served at the same time, again and again."""
 
@@ -62,6 +66,7 @@ class Service:
         self.store, self.engine, self.limits = store, engine, limits
         self._prepare, self._retire = prepare, retire
         self.live: Live | None = None
+        self.announce = nobody  # has others that serve the same store look which release is live
         self._old: list[Live] = []
         self._changing = asyncio.Lock()
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
@@ -170,9 +175,6 @@ class Service:
             return renewed(self.store, release) if id is None else Release.load(self.store, id)
 
         return await self._change(change)
-
-    async def announce(self) -> None:
-        """Have others that serve the same store look which release is live; there are none."""
 
     async def drain(self) -> None:
         """Take no more requests, and return once those that came are answered."""

@@ -24,7 +24,7 @@ import torch
 from fastapi.testclient import TestClient
 from local_cluster import port
 from ray.exceptions import ActorDiedError, RayTaskError
-from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from samples import make_passages, make_queries, write_beir
 from serving import OPTIONS, SHAPE, K, questions, started, task_files
 
@@ -40,6 +40,7 @@ from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.app import build_app
+from serve.batching import OverloadedError
 from serve.client import Client, ServerError
 from serve.deployments import There
 from serve.engine import Query
@@ -731,6 +732,8 @@ def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
         There(Handle(ActorDiedError(), ReplicaUnavailableError(None), "late")).call("search").result(timeout_s=1)
     with pytest.raises(TimeoutError):
         There(Handle(TimeoutError(), "late")).call("search").result(timeout_s=1)
+    with pytest.raises(OverloadedError):  # a full queue is no loss
+        There(Handle(BackPressureError(1, 1), "late")).call("search").result(timeout_s=1)
 
 
 @pytest.mark.slow
