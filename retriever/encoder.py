@@ -18,7 +18,7 @@ from retriever.compiling import compile_model, warm_up_batch
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.numerics import Mode, choose_device, choose_dtype, describe_numerics
-from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
+from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.packing import SETTING, Packed, Team, packs
 from retriever.pooling import Head, Pooled
 from retriever.prompt_table import Prompts, PromptTable, warm_up_rows
@@ -103,8 +103,7 @@ class Encoder:
         self._team = Team(self._threads) if packed else None
         if tasks is not None:
             self._shape = reach(backbone)
-            sides: tuple[Side, Side] = ("query", "passage")
-            self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in sides}
+            self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
             self._serve(frozenset())
             for name, prompt in tasks.items():
                 self.put_task(name, prompt)

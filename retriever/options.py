@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from retriever.errors import InputError
 
 Side = Literal["query", "passage"]
+SIDES: tuple[Side, Side] = ("query", "passage")
 Pooling = Literal["cls", "mean", "last"]
 TitlePolicy = Literal["space", "newline", "sep", "none"]
 

@@ -141,9 +141,8 @@ class Engine:
         kept: list[Hits | None] = []
         for query, one, answer in zip(queries, found, answers, strict=True):
             answer.shards = one.shards
-            if answer.error is not None:
-                pass
-            elif one.shards.successful == 0 or (one.shards.successful < one.shards.total and not query.partial):
+            whole, none = one.shards.successful == one.shards.total, one.shards.successful == 0
+            if answer.error is None and (none or not (whole or query.partial)):
                 expired = one.shards.failed == 0
                 answer.error = ExpiredError() if expired else IncompleteError()
             kept.append(None if answer.error else _fused(query, one))

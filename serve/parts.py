@@ -22,14 +22,13 @@ from indexing.rescoring import open_reranker
 from indexing.store import Store
 from retriever.encoder import Encoder
 from retriever.errors import InputError
-from retriever.options import Side
+from retriever.options import SIDES, Side
 from retriever.prompts import load_prompt
 from retriever.reranker import Reranker
 from serve.release import Opened, Release
 
 T = TypeVar("T")
 
-SIDES: tuple[Side, Side] = ("query", "passage")
 PROBE = "what is a prompt?"  # whose vector by a new prompt must be finite
 
 

@@ -14,7 +14,7 @@ from indexing.models import commit_files
 from indexing.store import Store
 from retriever.encoder import describe
 from retriever.errors import InputError
-from retriever.options import Side
+from retriever.options import SIDES
 from retriever.prompt_table import task_config
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, load_prompt
 from serve.release import BASE, GIVEN, TASK_NAME, Opened, Release, Task, check_passages
@@ -53,8 +53,7 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     were encoded."""
     described = describe(spec.folder, spec.options)
     check_backbone(prompt, described)
-    sides: tuple[Side, Side] = ("query", "passage")
-    for matrix in map(prompt.of, sides):
+    for matrix in map(prompt.of, SIDES):
         if matrix is not None and not 1 <= matrix.shape[3] <= MOST_TOKENS:
             raise InputError(f"task {name}: a prompt of {matrix.shape[3]} tokens, expected 1 to {MOST_TOKENS}")
     own = describe(spec.folder, replace(prompt.options, dtype=spec.options.dtype, compile=spec.options.compile))
