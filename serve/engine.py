@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -95,6 +95,7 @@ class Engine:
 
     def __init__(self, places: Places):
         self.places = places
+        self.encoded: Callable[[int, int], object] = lambda texts, tokens: None  # told of each of the encoder's passes
 
     def search(self, release: Release, queries: Sequence[Query]) -> list[Answer]:
         """An answer for each question, in order; one that cannot be given holds its error."""
@@ -113,7 +114,9 @@ class Engine:
         found = []
         for at in range(0, len(texts), TOGETHER):
             share = list(texts[at : at + TOGETHER]), list(tasks[at : at + TOGETHER])
-            found.append(_taken(self.places.encoder.call("encode", release.id, *share, side, deadline), deadline))
+            vectors, tokens = _taken(self.places.encoder.call("encode", release.id, *share, side, deadline), deadline)
+            self.encoded(len(vectors), int(tokens.sum()))
+            found.append((vectors, tokens))
         if len(found) == 1:
             return found[0]
         return np.concatenate([vectors for vectors, _ in found]), np.concatenate([tokens for _, tokens in found])

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from serve.engine import Answer
 from serve.service import Service
 
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+TOKENS = tuple(8 * 4**n for n in range(8))  # 64 texts of 2,048 tokens at the most
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -26,6 +28,9 @@ class Metrics:
         self.shard_errors = Counter("shard_errors", "Searchers that failed or came late.", ["how"], **common)
         for how in ("failed", "timed_out"):
             self.shard_errors.labels(how)
+        self.pass_texts = Histogram("encoder_texts", "Texts of one pass of the encoder.", buckets=SIZES, **common)
+        self.pass_tokens = Histogram("encoder_tokens", "Their tokens, without padding.", buckets=TOKENS, **common)
+        service.engine.encoded = self.encoded
         for name, queue in service.queues.items():
             for what, read in (("queue_length", len), ("batches", _batches), ("batched_items", _items)):
                 gauge = Gauge(f"{name}_{what}", f"Of the queue of {name}.", **common)
@@ -38,6 +43,11 @@ class Metrics:
         """Note a request."""
         self._labelled(self.requests, route, str(status)).inc()
         self._labelled(self.seconds, route).observe(seconds)
+
+    def encoded(self, texts: int, tokens: int) -> None:
+        """Note a pass of the encoder; in any thread."""
+        self.pass_texts.observe(texts)
+        self.pass_tokens.observe(tokens)
 
     def searched(self, answers: list[tuple[Answer, float]]) -> None:
         """Note the stages and the shards of a request."""

@@ -78,12 +78,10 @@ function column(mode, found) {
   for (const [stage, ms] of known) {
     const bar = made("i");
     bar.style.width = `${(100 * ms) / sum}%`;
-    bar.title = `${stage}: ${ms.toFixed(2)} ms`;
     stages.append(bar);
   }
-  stages.setAttribute("role", "img");
-  stages.setAttribute("aria-label", known.map(([stage, ms]) => `${stage} ${ms.toFixed(2)} ms`).join(", "));
-  box.append(stages);
+  stages.setAttribute("aria-hidden", "true");
+  box.append(stages, made("p", known.map(([stage, ms]) => `${stage} ${ms.toFixed(1)} ms`).join(" · "), "facts"));
   const list = made("ol");
   for (const hit of result.hits) {
     const item = made("li");

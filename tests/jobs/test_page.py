@@ -148,6 +148,9 @@ def test_it_fits_a_telephone(browser: Any, address: str, root: Path) -> None:
         page.ask(next(iter(questions(root).values())))
         page.until(lambda: len(page.all("#columns > section")) == 3)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+        stages = page.all("#columns section:last-child .facts")[1]
+        assert stages.is_displayed()
+        assert "encode" in stages.text
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -160,6 +163,9 @@ def test_tokens_are_asked_for(browser: Any, root: Path, tmp_path: Path) -> None:
         page = Page.__new__(Page)
         page.browser = browser
         page.until(lambda: page.all("#secret")[0].is_displayed())
+        page.all("#secret")[0].send_keys("wrong-0123456789abcdef", "\n")
+        page.until(lambda: page.all("#error")[0].is_displayed() and "token" in page.text("#error"))
+        assert page.all("#secret")[0].is_displayed()
         page.all("#secret")[0].send_keys("user-0123456789abcdef", "\n")
         page.until(lambda: "passages" in page.text("#about"))
         page.ask("bafa")

@@ -549,6 +549,11 @@ def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> N
     assert re.search(r'riptide_requests_total\{route="/v1/search",status="200"\} 1\.0', text)
     assert re.search(r'riptide_stage_seconds_count\{stage="encode"\} 1\.0', text)
     assert "riptide_tasks 1.0" in text
+    assert "riptide_encoder_texts_sum 1.0" in text
+    tokens = Encoder(model, OPTIONS).tokenize(["bafa"], side="query").lengths.sum()
+    assert f"riptide_encoder_tokens_sum {tokens:.1f}" in text
+    for path in ("/", "/healthz", "/readyz"):
+        assert (client.head(path).status_code, client.head(path).content) == (200, b"")
     page = client.get("/")
     assert page.status_code == 200
     assert "/page/page.js" in page.text

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,12 +17,14 @@ import numpy as np
 import psutil
 import pytest
 from local_cluster import LONG
+from samples import save_tiny_bert
 from serving import OPTIONS, REPOSITORY, Load, Server, asked, connect, questions, started, task_files
 
 from indexing.store import Store
 from retriever.encoder import Encoder
 from retriever.prompts import SETTINGS, WEIGHTS
 from serve.client import Client, ServerError
+from serve.release import Release, plan
 
 pytestmark = pytest.mark.slow
 
@@ -152,34 +154,63 @@ def test_broken_prompt_files_are_refused_and_nothing_is_kept(server: Server, mod
     assert set(Store(str(server.root / "store")).keys()) == kept
 
 
+@pytest.mark.parametrize("changed", ["prompt", "backbone", "corpus"])
 def test_releases_change_under_load_and_no_request_fails_or_mixes_them(
-    server: Server, model: str, tmp_path: Path
+    server: Server, model: str, tmp_path: Path, call_job: Callable[..., int], changed: str
 ) -> None:
-    """Ten times to and fro between two prompts of one name; every answer is that of the release it names."""
+    """Ten times to and fro between two releases; every answer is that of the release it names."""
     client, texts = Client(server.address), list(questions(server.root).values())[:8]
+    store, at = Store(str(server.root / "store")), ("--store", server.root / "store")
+    body: dict[str, Any] = {"k": 20, "mode": "exact"}
+    releases = [client.info()["release"]]
+    if changed == "prompt":
+        body["task"] = "ours"
+        releases = []
+        for seed in (1, 2):
+            task_files(tmp_path / str(seed), model, seed, length=3 + seed)
+            client.put_task("ours", tmp_path / str(seed))
+            releases.append(client.info()["release"])
+    elif changed == "backbone":
+        other = save_tiny_bert(tmp_path / "wide", hidden=48, seed=7)
+        assert call_job("encode_corpus", *at, "--encoder", other, "--name", "wide", "--dtype", "float32") == 0
+        releases.append(saved(store, plan(store, embeddings="wide")[0]))
+    else:
+        best = {hits[0].id for hits in client.search_all(texts, **body)}
+        (tmp_path / "gone").write_text("".join(f"{id}\n" for id in best))
+        assert call_job("import_corpus", *at, "--delete", tmp_path / "gone") == 0
+        encoder = ("--encoder", model, "--name", "enc", "--dtype", "float32", "--compile", "never")
+        assert call_job("encode_corpus", *at, *encoder) == 0
+        index = ("--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3)
+        assert call_job("build_index", *at, "--embeddings", "enc", *index) == 0
+        assert call_job("build_bm25", *at) == 0
+        releases.append(client.switch(None))
     expected: dict[str, dict[str, list[str]]] = {}
-    for seed in (1, 2):
-        task_files(tmp_path / str(seed), model, seed, length=3 + seed)
-        client.put_task("ours", tmp_path / str(seed))
-        release = client.info()["release"]
-        found = client.search_all(texts, task="ours", k=20, mode="exact")
+    for release in releases:
+        client.switch(release)
+        found = client.search_all(texts, **body)
         expected[release] = {text: [hit.id for hit in hits] for text, hits in zip(texts, found, strict=True)}
-    one, other = expected
-    assert expected[one] != expected[other]
-    bodies = [json.dumps({"query": text, "task": "ours", "k": 20, "mode": "exact"}).encode() for text in texts]
+    one, other = releases
+    assert all(expected[one][text] != expected[other][text] for text in texts)
+    bodies = [json.dumps({"query": text, **body}).encode() for text in texts]
     with Load(server, bodies, clients=6) as load:
         for number in range(10):
             load.wait_for(20)
-            assert client.switch((one, other)[number % 2]) == (one, other)[number % 2]
+            assert client.switch(releases[number % 2]) == releases[number % 2]
         load.wait_for(20)
     assert load.faults == []
-    seen = Counter(answer.get("release") for _, answer in load.answers)
-    assert set(seen) == set(expected)
+    assert {answer.get("release") for _, answer in load.answers} == set(releases)
     for status, answer in load.answers:
         assert status == 200, answer
         [result] = answer["results"]
         assert [hit["id"] for hit in result["hits"]] == expected[answer["release"]][result["query"]]
-    client.drop_task("ours")
+    client.switch(releases[0])
+    if changed == "prompt":
+        client.drop_task("ours")
+
+
+def saved(store: Store, release: Release) -> str:
+    release.save(store)
+    return release.id
 
 
 @pytest.mark.chaos  # for `make chaos`, which takes the long form

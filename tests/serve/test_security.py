@@ -42,7 +42,7 @@ def test_tokens_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch:
     found = Tokens.read(str(file))
     assert found == Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
     assert not Tokens.read(None)
-    monkeypatch.setenv("RIPTIDE_USER_TOKENS", f"{USER},{ADMIN}")
+    monkeypatch.setenv("RIPTIDE_USER_TOKENS", f" {USER}, {ADMIN},")
     assert Tokens.read(None).user == {digest(USER), digest(ADMIN)}
 
 
