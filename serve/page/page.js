@@ -35,7 +35,6 @@ function complain(error) {
 }
 
 function show(page) {
-  one("error").hidden = true;
   for (const section of document.querySelectorAll("main > section")) section.hidden = section.id !== page;
   for (const button of document.querySelectorAll("nav button")) {
     if (button.dataset.page === page) {
@@ -128,6 +127,7 @@ one("give").addEventListener("submit", (event) => {
 });
 for (const button of document.querySelectorAll("nav button")) {
   button.addEventListener("click", () => {
+    one("error").hidden = true;
     show(button.dataset.page);
     if (button.dataset.page === "tasks") begin().catch(complain);
   });
