@@ -235,8 +235,12 @@ class Ingress:
             await self.service.refresh()
 
 
-def build(args: Application) -> Any:
-    """The application of a store, whose live release it serves. Raises InputError where there is none."""
+def build(given: Application | Mapping[str, Any]) -> Any:
+    """The application of a store, whose live release it serves. given: a mapping from `serve run` and `serve deploy`.
+
+    Raises InputError where the store has no live release, pydantic's ValidationError for arguments that there are not.
+    """
+    args = Application.model_validate(given)
     store = Store(args.store).require()
     found = current(store)
     if found is None:

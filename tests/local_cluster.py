@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -124,14 +125,16 @@ class LocalCluster:
             raise AssertionError(f"{error}\n{log.read_text()}") from None
         return node
 
+    def ask(self, path: str) -> dict[str, Any]:
+        """What the dashboard's API says."""
+        asked = urllib.request.Request(self.dashboard + path, headers={"Authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return json.load(answer)
+
     def alive(self) -> set[str]:
         """Addresses of the nodes that the cluster takes for alive; none where it does not answer yet."""
-        asked = urllib.request.Request(
-            f"{self.dashboard}/api/v0/nodes?limit=1000", headers={"Authorization": f"Bearer {self.token}"}
-        )
         try:
-            with urllib.request.urlopen(asked, timeout=30) as answer:
-                found = json.load(answer)["data"]["result"]["result"]
+            found = self.ask("/api/v0/nodes?limit=1000")["data"]["result"]["result"]
         except (OSError, ValueError):
             return set()
         return {node["node_ip"] for node in found if node["state"] == "ALIVE"}

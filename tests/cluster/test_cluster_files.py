@@ -399,4 +399,4 @@ def test_serve_yaml_is_what_ray_serve_and_the_application_take() -> None:
         scale: deployments.Scale = getattr(args, part)
         assert scale.options()["autoscaling_config"]["max_replicas"] >= scale.replicas
     with pytest.raises(ValueError, match="shard_count"):
-        deployments.Application.model_validate({**application.args, "shard_count": 3})
+        deployments.build({**application.args, "shard_count": 3})

@@ -102,8 +102,11 @@ class Server(NamedTuple):
     pid: int
 
 
-def asked(connection: HTTPConnection, method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
-    connection.request(method, path, body, {"Content-Type": kind})
+def asked(
+    connection: HTTPConnection, method: str, path: str, body: bytes, kind: str, token: str | None = None
+) -> tuple[int, bytes]:
+    own = {"Authorization": f"Bearer {token}"} if token else {}
+    connection.request(method, path, body, {"Content-Type": kind, **own})
     answer = connection.getresponse()
     return answer.status, answer.read()
 
@@ -115,10 +118,10 @@ def connect(server: Server) -> HTTPConnection:
 class Load:
     """Clients that ask in a closed loop, each over one connection, until they are told to end."""
 
-    def __init__(self, server: Server, bodies: list[bytes], clients: int):
+    def __init__(self, server: Server, bodies: list[bytes], clients: int, token: str | None = None):
         self.answers: list[tuple[int, dict[str, Any]]] = []
         self.faults: list[BaseException] = []
-        self._server, self._bodies, self._done = server, bodies, threading.Event()
+        self._server, self._bodies, self._token, self._done = server, bodies, token, threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(clients)]
 
     def __enter__(self) -> Load:
@@ -143,7 +146,7 @@ class Load:
             connection = connect(self._server)
             while not self._done.is_set():
                 body = self._bodies[number % len(self._bodies)]
-                status, content = asked(connection, "POST", "/v1/search", body, "application/json")
+                status, content = asked(connection, "POST", "/v1/search", body, "application/json", self._token)
                 self.answers.append((status, json.loads(content)))
                 number += 1
         except BaseException as error:

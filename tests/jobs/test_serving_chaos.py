@@ -1,4 +1,4 @@
-"""Replicas of Ray Serve are killed under load: nobody gets a wrong answer, and all is whole again."""
+"""Replicas of Ray Serve are killed, and come, under load: nobody gets a wrong answer, and all is whole again."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from local_cluster import LONG, local_cluster, port
-from serving import Load, Server, questions, started
+import yaml
+from local_cluster import LONG, LocalCluster, clean_environment, local_cluster, port, wait_for
+from serving import REPOSITORY, Load, Server, questions, started
 
 from serve.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
+USER = "user-0123456789abcdef"
 REPLICA = "ray::ServeReplica:riptide"
 KILLS = 5 if LONG else 1  # of each
 
@@ -51,8 +55,8 @@ class Asked:
             for partial in (False, True)
         ]
 
-    def look(self, address: str) -> None:
-        client = Client(address)
+    def look(self, address: str, token: str | None = None) -> None:
+        client = Client(address, token=token)
         found = client.search_all(self.texts, k=10, mode="exact")
         self.expected = {text: [hit.id for hit in hits] for text, hits in zip(self.texts, found, strict=True)}
         every = client.search_all(self.texts, k=240, mode="exact")
@@ -139,3 +143,44 @@ def test_a_node_that_is_killed_under_load_gives_no_wrong_answer_and_its_work_goe
         assert process.wait(240) == 0
     assert load.faults == []
     asked.check(load.answers)
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_replicas_come_where_the_load_asks_for_them(served: Path, tmp_path: Path) -> None:
+    """`serve deploy` of the file of cluster/, on one machine's scale: the encoder's second replica comes by itself."""
+    root = Path(shutil.copytree(served, tmp_path / "root"))
+    asked, number = Asked(root), port("127.0.0.1")
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text(json.dumps({"user": [USER]}))
+    config = yaml.safe_load((REPOSITORY / "cluster/serve.yaml").read_text())
+    config["proxy_location"], config["http_options"] = "HeadOnly", {"host": "127.0.0.1", "port": number}
+    args = config["applications"][0]["args"]
+    one = {"replicas": 1, "cpus": 0}
+    args.update(dict.fromkeys(("search", "words", "passages", "reranker"), one))
+    args.update(store=str(root / "store"), tokens=str(tokens), shards=1, batch=1, ingress={**one, "ongoing": 64})
+    args["encoder"] = {**one, "most": 2, "ongoing": 2}
+    (tmp_path / "serve.yaml").write_text(yaml.safe_dump(config))
+    with local_cluster(workers=0) as cluster:
+        command = [sys.executable, "-m", "ray.serve.scripts", "deploy", str(tmp_path / "serve.yaml")]
+        variables = clean_environment({**cluster.authentication, "RAY_DASHBOARD_ADDRESS": cluster.dashboard})
+        subprocess.run(command, env=variables, check=True, timeout=240)
+        wait_for(lambda: running(cluster, "encoder") == 1, "the application")
+        server = Server(f"http://127.0.0.1:{number}", root, cluster.head.process.pid)
+        asked.look(server.address, USER)
+        with Load(server, asked.bodies, clients=8, token=USER) as load:
+            begun = time.monotonic()
+            wait_for(lambda: running(cluster, "encoder") == 2 or load.faults, "the encoder's second replica")
+            print(f"the second replica answers {time.monotonic() - begun:.0f} s after the load began")
+            load.wait_for(100)
+    assert load.faults == []
+    asked.check(load.answers)
+    assert {status for status, _ in load.answers} == {200}
+
+
+def running(cluster: LocalCluster, deployment: str) -> int:
+    """How many replicas of a deployment Ray Serve says to be running; 0 unless the application runs."""
+    found = cluster.ask("/api/serve/applications/")["applications"].get("riptide", {})
+    if found.get("status") != "RUNNING":
+        return 0
+    return sum(replica["state"] == "RUNNING" for replica in found["deployments"][deployment]["replicas"])
