@@ -16,9 +16,10 @@ from indexing.artifact import Draft
 from indexing.corpus import Corpus
 from indexing.models import Checkpoints, commit_model, resolve_model
 from indexing.negatives import training_data
+from indexing.placement import Places
 from indexing.queries import Queries
 from indexing.store import Store
-from indexing.tasks import RETRIES, room
+from indexing.tasks import RETRIES
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.reranker_data import TrainingOptions
@@ -40,12 +41,12 @@ class Task:
     negatives: str
     split: str
     limit: int | None
-    cpus: int
+    places: Places
     checkpoint_every: int
 
 
-def train(task: Task, workers: int, count: Callable[[int], object]) -> dict[str, Any]:
-    """Train on so many workers and commit the model's parts; count(steps) is called as steps are done.
+def train(task: Task, count: Callable[[int], object]) -> dict[str, Any]:
+    """Train in the task's places and commit the model's parts; count(steps) is called as steps are done.
 
     A worker that is lost is started again, and all go on from the last checkpoint. Returns the last step's loss and
     the numerics class. Raises InputError, a worker's own too.
@@ -57,7 +58,6 @@ def train(task: Task, workers: int, count: Callable[[int], object]) -> dict[str,
     from ray.util.queue import Queue
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    gpu = room(task.cpus, gpus=1) >= workers
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     told = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
     heard: dict[str, Any] = {}
@@ -67,8 +67,8 @@ def train(task: Task, workers: int, count: Callable[[int], object]) -> dict[str,
     try:
         TorchTrainer(
             functools.partial(work, task, told),
-            scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu, resources_per_worker={
-                "CPU": task.cpus, **({"GPU": 1} if gpu else {})}),
+            scaling_config=ScalingConfig(num_workers=task.places.workers, use_gpu=task.places.gpus > 0,
+                                         resources_per_worker=task.places.resources),
             run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=RETRIES)),
         ).fit()  # fmt: skip
     finally:
@@ -79,23 +79,6 @@ def train(task: Task, workers: int, count: Callable[[int], object]) -> dict[str,
         if "error" in heard:
             raise InputError(heard["error"])
     return {"loss": heard["loss"], "numerics": heard["numerics"]}
-
-
-def check_cores(workers: int, cpus: int) -> str | None:
-    """What a person should know of where it trains: a line where GPUs stay unused, as they are fewer than the workers.
-
-    Raises InputError where the cluster's nodes have no room for so many workers of so many cores.
-    """
-    import ray
-
-    found = ray.cluster_resources()
-    if room(cpus) < workers:
-        raise InputError(f"--workers {workers} --cpus {cpus}: the cluster has {found.get('CPU', 0):.0f} cores, its "
-                         f"nodes have room for {room(cpus)} such workers")  # fmt: skip
-    if found.get("GPU", 0) >= 1 and (places := room(cpus, gpus=1)) < workers:
-        return (f"trains on the processors: --workers {workers} --cpus {cpus}, and the cluster has GPUs and cores "
-                f"beside them for {places} such workers")  # fmt: skip
-    return None
 
 
 def _listen(told: Any, heard: dict[str, Any], count: Callable[[int], object]) -> None:
@@ -117,7 +100,7 @@ def work(task: Task, told: Any) -> None:
     from ray.train.torch import get_device
 
     rank, world = get_context().get_world_rank(), get_context().get_world_size()
-    torch.set_num_threads(task.cpus)
+    torch.set_num_threads(task.places.cpus)
     try:
         train_one(task, told.put, device=str(get_device()), rank=rank, world=world)
     except InputError as error:

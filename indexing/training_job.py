@@ -16,7 +16,8 @@ import torch
 
 from indexing.artifact import Draft
 from indexing.models import Checkpoints, commit_files
-from indexing.tasks import RETRIES, room
+from indexing.placement import Places, tell_of_waiting
+from indexing.tasks import RETRIES
 from retriever.errors import InputError
 from retriever.numerics import choose_dtype
 from retriever.system import Evaluate, Refresh, System
@@ -42,16 +43,16 @@ class TrainingTask:
     loop: LoopOptions
     maker: Maker
     dtype: str
-    cpus: int
+    places: Places
 
 
 def run_training(
-    task: TrainingTask, workers: int, count: Callable[[int, bool], object], *, min_workers: int | None = None
+    task: TrainingTask, count: Callable[[int, bool], object], say: Callable[[str], object]
 ) -> dict[str, Any]:
-    """Train on so many workers and commit what came of it; count(steps, kept) is called as
-    steps are done, kept: by an earlier run.
+    """Train in the task's places and commit what came of it; count(steps, kept) is called as steps are done, kept: by
+    an earlier run; say: what a person should know of.
 
-    A lost worker is started again, and all go on from the last checkpoint; with fewer workers, down to `min_workers`,
+    A lost worker is started again, and all go on from the last checkpoint; with fewer workers, down to the least,
     where the cluster has no place for it, on the same batches. Returns the last loss, the numerics class, the curve and
     the best quality. Raises InputError, a worker's own too.
     """
@@ -62,24 +63,25 @@ def run_training(
     from ray.util.queue import Queue
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    gpu = room(task.cpus, gpus=1) >= workers
+    places = task.places
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     told, over = (Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}) for _ in range(2))
     heard: dict[str, Any] = {}
-    listener = threading.Thread(target=_listen, args=(told, over, heard, count), daemon=True)
+    begun = threading.Event()
+    listener = threading.Thread(target=_listen, args=(told, over, begun, heard, count), daemon=True)
     listener.start()
     folder = tempfile.mkdtemp(prefix="riptide-train-")
-    elastic = min_workers is not None and min_workers < workers
     try:
-        TorchTrainer(
-            functools.partial(work, task, told, over),
-            scaling_config=ScalingConfig(
-                num_workers=(min_workers, workers) if elastic else workers,
-                use_gpu=gpu,
-                resources_per_worker={"CPU": task.cpus, **({"GPU": 1} if gpu else {})},
-            ),
-            run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=RETRIES)),
-        ).fit()
+        with tell_of_waiting(places, begun, say):
+            TorchTrainer(
+                functools.partial(work, task, told, over),
+                scaling_config=ScalingConfig(
+                    num_workers=(places.least, places.workers) if places.least < places.workers else places.workers,
+                    use_gpu=places.gpus > 0,
+                    resources_per_worker=places.resources,
+                ),
+                run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=RETRIES)),
+            ).fit()
     finally:
         told.put(None)
         listener.join()
@@ -91,14 +93,17 @@ def run_training(
     return {name: heard.get(name) for name in ("loss", "numerics", "curve", "best", "best_step", "steps", "workers")}
 
 
-def _listen(told: Any, over: Any, heard: dict[str, Any], count: Callable[[int, bool], object]) -> None:
-    """Take in what workers tell until None comes; an error, to `over` too.
+def _listen(
+    told: Any, over: Any, begun: threading.Event, heard: dict[str, Any], count: Callable[[int, bool], object]
+) -> None:
+    """Take in what workers tell until None comes; an error, to `over` too. begun: set by the first word of any.
 
     Steps that are done again after a loss are not counted again.
     """
     last = 0
     while (message := told.get()) is not None:
         heard |= message
+        begun.set()
         if "error" in message:
             over.put(True)
         for word in ("step", "resumed"):
@@ -116,7 +121,8 @@ def work(task: TrainingTask, told: Any, over: Any) -> None:
 
     if not over.empty():
         return
-    torch.set_num_threads(task.cpus)
+    told.put({})
+    torch.set_num_threads(task.places.cpus)
     rank, world = get_context().get_world_rank(), get_context().get_world_size()
     try:
         train_one(task, told.put, device=torch.device(str(get_device())), rank=rank, world=world)

@@ -17,7 +17,6 @@ from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
 from indexing.models import Checkpoints, resolve_model
 from indexing.pretraining import RipMaker, drawable
-from indexing.reranker_job import check_cores
 from indexing.store import Store
 from indexing.training_job import TrainingTask, run_training
 from retriever.errors import InputError
@@ -87,14 +86,15 @@ def main(options: PretrainRip) -> None:
     inputs = {"corpus": corpus.generations[-1]}
     if options.backbone.startswith("models/"):
         inputs["backbone"] = store.open(*options.backbone.split("/", 1))
+    places = None
     if name not in store.names(kind):
         connect(store)
-        if told := check_cores(options.min_workers or options.workers, options.cpus):
-            say(told)
+        places = options.places(options.min_workers)
     identity = fingerprint_of([{role: a.fingerprint for role, a in inputs.items()}, config])
     last = Checkpoints(store, f"{name}.{kind}", identity)
     with store.create(kind, name, inputs=inputs, config=config) as draft:
         if not draft.complete:
+            assert places is not None
             import ray
 
             rows = drawable(corpus, rip, options.limit)
@@ -104,11 +104,11 @@ def main(options: PretrainRip) -> None:
                              options=rip, checkpointing=options.checkpointing)  # fmt: skip
             loop = LoopOptions(**{**asdict(loop), "steps": steps})
             task = TrainingTask(draft=draft, last=last, best=last, loop=loop, maker=maker, dtype=options.dtype,
-                                cpus=options.cpus)  # fmt: skip
+                                places=places)  # fmt: skip
             own = encoder_options(rip) if kind == "prompts" else EncoderOptions(pooling=rip.pooling, normalize=False)
             draft.note(backbone=options.backbone, passages=len(rows), options=asdict(own))
             with Stage("train", steps, "steps") as stage:
-                draft.note(**run_training(task, options.workers, stage.count, min_workers=options.min_workers))
+                draft.note(**run_training(task, stage.count, say))
     last.clear()
     artifact = store.open(kind, name)
     notes = artifact.notes

@@ -20,7 +20,7 @@ from indexing.corpus import Corpus
 from indexing.models import Checkpoints, resolve_model
 from indexing.negatives import mined_corpus, training_data
 from indexing.queries import Queries
-from indexing.reranker_job import Task, check_cores, train
+from indexing.reranker_job import Task, train
 from indexing.store import Store
 from retriever.files import resolve, weight_files
 from retriever.reranker_data import TrainingData, TrainingOptions
@@ -76,23 +76,24 @@ def main(options: TrainReranker) -> None:
     described = describe_backbone(opened.folder)
     config = {"backbone": described, "training": asdict(opened.training), "split": options.split,
               "limit": options.limit, "workers": options.workers, "cpus": options.cpus}  # fmt: skip
+    places = None
     if name not in store.names("models"):
         connect(store)
-        if told := check_cores(options.workers, options.cpus):
-            say(told)
+        places = options.places()
     identity = fingerprint_of([{role: a.fingerprint for role, a in opened.inputs.items()}, config])
     checkpoints = Checkpoints(store, name, identity)
     with store.create("models", name, inputs=opened.inputs, config=config) as draft:
         if not draft.complete:
+            assert places is not None
             task = Task(
                 store=store, draft=draft, checkpoints=checkpoints, training=opened.training, backbone=options.backbone,
                 described=described, corpus=opened.corpus, queries=opened.inputs["queries"].key,
-                negatives=opened.inputs["negatives"].key, split=options.split, limit=options.limit, cpus=options.cpus,
+                negatives=opened.inputs["negatives"].key, split=options.split, limit=options.limit, places=places,
                 checkpoint_every=options.checkpoint_every,
             )  # fmt: skip
             draft.note(queries=len(opened.data.queries), asked=opened.asked)
             with Stage("train", opened.training.steps, "steps") as stage:
-                draft.note(**train(task, options.workers, stage.count))
+                draft.note(**train(task, stage.count))
     checkpoints.clear()
     model = store.open("models", name)
     notes = model.notes

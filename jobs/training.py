@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.cli import Common
+from jobs.cli import Common, say
 
+from indexing.placement import Places, find_places
 from retriever.errors import InputError
 
 
@@ -20,6 +21,10 @@ class Workers(Common):
     workers: int = 1
     cpus: int = 2
     """Cores of each worker. As sums are rounded by workers and cores, both shape the result."""
+    gpus: Literal[0, 1] | None = None
+    """Of each worker; default: 1 where the cluster has one for each now."""
+    wait: int = 0
+    """Seconds that an autoscaler's nodes may take to come; 0: there is room now."""
     checkpoint_every: int = 100
     """Steps."""
 
@@ -28,6 +33,12 @@ class Workers(Common):
         if self.workers < 1 or self.cpus < 1 or self.checkpoint_every < 1 or self.batch < self.workers:
             raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
                              f"{self.checkpoint_every}: expected 1 at least, and a {row} for each worker")  # fmt: skip
+        if self.wait < 0:
+            raise InputError(f"--wait {self.wait}: expected seconds")
+
+    def places(self, least: int | None = None) -> Places:
+        """Where the workers have room, or `least` of them. Raises InputError where they have none."""
+        return find_places(self.workers, self.cpus, say, gpus=self.gpus, least=least, wait=self.wait)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from jobs.tuning import Opened, TunePrompts, open_all
 from indexing.artifact import Artifact, fingerprint_of
 from indexing.curves import write_curves
 from indexing.models import Checkpoints
-from indexing.reranker_job import check_cores
 from indexing.store import Store
 from indexing.training_job import TrainingTask, run_training
 from retriever.files import resolve, weight_files
@@ -29,19 +28,20 @@ def main(options: TunePrompts) -> None:
         return plan(options, opened)
     kind = "models" if options.method == "finetune" else "prompts"
     name = options.task if options.limit is None else f"{options.task}-limit{options.limit}"
+    places = None
     if name not in store.names(kind):
         connect(store)
-        if told := check_cores(options.min_workers or options.workers, options.cpus):
-            say(told)
+        places = options.places(options.min_workers)
     identity = fingerprint_of([{role: a.fingerprint for role, a in opened.inputs.items()}, opened.config])
     last, best = (Checkpoints(store, f"{name}.{end}", identity) for end in (kind, f"{kind}.best"))
     with store.create(kind, name, inputs=opened.inputs, config=opened.config) as draft:
         if not draft.complete:
+            assert places is not None
             task = TrainingTask(draft=draft, last=last, best=best, loop=opened.loop, maker=opened.maker,
-                                dtype=options.dtype, cpus=options.cpus)  # fmt: skip
+                                dtype=options.dtype, places=places)  # fmt: skip
             draft.note(backbone=options.backbone, options=asdict(opened.spec.options), queries=opened.queries)
             with Stage("train", opened.loop.steps, "steps") as stage:
-                draft.note(**run_training(task, options.workers, stage.count, min_workers=options.min_workers))
+                draft.note(**run_training(task, stage.count, say))
     for checkpoints in (last, best):
         checkpoints.clear()
     tell(options, store.open(kind, name))

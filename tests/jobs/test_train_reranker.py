@@ -21,10 +21,8 @@ from indexing.corpus import Corpus
 from indexing.models import model_folder, resolve_model
 from indexing.negatives import mined_corpus, read_groups, training_data
 from indexing.queries import Queries
-from indexing.reranker_job import check_cores
 from indexing.store import Store
 from indexing.verify import verify
-from retriever.errors import InputError
 from retriever.reranker import Reranker, describe_reranker
 from retriever.reranker_data import TrainingOptions, batch_at
 from retriever.reranker_training import Hooks, Trainee
@@ -220,34 +218,6 @@ def test_bad_input(world, refused: Done, more: tuple, message: str) -> None:
 @pytest.mark.parametrize("more", [("--no-such-flag", 1), ("--loss", "mse"), ("--batch", "many")])
 def test_bad_usage(world, job, more: tuple) -> None:
     assert job("train_reranker", *command(world, *more)).status == 2
-
-
-@pytest.mark.parametrize(
-    ("asked", "nodes", "told"),
-    [
-        ((2, 2), [{"CPU": 4}], None),
-        ((2, 3), [{"CPU": 4}, {"CPU": 4}], None),
-        ((2, 3), [{"CPU": 5}, {"CPU": 1}], "the cluster has 6 cores, its nodes have room for 1 such"),
-        ((1, 8), [{"CPU": 4}, {"CPU": 4}], "room for 0 such"),
-        ((2, 2), [{"CPU": 4, "GPU": 2}], None),
-        ((2, 2), [{"CPU": 8, "GPU": 1}], "trains on the processors: --workers 2 --cpus 2, and the cluster has GPUs"),
-        ((2, 2), [{"CPU": 2, "GPU": 2}, {"CPU": 8}], "GPUs and cores beside them for 1 such workers"),
-    ],
-)
-def test_workers_must_have_room_on_the_nodes(asked: tuple, nodes: list, told: str | None, monkeypatch) -> None:
-    """Cores of two nodes make no worker; GPUs that are too few are told, not taken by some."""
-    import ray
-
-    alive = [{"Alive": True, "Resources": node} for node in nodes]
-    monkeypatch.setattr(ray, "nodes", lambda: [*alive, {"Alive": False, "Resources": {"CPU": 99, "GPU": 9}}])
-    sums = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
-    monkeypatch.setattr(ray, "cluster_resources", lambda: sums)
-    try:
-        found = check_cores(*asked)
-    except InputError as error:
-        found = str(error)
-        assert found.startswith("--workers")
-    assert told in found if told and found else found == told
 
 
 def test_deleted_passages_are_trained_on_no_more(world, mined: Store, done: Done, refused, tmp_path: Path) -> None:
