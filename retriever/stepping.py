@@ -118,6 +118,9 @@ class DeepSpeedStepper:
         self.named = trained(module)
         groups = groups_of(self.named.values(), weight_decay)
         optimizer = DeepSpeedCPUAdam(groups, lr=0.0) if offload else torch.optim.AdamW(groups, lr=0.0)
+        if stage == 0:  # where DeepSpeed would clip without telling the norm
+            self.clip, self._norm = clip, torch.zeros(())
+            optimizer.register_step_pre_hook(self._clip)
         zero: dict[str, Any] = {"stage": stage}
         if offload:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
@@ -125,7 +128,7 @@ class DeepSpeedStepper:
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             "managed_gradient_accumulation": False,
-            "gradient_clipping": clip,
+            "gradient_clipping": clip if stage else 0.0,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": 1 << 62,
@@ -146,8 +149,10 @@ class DeepSpeedStepper:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self.engine.step()
-        norm = self.engine.get_global_grad_norm()
-        return 0.0 if norm is None else float(norm)  # stage 0 clips without a word
+        return float(self.engine.get_global_grad_norm() if self.stage else self._norm)
+
+    def _clip(self, *_: object) -> None:
+        self._norm = torch.nn.utils.clip_grad_norm_(self.named.values(), self.clip)
 
     def state(self) -> dict[str, torch.Tensor]:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state

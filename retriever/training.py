@@ -173,10 +173,7 @@ class Trainer:
     def step(self, number: int) -> float:
         """One step over the batch at `number`; the loss over all of it."""
         batch = self.system.batch(number, self.rank, self.world)
-        chunks = self._chunks(batch)
-        cached = self.options.grad_cache == "on" or (
-            self.options.grad_cache == "auto" and sum(chunk.tokens for chunk in chunks) > KEPT[self.device.type]
-        )
+        chunks, cached = self._share(batch)
         forward = functools.partial(self._forward, number)
         with torch.set_grad_enabled(not cached):
             passed = [forward(place, chunk) for place, chunk in enumerate(chunks)]
@@ -217,14 +214,20 @@ class Trainer:
             raise self._not_finite(number, f"the gradient's norm is {norm}")
         return total
 
-    def _chunks(self, batch: Batch) -> list[Chunk]:
-        """The worker's chunks; repeated, where workers must go through the model equally often, up to the most."""
+    def _share(self, batch: Batch) -> tuple[list[Chunk], bool]:
+        """The worker's chunks, and whether their graphs are too much to keep.
+
+        Where workers must go through the model equally often, chunks are repeated up to the most, and all cache where
+        one does.
+        """
         chunks = list(batch.chunks)
+        most = torch.tensor([len(chunks), sum(chunk.tokens for chunk in chunks)], device=self.device)
         if self.stepper.equal:
-            most = torch.tensor(len(chunks), device=self.device)
             dist.all_reduce(most, dist.ReduceOp.MAX)
-            chunks += [chunks[-1]] * (int(most) - len(chunks))
-        return chunks
+        count, tokens = most.tolist()
+        chunks += [chunks[-1]] * (count - len(chunks))
+        choice = self.options.grad_cache
+        return chunks, choice == "on" or (choice == "auto" and tokens > KEPT[self.device.type])
 
     def _forward(self, number: int, place: int, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A chunk through the model; dropout is a function of (seed, step, worker, chunk), so that it comes again."""
