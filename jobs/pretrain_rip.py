@@ -5,13 +5,12 @@ python jobs/pretrain_rip.py --store data/squad --backbone google-bert/bert-base-
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from jobs.cli import Stage, human, run, say
 from jobs.session import connect
-from jobs.training import Training
+from jobs.training import Training, check_name, count_steps
 
 from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
@@ -19,7 +18,6 @@ from indexing.models import Checkpoints, resolve_model
 from indexing.pretraining import RipMaker, drawable
 from indexing.store import Store
 from indexing.training_job import TrainingTask, run_training
-from retriever.errors import InputError
 from retriever.files import resolve, weight_files
 from retriever.options import EncoderOptions
 from retriever.reranker_training import check_length, describe_backbone
@@ -64,18 +62,18 @@ def main(options: PretrainRip) -> None:
     described = describe_backbone(folder)
     check_length(folder, options.max_length)
     names = set(RipOptions.__dataclass_fields__) & set(PretrainRip.__dataclass_fields__) - {"steps"}
-    if not options.epochs > 0:
-        raise InputError(f"--epochs {options.epochs}: expected more than 0")
-    steps = 1 if options.steps is None else options.steps
+    most = min(corpus.num_rows, options.limit or corpus.num_rows)  # passages; which can be drawn is seen later
+    steps = count_steps(options.steps, options.epochs, most, options.batch)
     rip = RipOptions(steps=steps, **{name: getattr(options, name) for name in names})
     loop = LoopOptions(
         steps=steps, **{name: getattr(options, name) for name in (
             "lr", "seed", "warm_up", "weight_decay", "zero", "offload", "grad_cache", "checkpoint_every")}
     )  # fmt: skip
     if options.plan:
-        return plan(options, corpus, sum(file.stat().st_size for file in weight_files(folder)))
+        return plan(options, most, steps, sum(file.stat().st_size for file in weight_files(folder)))
     kind = "prompts" if options.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
+    check_name(kind, name)
     name = name if options.limit is None else f"{name}-limit{options.limit}"
     shaping = {key: value for key, value in asdict(loop).items() if key not in ("steps", *HOW)}
     config = {
@@ -98,8 +96,7 @@ def main(options: PretrainRip) -> None:
             import ray
 
             rows = drawable(corpus, rip, options.limit)
-            if options.steps is None:
-                steps = math.ceil(options.epochs * len(rows) / options.batch)
+            steps = count_steps(options.steps, options.epochs, len(rows), options.batch)
             maker = RipMaker(store=store, backbone=options.backbone, described=described, rows=ray.put(rows),
                              options=rip, checkpointing=options.checkpointing)  # fmt: skip
             loop = LoopOptions(**{**asdict(loop), "steps": steps})
@@ -117,10 +114,8 @@ def main(options: PretrainRip) -> None:
     return None
 
 
-def plan(options: PretrainRip, corpus: Corpus, weights: int) -> None:
+def plan(options: PretrainRip, rows: int, steps: int, weights: int) -> None:
     """What a training reads and writes; the time only a first run can tell."""
-    rows = min(corpus.num_rows, options.limit or corpus.num_rows)
-    steps = math.ceil(options.epochs * rows / options.batch) if options.steps is None else options.steps
     units = 1 if options.objective == "mlm" else 2
     say(f"passages  up to {rows:,}, those of one {options.unit} are left out")
     say(f"steps     {steps:,} of {units * options.batch:,} texts, on {options.workers} workers")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from jobs.cli import Common, say
 
 from indexing.placement import Places, find_places
+from indexing.store import artifact_key
 from retriever.errors import InputError
 
 
@@ -39,6 +41,20 @@ class Workers(Common):
     def places(self, least: int | None = None) -> Places:
         """Where the workers have room, or `least` of them. Raises InputError where they have none."""
         return find_places(self.workers, self.cpus, say, gpus=self.gpus, least=least, wait=self.wait)
+
+
+def count_steps(steps: int | None, epochs: float, rows: int, batch: int) -> int:
+    """The steps that were asked for, or else those of so many epochs. Raises InputError."""
+    if not (epochs > 0 and math.isfinite(epochs)):
+        raise InputError(f"--epochs {epochs}: expected more than 0")
+    return math.ceil(epochs * rows / batch) if steps is None else steps
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raises InputError for a name that an artifact without generations cannot have."""
+    if not name or "/" in name:
+        raise InputError(f"name {name!r}: expected one, and without '/', for {kind}/NAME")
+    artifact_key(kind, name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from jobs.training import Training
+from jobs.training import Training, check_name, count_steps
 
 from indexing.artifact import Artifact
 from indexing.encoders import EncoderSpec
@@ -99,9 +99,12 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     """Raises InputError for whatever is missing, does not fit or cannot be trained with."""
     frozen = options.method == "prompt"
     options.check("query", "--method prompt" if frozen else None)
+    check_name("models" if options.method == "finetune" else "prompts", options.task)
     if options.method == "finetune" and (options.side == "query" or options.untied):
         raise InputError(f"--method finetune --side {options.side}{' --untied' * options.untied}: fine-tuning trains "
                          "one encoder for both sides; train prompts for one side only")  # fmt: skip
+    if options.side == "query" and options.untied:
+        raise InputError("--side query --untied: only one side has a prompt")
     names = EncoderOptions.__dataclass_fields__
     encoder = EncoderOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
     spec = EncoderSpec(store, options.backbone, encoder)
@@ -112,19 +115,22 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     data = training_data(corpus, queries, options.split, negatives, options.limit)
     if options.dev_split is not None:
         queries.qrels(options.dev_split)
-    elif options.patience:
-        raise InputError(f"--patience {options.patience}: expected --dev-split too, by which the best is known")
+    if options.patience and not (options.dev_split and options.evaluate_every):
+        raise InputError(f"--patience {options.patience}: expected --dev-split too, by which the best is known, and "
+                         "--evaluate-every")  # fmt: skip
+    if options.dev_passages < 1 or (options.dev_limit is not None and options.dev_limit < 1):
+        raise InputError(f"--dev-limit {options.dev_limit} --dev-passages {options.dev_passages}: expected 1 at least")
     sides: Any = "query" if options.side == "query" else "untied" if options.untied else "tied"
     shared = {"batch", "negatives_per_query", "temperature", "seed", "method"}
     prompt = {"length", "parametrisation", "prompt_dropout"} if options.method == "prompt" else set()
     tuning = TuneOptions(sides=sides, **{name: getattr(options, name) for name in shared | prompt})
-    epochs = math.ceil(options.epochs * len(data.queries) / options.batch)
-    if options.refresh_depth < 1 or (options.refresh_epochs is not None and not options.refresh_epochs > 0):
-        raise InputError(f"--refresh-epochs {options.refresh_epochs} --refresh-depth {options.refresh_depth}: expected "
-                         "more than 0, and 1 at least")  # fmt: skip
-    refresh_every = math.ceil((options.refresh_epochs or 0) * len(data.queries) / options.batch)
+    refresh = options.refresh_epochs
+    if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
+        raise InputError(f"--refresh-epochs {refresh} --refresh-depth {options.refresh_depth}: expected more than 0, "
+                         "and 1 at least")  # fmt: skip
+    refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
     loop = LoopOptions(
-        steps=epochs if options.steps is None else options.steps,
+        steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
         lr=options.lr if options.lr is not None else (7e-3 if frozen else 2e-5),
         seed=options.seed, warm_up=options.warm_up,
         weight_decay=options.weight_decay if options.weight_decay is not None else (0.0 if frozen else 0.01),

@@ -78,7 +78,8 @@ class LoopOptions:
                              "a seed from 0 on, and a share of the steps")  # fmt: skip
         if self.zero not in (None, 0, 1, 2, 3) or (self.offload and not self.zero):
             raise InputError(f"zero={self.zero} offload={self.offload}: expected a stage, 0 to 3; 1 to 3 to offload")
-        if self.grad_cache not in ("auto", "on", "off") or self.weight_decay < 0 or not self.clip > 0:
+        sizes = self.weight_decay >= 0 and self.clip > 0 and math.isfinite(self.weight_decay + self.clip)
+        if self.grad_cache not in ("auto", "on", "off") or not sizes:
             raise InputError(f"grad_cache={self.grad_cache!r} weight_decay={self.weight_decay} clip={self.clip}: "
                              "expected auto, on or off; 0 or more; more than 0")  # fmt: skip
 

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from local_cluster import LONG, start, wait_for, wait_for_its_end
+from local_cluster import LONG, start, title_of, wait_for, wait_for_its_end
 from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 from test_train_reranker import mine
@@ -138,6 +138,23 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(world, mined: St
     assert one["curve"] == other["curve"]
 
 
+@pytest.mark.chaos
+def test_a_lost_worker_is_started_again_and_the_weights_are_the_same(world, mined: Store, done: Done) -> None:
+    """kill -9 to one of two workers: both go on from the last checkpoint, in the same run."""
+    more = ("--steps", 60, "--workers", 2, "--checkpoint-every", 10)
+    done(*command(world, *more, "--task", "whole"))
+    job = start(*command(world, *more, "--task", "t"))
+    latest = world.store / "checkpoints/t.prompts/latest.json"
+    wait_for(lambda: latest.exists() and json.loads(latest.read_text())["step"] >= 10, "a checkpoint", job.process)
+    every = psutil.Process(job.process.pid).children(recursive=True)
+    [victim, _] = [one for one in every if "RayTrainWorker" in title_of(one)]
+    victim.kill()
+    job.end()
+    assert weights(mined, "prompts", "t") == weights(mined, "prompts", "whole")
+    one, other = (mined.open("prompts", name).notes for name in ("t", "whole"))
+    assert one["curve"] == other["curve"]
+
+
 def test_negatives_are_mined_anew_while_it_trains(world, mined: Store, done: Done, refused: Done) -> None:
     ask = command(world, "--steps", 3, "--refresh-depth", 5)
     done(*ask, "--task", "anew", "--refresh-epochs", 1)  # 10 questions, 8 a step: after the second
@@ -165,7 +182,18 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--lr", "-1"), "lr=-1.0"),
         (("--lr", "0"), "lr=0.0"),
         (("--zero", 2), "--zero 2 --method prompt"),
+        (("--epochs", "nan"), "--epochs nan: expected more than 0"),
+        (("--epochs", "inf"), "--epochs inf: expected more than 0"),
+        (("--refresh-epochs", "inf"), "--refresh-epochs inf"),
+        (("--weight-decay", "nan"), "weight_decay=nan"),
+        (("--task", ""), "name '': expected one"),
+        (("--task", "x/y"), "name 'x/y': expected one, and without '/', for prompts/NAME"),
+        (("--task", ".."), "name '..': use letters"),
+        (("--side", "query", "--untied"), "only one side has a prompt"),
+        (("--dev-split", "test", "--dev-limit", 0), "--dev-limit 0 --dev-passages 2000: expected 1 at least"),
+        (("--dev-split", "test", "--dev-passages", -5), "--dev-passages -5: expected 1 at least"),
         (("--patience", 2), "--patience 2: expected --dev-split too"),
+        (("--dev-split", "test", "--patience", 2, "--evaluate-every", 0), "and --evaluate-every"),
         (("--min-workers", 0), "--min-workers 0: expected 1 to --workers 1"),
         (("--init", "nothing"), "prompts/nothing: there is no such artifact"),
         (("--workers", 8), "--workers 8 --cpus 1: the cluster has 2 cores"),
