@@ -47,10 +47,11 @@ class TrainingTask:
 
 
 def run_training(
-    task: TrainingTask, count: Callable[[int, bool], object], say: Callable[[str], object]
-) -> dict[str, Any]:
+    task: TrainingTask, count: Callable[[int, bool], object], note: Callable[[dict[str, Any]], object],
+    say: Callable[[str], object],
+) -> dict[str, Any]:  # fmt: skip
     """Train in the task's places and commit what came of it; count(steps, kept) is called as steps are done, kept: by
-    an earlier run; say: what a person should know of.
+    an earlier run; note: told of each step, once (see Hooks); say: what a person should know of.
 
     A lost worker is started again, and all go on from the last checkpoint; with fewer workers, down to the least,
     where the cluster has no place for it, on the same batches. Returns the last loss, the numerics class, the curve and
@@ -68,7 +69,7 @@ def run_training(
     told, over = (Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}) for _ in range(2))
     heard: dict[str, Any] = {}
     begun = threading.Event()
-    listener = threading.Thread(target=_listen, args=(told, over, begun, heard, count), daemon=True)
+    listener = threading.Thread(target=_listen, args=(told, over, begun, heard, count, note), daemon=True)
     listener.start()
     folder = tempfile.mkdtemp(prefix="riptide-train-")
     try:
@@ -94,8 +95,9 @@ def run_training(
 
 
 def _listen(
-    told: Any, over: Any, begun: threading.Event, heard: dict[str, Any], count: Callable[[int, bool], object]
-) -> None:
+    told: Any, over: Any, begun: threading.Event, heard: dict[str, Any], count: Callable[[int, bool], object],
+    note: Callable[[dict[str, Any]], object],
+) -> None:  # fmt: skip
     """Take in what workers tell until None comes; an error, to `over` too. begun: set by the first word of any.
 
     Steps that are done again after a loss are not counted again.
@@ -108,6 +110,8 @@ def _listen(
             over.put(True)
         for word in ("step", "resumed"):
             if message.get(word, 0) > last:
+                if word == "step":
+                    note(message)
                 count(message[word] - last, word == "resumed")
                 last = message[word]
 

@@ -21,7 +21,7 @@ from retriever.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class BuildIndex(Common):
-    """--limit N takes the embeddings that encode_corpus --limit N made (NAME-limitN)."""
+    """--limit N takes the embeddings that encode_corpus --limit N made (NAME-limitN), for an index NAME-limitN."""
 
     embeddings: str | None = None
     """May be left out where the store has one only."""
@@ -40,7 +40,7 @@ def main(options: BuildIndex) -> None:
         raise InputError(
             f"--shards {options.shards} --recall {options.recall}: expected at least 1, and 0 < recall <= 1"
         )
-    chosen = options.embeddings
+    chosen, ending = options.embeddings, ""
     if options.limit is not None:
         ending = f"-limit{options.limit}"
         limited = [name for name in store.names("embeddings") if name.endswith(ending)]
@@ -61,7 +61,8 @@ def main(options: BuildIndex) -> None:
         say(f"shards   {options.shards} of about {embeddings.num_rows // options.shards:,} vectors")
         say(f"memory   {human(training_size(factory, embeddings.num_rows) * embeddings.dim * 4)} to train")
         return
-    building = Building(store, embeddings, options.name or embeddings.name, shape)
+    name = f"{options.name}{ending}" if options.name else embeddings.name
+    building = Building(store, embeddings, name, shape)
     if not building.complete:
         connect(store)
         with Stage(f"train {building.factory}", unit="vectors") as stage:

@@ -160,6 +160,7 @@ class Stage:
 
     def __init__(self, name: str, total: int | None = None, unit: str = "passages"):
         self.name, self.total, self.unit = name, total, unit
+        self.remark = ""  # at the line's end
         self.done = self.kept = 0
         self.started = self._told = time.monotonic()
         self._open = False
@@ -193,9 +194,11 @@ class Stage:
         if self.total:
             left = (self.total - self.done - self.kept) / max(rate, 1e-9)
             line += f" of {self.total:,}"
-        line += f" {self.unit}, {rate:,.0f}/s"
+        line += f" {self.unit}, {rate:,.0f}/s" if rate >= 10 else f" {self.unit}, {rate:.2g}/s"
         if self.total:
             line += f", {left:,.0f} s left"
+        if self.remark:
+            line += f", {self.remark}"
         end = "" if sys.stderr.isatty() else "\n"
         print(f"\r\033[K{line}" if not end else line, end=end, file=sys.stderr, flush=True)
         self._open = True

@@ -31,7 +31,8 @@ from retriever.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Common):
-    """--limit N goes to each step that sets none of its own; what it makes is called NAME-limitN then."""
+    """--limit N goes to each step that sets none of its own, but to imports; what it makes is called NAME-limitN, and
+    found by later steps under that name."""
 
     store: str = ""
     """Instead of the recipe's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from jobs.cli import Stage, human, run, say
+from jobs.cli import human, run, say
 from jobs.session import connect
 from jobs.training import Training, check_name, count_steps
 
@@ -17,7 +17,7 @@ from indexing.corpus import Corpus
 from indexing.models import Checkpoints, resolve_model
 from indexing.pretraining import RipMaker, drawable
 from indexing.store import Store
-from indexing.training_job import TrainingTask, run_training
+from indexing.training_job import TrainingTask
 from retriever.files import resolve, weight_files
 from retriever.options import EncoderOptions
 from retriever.reranker_training import check_length, describe_backbone
@@ -104,13 +104,13 @@ def main(options: PretrainRip) -> None:
                                 places=places)  # fmt: skip
             own = encoder_options(rip) if kind == "prompts" else EncoderOptions(pooling=rip.pooling, normalize=False)
             draft.note(backbone=options.backbone, passages=len(rows), options=asdict(own))
-            with Stage("train", steps, "steps") as stage:
-                draft.note(**run_training(task, stage.count, say))
+            draft.note(**options.carry_out(task, draft.key))
     last.clear()
     artifact = store.open(kind, name)
     notes = artifact.notes
     say(f"{artifact.url}: {notes['steps']:,} steps over {notes['passages']:,} of {corpus.num_rows:,} passages, last "
         f"loss {notes['loss']:.4f}, {notes['numerics']}")  # fmt: skip
+    options.draw(artifact)
     return None
 
 

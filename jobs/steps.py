@@ -10,7 +10,7 @@ import io
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ from retriever.errors import InputError
 JOBS = Path(__file__).resolve().parent
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # no step of itself
+WHOLE = ("import_corpus", "import_queries")  # a limit is none of theirs: what they make, the whole chain uses too
+SOURCES = ("source", "sources")  # options that name what earlier steps made: as bm25, bm25:NAME, exact:NAME, index:NAME
+MODELS = ("backbone", "encoder", "reranker", "rerank")  # as models/NAME
+NAMES = ("negatives", "embeddings", "index", "candidates", "task", "init", "run")  # as NAME
 LABELS = ("name", "task", "embeddings", "source")  # the options that say what a step makes, the best first
 
 
@@ -45,6 +49,12 @@ class Step:
         return next((value for value in values if isinstance(value, str)), "")
 
     @property
+    def made(self) -> str:
+        """What later steps call that: NAME-limitN, where it is of the first N only."""
+        limit = None if self.job in WHOLE else self.options.limit
+        return self.label if limit is None or not self.label else f"{self.label}-limit{limit}"
+
+    @property
     def title(self) -> str:
         return f"{self.job} {self.label}".rstrip()
 
@@ -60,12 +70,13 @@ class Step:
     def after(self, steps: Sequence[Step]) -> int:
         """The number of the step that this one waits for: the last before it that makes what its options name."""
         words = set(re.findall(r"[\w.-]+", " ".join(self.arguments)))
-        makers = [step.number for step in steps[: self.number - 1] if step.label in words]
+        makers = [step.number for step in steps[: self.number - 1] if words & {step.label, step.made}]
         return makers[-1] if makers else self.number - 1
 
 
 def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Step]:
-    """A recipe's steps; `store` counts instead of the recipe's, `limit` for each step that has none of its own.
+    """A recipe's steps; `store` counts instead of the recipe's, `limit` for each step that has none of its own. What is
+    made with a limit, NAME-limitN, is what later steps find where they say NAME.
 
     Raises InputError with the file, and where it is one step's, with its number and the key.
     """
@@ -82,8 +93,11 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Ste
     store = store or recipe.get("store") or ""
     if not isinstance(store, str) or not store:
         raise InputError(f"{path}: expected `store:`, a local folder or s3://bucket/prefix; or give --store")
-    entries = recipe["steps"]
-    return [_read_step(path, number, len(entries), entry, store, limit) for number, entry in enumerate(entries, 1)]
+    entries, steps = recipe["steps"], list[Step]()
+    for number, entry in enumerate(entries, 1):
+        renamed = {step.label: step.made for step in steps if step.made != step.label}
+        steps.append(_read_step(path, number, len(entries), entry, store, limit, renamed))
+    return steps
 
 
 def find_step(steps: Sequence[Step], wanted: str) -> Step:
@@ -96,7 +110,9 @@ def find_step(steps: Sequence[Step], wanted: str) -> Step:
     return found[0]
 
 
-def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> Step:
+def _read_step(
+    path: str, number: int, count: int, entry: object, store: str, limit: int | None, renamed: Mapping[str, str]
+) -> Step:
     where = f"{path}: step {number}"
     if not isinstance(entry, dict) or len(entry) != 1:
         raise InputError(f"{where}: expected one `job: {{option: value}}`, found {entry!r}")
@@ -108,13 +124,31 @@ def _read_step(path: str, number: int, count: int, entry: object, store: str, li
         raise InputError(f"{where}: expected {{option: value}}, found {settings!r}")
     if own := [key for key in settings if key in ("store", "plan")]:
         raise InputError(f"{where}: {own[0]} is the chain's, not a step's: say it at the head, or with --{own[0]}")
-    if limit is not None:
+    if limit is not None and job not in WHOLE:
         settings = {"limit": limit, **settings}
+    settings = {option: _renamed(str(job), option, value, renamed) for option, value in settings.items()}
     arguments = ["--store", store, *_arguments(settings, options, where)]
     parsed = _parse(options, arguments, where)
     if parsed.limit is not None and parsed.limit < 1:
         raise InputError(f"{where}: limit: found {parsed.limit}, expected at least 1")
     return Step(number, count, str(job), main, parsed, arguments)
+
+
+def _renamed(job: str, option: str, value: Any, renamed: Mapping[str, str]) -> Any:
+    """A setting that says what earlier steps have made under other names."""
+    if isinstance(value, list):
+        return [_renamed(job, option, one, renamed) for one in value]
+    own = job in WHOLE or (job, option) in (("tune_prompts", "task"), ("build_index", "embeddings"))
+    if own or not isinstance(value, str):
+        return value
+    if option in SOURCES:
+        found = re.sub(r"(exact|index|bm25):([\w.-]+)", lambda m: f"{m[1]}:{renamed.get(m[2], m[2])}", value)
+        return re.sub(r"\bbm25(?![\w:.-])", f"bm25:{renamed['bm25']}", found) if "bm25" in renamed else found
+    kind = "models/" if option in MODELS else ""
+    if kind and not value.startswith(kind):
+        return value
+    name = value.removeprefix(kind)
+    return kind + renamed.get(name, name) if option in MODELS + NAMES else value
 
 
 def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]]:

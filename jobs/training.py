@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from jobs.cli import Common, say
+from jobs.cli import Common, Stage, say
 
+from indexing.artifact import Artifact
+from indexing.curves import Curves
 from indexing.placement import Places, find_places
 from indexing.store import artifact_key
+from indexing.training_job import TrainingTask, run_training
 from retriever.errors import InputError
+
+QUALITY = "dev MRR@10"  # by which the best weights are known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +77,8 @@ class Training(Workers):
     checkpointing: bool = False
     """Compute activations again on the way back, instead of keeping them."""
     grad_cache: Literal["auto", "on", "off"] = "auto"
+    curves: str | None = None
+    """Write TensorBoard's events to this folder while it trains, and at the end a picture."""
 
     def check(self, row: str, frozen: str | None) -> None:
         """Raises InputError, as `check_workers` does too. frozen: the option by which the backbone does not train, None
@@ -81,3 +89,35 @@ class Training(Workers):
         if frozen and (self.zero or 0) >= 2:
             raise InputError(f"--zero {self.zero} {frozen}: prompts are small and the backbone does not train: "
                              "give 0 or 1")  # fmt: skip
+
+    def drawing(self, title: str) -> Curves | None:
+        """Where --curves asks for that."""
+        return Curves(Path(self.curves), title=title, quality=QUALITY) if self.curves else None
+
+    def carry_out(self, task: TrainingTask, key: str) -> dict[str, Any]:
+        """Train with progress on stderr; what `run_training` returns. key: of what is made."""
+        curves = self.drawing(key)
+        with Stage("train", task.loop.steps, "steps") as stage:
+
+            def note(message: dict[str, Any]) -> None:
+                nonlocal curves
+                stage.remark = f"loss {message['loss']:.4f}"
+                if (judged := message["quality"]) is not None:
+                    say(f"step {message['step']:,}: {stage.remark}, {QUALITY} {judged:.4f}")
+                try:
+                    if curves:
+                        curves.note(message)
+                except (InputError, OSError) as error:  # a full disk ends the picture, not the training
+                    say(f"--curves {self.curves}: {error}")
+                    curves = None
+
+            try:
+                return run_training(task, stage.count, note, say)
+            finally:
+                if curves:
+                    curves.close()
+
+    def draw(self, artifact: Artifact) -> None:
+        """The whole course of what has been made, of all runs that it took."""
+        if (curves := self.drawing(artifact.key)) and (picture := curves.draw(artifact.notes["curve"])):
+            say(str(picture))

@@ -7,17 +7,16 @@ r"""Train a task: a deep prompt over a frozen backbone, or all of the backbone; 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
-from jobs.cli import Stage, human, run, say
+from jobs.cli import human, run, say
 from jobs.session import connect
+from jobs.training import QUALITY
 from jobs.tuning import Opened, TunePrompts, open_all
 
 from indexing.artifact import Artifact, fingerprint_of
-from indexing.curves import write_curves
 from indexing.models import Checkpoints
 from indexing.store import Store
-from indexing.training_job import TrainingTask, run_training
+from indexing.training_job import TrainingTask
 from retriever.files import resolve, weight_files
 
 
@@ -40,8 +39,7 @@ def main(options: TunePrompts) -> None:
             task = TrainingTask(draft=draft, last=last, best=best, loop=opened.loop, maker=opened.maker,
                                 dtype=options.dtype, places=places)  # fmt: skip
             draft.note(backbone=options.backbone, options=asdict(opened.spec.options), queries=opened.queries)
-            with Stage("train", opened.loop.steps, "steps") as stage:
-                draft.note(**run_training(task, stage.count, say))
+            draft.note(**options.carry_out(task, draft.key))
     for checkpoints in (last, best):
         checkpoints.clear()
     tell(options, store.open(kind, name))
@@ -50,12 +48,11 @@ def main(options: TunePrompts) -> None:
 
 def tell(options: TunePrompts, artifact: Artifact) -> None:
     notes = artifact.notes
-    best = "" if notes["best"] is None else f", dev MRR@10 {notes['best']:.4f} at step {notes['best_step']:,}"
+    best = "" if notes["best"] is None else f", {QUALITY} {notes['best']:.4f} at step {notes['best_step']:,}"
     size = sum(part.bytes for part in artifact.parts)
     say(f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
         f"{notes['loss']:.4f}{best}, {notes['numerics']}")  # fmt: skip
-    if options.curves:
-        say(str(write_curves(Path(options.curves), notes["curve"], title=artifact.key, quality="dev MRR@10")))
+    options.draw(artifact)
 
 
 def plan(options: TunePrompts, opened: Opened) -> None:

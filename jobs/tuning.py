@@ -79,8 +79,6 @@ class TunePrompts(Training):
     """Steps."""
     patience: int = 0
     """Evaluations without a better one before training ends; 0: never."""
-    curves: str | None = None
-    """Write a picture of the training, and TensorBoard's events, to this folder."""
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,8 @@ class Trainer:
                 quality = self._evaluate(evaluate, progress, hooks)
             progress.curve.append([progress.steps, loss, lr, quality])
             if self.rank == 0:
-                hooks.note({"step": progress.steps, "loss": loss, "quality": quality, "numerics": self.numerics})
+                hooks.note({"step": progress.steps, "loss": loss, "lr": lr, "quality": quality,
+                            "numerics": self.numerics})  # fmt: skip
             if refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
                 self._mined = refresh.mine()
                 refresh.take(self._mined)

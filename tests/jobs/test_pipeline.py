@@ -226,15 +226,28 @@ def test_only_and_until_take_a_number_or_what_one_step_is_called(
     assert refused("pipeline", "--config", file, "--only", 1, "--until", 2).startswith("error: --only and --until")
 
 
-def test_a_limit_goes_to_steps_that_set_none(
-    chain: list[dict], recipe: Write, done: Callable[..., str], tmp_path: Path
+def test_a_limit_goes_to_steps_that_set_none_and_later_steps_find_what_they_made(
+    chain: list[dict], recipe: Write, done: Callable[..., str], model: str, tmp_path: Path
 ) -> None:
-    chain[0]["import_corpus"]["limit"] = 50
-    done("pipeline", "--config", recipe(*chain[:3]), "--limit", 30)
+    chain[3]["build_index"]["name"] = "flat"
+    chain[5] = {"search": {"source": "0.5*bm25+0.5*index:flat", "k": 10, "name": "dense"}}
+    chain[6:6] = [
+        {"pretrain_rip": {"backbone": model, "unit": "span", "batch": 8, "steps": 1, "max_length": 32, "cpus": 1,
+                          "name": "rip"}},
+        {"tune_prompts": {"backbone": "models/rip", "negatives": "hard", "task": "t", "batch": 4, "steps": 1,
+                          "length": 2, "cpus": 1}},
+        {"encode_corpus": {"task": "t", "name": "t"}},
+    ]  # fmt: skip
+    chain[2]["encode_corpus"]["limit"] = chain[3]["build_index"]["limit"] = 40
+    done("pipeline", "--config", recipe(*chain), "--limit", 30)
     store = Store(str(tmp_path / "store"))
-    assert [artifact.rows for artifact in store.generations("corpus")] == [50]
-    assert store.names("embeddings") == ["enc-limit30"]
-    assert store.names("bm25") == ["bm25-limit30"]
+    assert [artifact.rows for artifact in store.generations("corpus")] == [60]
+    expected = {
+        "bm25": ["bm25-limit30"], "embeddings": ["enc-limit40", "t-limit30"], "index": ["flat-limit40"],
+        "negatives": ["hard-limit30"], "models": ["rip-limit30"], "prompts": ["t-limit30"],
+        "runs": ["dense-limit30", "words-limit30"],
+    }  # fmt: skip
+    assert {kind: store.names(kind) for kind in expected} == expected
 
 
 def test_it_runs_as_a_plain_file_over_one_ray_of_its_own(recipe: Write, source: Path, model: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from local_cluster import LONG, start, title_of, wait_for, wait_for_its_end
 from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_train_reranker import mine
 
 from indexing.corpus import Corpus
@@ -55,7 +56,9 @@ def test_a_prompt_flows_through_encoding_and_search(world, mined: Store, done: D
     assert "dev MRR@10" in out
     assert (tmp_path / "curves/curves.png").stat().st_size > 10_000
     assert len(json.loads((tmp_path / "curves/curves.json").read_text())) == 6
-    assert [*(tmp_path / "curves").glob("events.out.tfevents*")]
+    events = EventAccumulator(str(tmp_path / "curves")).Reload()
+    assert [event.step for event in events.Scalars("loss")] == [*range(1, 7)]
+    assert {"loss", "learning rate", "dev MRR@10"} == {*events.Tags()["scalars"]}
     assert sorted(weights(mined, "prompts", "t")) == ["prompt.json", "prompt.safetensors"]
     assert not [*(world.store / "checkpoints").rglob("*.safetensors")]
     assert done(*command(world, *more)) in out
@@ -228,7 +231,10 @@ def test_negatives_of_unknown_passages_are_refused(world, refused: Done) -> None
     assert "of a corpus of 240" in refused(*command(world, "--task", "t"))
 
 
-def test_a_loss_that_is_no_number_ends_it_in_a_line(world, mined: Store, refused: Done) -> None:
-    line = refused(*command(world, "--task", "t", "--steps", 30, "--lr", "1e30", "--method", "finetune"))
+def test_a_loss_that_is_no_number_ends_it_in_a_line(world, mined: Store, refused: Done, tmp_path: Path) -> None:
+    """And leaves the picture of how it came to that."""
+    more = ("--steps", 30, "--lr", "1e30", "--method", "finetune", "--curves", tmp_path / "curves")
+    line = refused(*command(world, "--task", "t", *more))
+    assert (tmp_path / "curves/curves.png").exists()
     assert "give a smaller lr than 1e+30" in line
     assert line.startswith("error: step ")
