@@ -81,7 +81,7 @@ def run_training(
                     use_gpu=places.gpus > 0,
                     resources_per_worker=places.resources,
                 ),
-                run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=RETRIES)),
+                run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=-1)),
             ).fit()
     finally:
         told.put(None)
@@ -98,19 +98,31 @@ def _listen(
     told: Any, over: Any, begun: threading.Event, heard: dict[str, Any], count: Callable[[int, bool], object],
     note: Callable[[dict[str, Any]], object],
 ) -> None:  # fmt: skip
-    """Take in what workers tell until None comes; an error, to `over` too. begun: set by the first word of any.
+    """Take in what workers tell until None comes; an error, to `over` too. begun: set once one has a place.
+
+    It is an error too where they are lost again and again before they come to a step that is new.
 
     Steps that are done again after a loss are not counted again.
     """
-    last = 0
+    last = tries = 0
+    why = ""  # the first that was told since the workers began
     while (message := told.get()) is not None:
         heard |= message
-        begun.set()
-        if "error" in message:
+        why = why or message.get("failed", "")
+        if message.get("begun") == 0:
+            begun.set()
+            tries += 1
+            if tries > RETRIES + 1:
+                told_why = f" ({why})" if why else ""
+                heard["error"] = (f"workers were lost {RETRIES + 1} times on their way to step {last + 1:,}{told_why}; "
+                                  "what came before is kept: run the command again when the reason is gone")  # fmt: skip
+            why = ""
+        if "error" in heard:
             over.put(True)
         for word in ("step", "resumed"):
             if message.get(word, 0) > last:
                 if word == "step":
+                    tries = 0
                     note(message)
                 count(message[word] - last, word == "resumed")
                 last = message[word]
@@ -125,15 +137,18 @@ def work(task: TrainingTask, told: Any, over: Any) -> None:
 
     if not over.empty():
         return
-    told.put({})
     torch.set_num_threads(task.places.cpus)
     rank, world = get_context().get_world_rank(), get_context().get_world_size()
+    told.put({"begun": rank})
     try:
         train_one(task, told.put, device=torch.device(str(get_device())), rank=rank, world=world)
     except InputError as error:
         told.put({"error": str(error)})
         if dist.is_initialized():
             dist.destroy_process_group()  # the others wait for this worker no longer
+    except Exception as error:
+        told.put({"failed": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"})
+        raise
 
 
 def train_one(
