@@ -113,9 +113,9 @@ def _listen(
             begun.set()
             tries += 1
             if tries > RETRIES + 1:
-                told_why = f" ({why})" if why else ""
-                heard["error"] = (f"workers were lost {RETRIES + 1} times on their way to step {last + 1:,}{told_why}; "
-                                  "what came before is kept: run the command again when the reason is gone")  # fmt: skip
+                cause = f" ({why})" if why else ""
+                heard["error"] = (f"workers were lost {RETRIES + 1} times on their way to step {last + 1:,}{cause}; "
+                                  "what came before is kept: run it again when the reason is gone")  # fmt: skip
             why = ""
         if "error" in heard:
             over.put(True)

@@ -7,6 +7,7 @@ r"""Train a task: a deep prompt over a frozen backbone, or all of the backbone; 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 from jobs.cli import human, run, say
 from jobs.session import connect
@@ -58,13 +59,29 @@ def tell(options: TunePrompts, artifact: Artifact) -> None:
 def plan(options: TunePrompts, opened: Opened) -> None:
     """What a training reads and writes; the time only a first run can tell."""
     weights = sum(file.stat().st_size for file in weight_files(resolve(opened.spec.folder)))
-    loop, batch = opened.loop, options.batch * (2 + options.negatives_per_query)
+    loop, passages = opened.loop, options.batch * (1 + options.negatives_per_query)
+    encoder = opened.spec.options
+    size = weights
+    if options.method == "prompt":
+        size = options.length * prompt_bytes(opened.spec.folder) * (2 if options.untied else 1)
     say(f"queries   {opened.queries:,} of {options.split}, with negatives in {opened.inputs['negatives'].key}")
-    say(f"steps     {loop.steps:,} of {options.batch} queries and up to {batch - options.batch:,} passages, on "
+    say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
         f"{options.workers} workers")  # fmt: skip
-    trained = "the prompt" if options.method == "prompt" else human(weights)
-    say(f"trains    {trained}, over a backbone of {human(weights)}")
-    say(f"writes    a checkpoint of three times what trains every {options.checkpoint_every} steps")
+    if encoder.query_length and encoder.passage_length:
+        tokens = loop.steps * (options.batch * encoder.query_length + passages * encoder.passage_length)
+        say(f"tokens    at most {tokens:,}, there and back")
+    say(f"trains    {human(size)}, over a backbone of {human(weights)}")
+    say(f"writes    {human(size)}, and a checkpoint of {human(3 * size)} every {options.checkpoint_every} steps")
+
+
+def prompt_bytes(folder: Path | str) -> int:
+    """Of one token of a deep prompt: a key and a value in float32 for each layer and head."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    each = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+    return 4 * 2 * config.num_hidden_layers * heads * int(each or config.hidden_size // config.num_attention_heads)
 
 
 if __name__ == "__main__":

@@ -170,6 +170,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
     out = done(*command(world, "--task", "t", "--epochs", 2, "--plan"))
     assert "queries   10 of train, with negatives in negatives/hand" in out
     assert "steps     3 of 8 queries and up to 24 passages, on 1 workers" in out
+    assert "trains    2.0 kB, over a backbone of " in out  # 4 tokens, 2 layers, keys and values of 4 heads of 8
     assert mined.names("prompts") == mined.incomplete() == []
 
 
