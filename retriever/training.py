@@ -33,6 +33,7 @@ from retriever.system import Batch, Chunk, Evaluate, Refresh, System
 
 # Tokens of a worker's share whose graphs are kept; above that the batch is cached.
 KEPT = {"cpu": 65_536, "cuda": 131_072}
+POINTS = 5_000  # of a curve that is kept, at the least, where there are as many steps
 # Loop options that say how steps are computed and kept, not what they are: a run may go on with others.
 HOW = ("checkpoint_every", "grad_cache", "zero", "offload")
 _MINED = "mined"  # of a checkpoint's tensors
@@ -91,7 +92,8 @@ class LoopOptions:
 
 @dataclass
 class Progress:
-    """Where a training is: steps done; of each step noted [step, loss, lr, quality or None]; the best quality."""
+    """Where a training is: steps done; [step, loss, lr, quality or None] of each step, in the longest runs of some; the
+    best quality."""
 
     steps: int
     curve: list[list[float | None]]
@@ -158,7 +160,8 @@ class Trainer:
             quality = None
             if evaluate and options.evaluate_every and (last or progress.steps % options.evaluate_every == 0):
                 quality = self._evaluate(evaluate, progress, hooks)
-            progress.curve.append([progress.steps, loss, lr, quality])
+            if quality is not None or last or progress.steps % max(1, options.steps // POINTS) == 0:
+                progress.curve.append([progress.steps, loss, lr, quality])
             if self.rank == 0:
                 hooks.note({"step": progress.steps, "loss": loss, "lr": lr, "quality": quality,
                             "numerics": self.numerics})  # fmt: skip
@@ -168,7 +171,11 @@ class Trainer:
             if quality is not None or last or progress.steps % options.checkpoint_every == 0:
                 self._keep(hooks.save, progress)
         if progress.best is not None and progress.best_step != progress.steps:
-            self.restore(hooks.load_best())
+            best = hooks.load_best()
+            if best is None:
+                raise InputError(f"the best checkpoint, of step {progress.best_step}, is gone: has another run of "
+                                 "the same ended meanwhile? Run the command again")  # fmt: skip
+            self.restore(best)
         self.system.module.eval()
         return progress
 

@@ -407,6 +407,23 @@ def test_the_best_is_kept_and_training_ends_early(bert: Path, tmp_path: Path) ->
     assert not torch.equal(made.prompts["both"].embedding, halfway.prompts["both"].embedding)
 
 
+def test_a_best_checkpoint_that_is_gone_is_told(bert: Path, tmp_path: Path) -> None:
+    hooks = replace(Kept(tmp_path / "kept").hooks(), load_best=lambda: None)
+    qualities = iter([0.5, 0.1])
+    options = LoopOptions(steps=4, lr=1e-3, evaluate_every=2)
+    trainer = Trainer(system(bert), options, device=CPU, dtype=torch.float32)
+    with pytest.raises(InputError, match="the best checkpoint, of step 2, is gone"):
+        trainer.train(hooks, lambda: next(qualities))
+
+
+def test_of_a_long_run_some_points_of_the_curve_are_kept(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "POINTS", 2)
+    progress = train(system(bert), Kept(tmp_path / "kept"), lambda: 0.5, steps=9, evaluate_every=3)
+    assert [point[0] for point in progress.curve] == [3, 4, 6, 8, 9]
+
+
 def test_training_lifts_the_quality_that_it_is_judged_by(bert: Path, tmp_path: Path) -> None:
     data = make_data()
     every = np.arange(data.num_passages)
