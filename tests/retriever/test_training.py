@@ -226,6 +226,41 @@ def test_every_stage_of_deepspeed_is_one_worker_of_torch(bert: Path, tmp_path: P
     assert_equal(found, expected, 1e-4)
 
 
+def work_cached(rank: int, folder: str, bert: str, out: str, stage: int, dtype: torch.dtype) -> None:
+    """Losses and norms of three steps with dropout, cached and not."""
+    import torch.distributed as dist
+
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_SIZE": "2", "RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", init_method=f"file://{folder}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    found = {}
+    for choice in ("off", "on"):
+        options = TuneOptions(length=4, batch=12, negatives_per_query=2, method="finetune" if stage > 1 else "prompt")
+        made = small_chunks(DualSystem(Path(bert), ENCODER, options, make_data(), device=CPU, dtype=dtype))
+        loop = LoopOptions(steps=6, lr=1e-3, zero=stage, grad_cache=choice)  # type: ignore[arg-type]
+        trainer = Trainer(made, loop, device=CPU, dtype=dtype, rank=rank, world=2)
+        norms = norms_of(trainer)
+        made.module.train()
+        found[choice] = [trainer.step(number) for number in range(3)] + norms
+    if rank == 0:
+        torch.save(found, out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_grad_cache_draws_the_same_dropout_under_deepspeed(
+    bert: Path, tmp_path: Path, stage: int, dtype: torch.dtype
+) -> None:
+    import torch.multiprocessing as processes
+
+    arguments = (str(tmp_path / "meet"), str(bert), str(tmp_path / "found.pt"), stage, dtype)
+    processes.spawn(work_cached, arguments, nprocs=2)  # type: ignore[no-untyped-call]
+    found = torch.load(tmp_path / "found.pt")
+    assert found["on"] == pytest.approx(found["off"], rel=1e-5 if dtype == torch.float32 else 1e-2)
+
+
 def work_shared_out(rank: int, folder: str, bert: str, out: str) -> None:
     """Weights large enough that DeepSpeed cuts them; more chunks for one worker than for the other."""
     import torch.distributed as dist
