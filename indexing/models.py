@@ -27,19 +27,11 @@ from retriever.errors import InputError
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 
 
-def commit_model(draft: Draft, folder: Path) -> None:
-    """Make each file of a saved model's folder a part of the draft, in the order of their names.
-
-    Raises InputError for a folder that is no model's, that holds pickled files, or that has other files than those
-    an earlier run committed.
-    """
-    if not (folder / "config.json").exists() and not (folder / "modules.json").exists():
-        raise InputError(f"{folder}: no config.json and no modules.json, so not a model's folder")
-    commit_files(draft, folder)
-
-
 def commit_files(draft: Draft, folder: Path) -> None:
-    """Make each file of a folder a part of the draft, as `commit_model` does; raises as it does."""
+    """Make each file of a folder a part of the draft, in the order of their names.
+
+    Raises InputError for a folder that holds pickled files, or other files than those an earlier run committed.
+    """
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     if pickled := [file for file in files if file.endswith(PICKLES)]:
         raise InputError(f"{folder / pickled[0]}: a pickled file can run anything: save the model as safetensors")

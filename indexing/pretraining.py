@@ -10,12 +10,10 @@ import torch
 
 from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table
-from indexing.models import resolve_model
 from indexing.store import Store
 from indexing.tasks import run_tasks
+from indexing.training_job import open_backbone
 from retriever.errors import InputError
-from retriever.files import resolve
-from retriever.reranker_training import describe_backbone
 from retriever.rip import RipData, RipOptions, RipSystem, eligible
 
 
@@ -32,9 +30,7 @@ class RipMaker:
     checkpointing: bool
 
     def make(self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int) -> tuple[RipSystem, None, None]:
-        folder = resolve(resolve_model(self.store, self.backbone))
-        if describe_backbone(folder) != self.described:
-            raise InputError(f"{self.backbone}: this node has other weights of it than the node of the job: {folder}")
+        folder = open_backbone(self.store, self.backbone, self.described)
         corpus = Corpus.open(self.store)
 
         def texts(rows: np.ndarray) -> list[str]:

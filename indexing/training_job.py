@@ -15,11 +15,14 @@ from typing import Any, Protocol
 import torch
 
 from indexing.artifact import Draft
-from indexing.models import Checkpoints, commit_files
+from indexing.models import Checkpoints, commit_files, resolve_model
 from indexing.placement import Places, tell_of_waiting
+from indexing.store import Store
 from indexing.tasks import RETRIES
 from retriever.errors import InputError
+from retriever.files import resolve
 from retriever.numerics import choose_dtype
+from retriever.reranker_training import describe_backbone
 from retriever.system import Evaluate, Refresh, System
 from retriever.training import Hooks, LoopOptions, Trainer
 
@@ -31,6 +34,14 @@ class Maker(Protocol):
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[System, Evaluate | None, Refresh | None]:
         """The system, how it is judged while it trains, and what mines for it anew. Raises InputError."""
+
+
+def open_backbone(store: Store, name: str, described: dict[str, Any]) -> Path:
+    """The folder of a Maker's backbone. Raises InputError where it is not what the node of the job described."""
+    folder = resolve(resolve_model(store, name))
+    if describe_backbone(folder) != described:
+        raise InputError(f"{name}: this node has other weights of it than the node of the job: {folder}")
+    return folder
 
 
 @dataclass(frozen=True, kw_only=True)

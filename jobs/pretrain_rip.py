@@ -10,7 +10,7 @@ from typing import Literal
 
 from jobs.cli import human, run, say
 from jobs.session import connect
-from jobs.training import Training, check_name, count_steps
+from jobs.training import Contrastive, check_name, count_steps
 
 from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
@@ -26,7 +26,7 @@ from retriever.training import HOW, LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainRip(Training):
+class PretrainRip(Contrastive):
     """--limit N takes the first N passages."""
 
     backbone: str

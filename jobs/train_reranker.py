@@ -6,29 +6,27 @@ r"""Train a cross-encoder from a backbone on mined negatives; killed and started
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from jobs.cli import Stage, human, run, say
+from jobs.cli import human, run, say
 from jobs.session import connect
-from jobs.training import Workers
+from jobs.training import Training, check_name, count_steps
 
 from indexing.artifact import Artifact, fingerprint_of
-from indexing.corpus import Corpus
 from indexing.models import Checkpoints, resolve_model
 from indexing.negatives import mined_corpus, training_data
 from indexing.queries import Queries
-from indexing.reranker_job import Task, train
+from indexing.reranking import CrossMaker
 from indexing.store import Store
+from indexing.training_job import TrainingTask
 from retriever.files import resolve, weight_files
-from retriever.reranker_data import TrainingData, TrainingOptions
-from retriever.reranker_training import check_length, describe_backbone
+from retriever.reranker_training import CrossOptions, check_length, describe_backbone
+from retriever.training import HOW, LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainReranker(Workers):
+class TrainReranker(Training):
     """--limit N takes the first N queries of the split."""
 
     negatives: str | None = None
@@ -58,12 +56,14 @@ class Opened:
     """What the options name, opened and checked."""
 
     asked: int
-    """Queries of the split; `data` has those of them that were mined for and have a positive."""
-    data: TrainingData
-    training: TrainingOptions
-    folder: Path
-    corpus: Corpus
+    """Queries of the split; `queries` of them were mined for and have a positive."""
+    queries: int
+    weights: int
+    """Bytes of the backbone's."""
+    maker: CrossMaker
+    loop: LoopOptions
     inputs: dict[str, Artifact]
+    config: dict[str, Any]
 
 
 def main(options: TrainReranker) -> None:
@@ -72,65 +72,70 @@ def main(options: TrainReranker) -> None:
     if options.plan:
         return plan(options, opened)
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
+    check_name("models", name)
     name = name if options.limit is None else f"{name}-limit{options.limit}"
-    described = describe_backbone(opened.folder)
-    config = {"backbone": described, "training": asdict(opened.training), "split": options.split,
-              "limit": options.limit, "workers": options.workers, "cpus": options.cpus}  # fmt: skip
     places = None
     if name not in store.names("models"):
         connect(store)
-        places = options.places()
-    identity = fingerprint_of([{role: a.fingerprint for role, a in opened.inputs.items()}, config])
-    checkpoints = Checkpoints(store, name, identity)
-    with store.create("models", name, inputs=opened.inputs, config=config) as draft:
+        places = options.places(options.min_workers)
+    identity = fingerprint_of([{role: a.fingerprint for role, a in opened.inputs.items()}, opened.config])
+    last = Checkpoints(store, f"{name}.models", identity)
+    with store.create("models", name, inputs=opened.inputs, config=opened.config) as draft:
         if not draft.complete:
             assert places is not None
-            task = Task(
-                store=store, draft=draft, checkpoints=checkpoints, training=opened.training, backbone=options.backbone,
-                described=described, corpus=opened.corpus, queries=opened.inputs["queries"].key,
-                negatives=opened.inputs["negatives"].key, split=options.split, limit=options.limit, places=places,
-                checkpoint_every=options.checkpoint_every,
-            )  # fmt: skip
-            draft.note(queries=len(opened.data.queries), asked=opened.asked)
-            with Stage("train", opened.training.steps, "steps") as stage:
-                draft.note(**train(task, stage.count))
-    checkpoints.clear()
+            task = TrainingTask(draft=draft, last=last, best=last, loop=opened.loop, maker=opened.maker,
+                                dtype=options.dtype, places=places)  # fmt: skip
+            draft.note(queries=opened.queries, asked=opened.asked)
+            draft.note(**options.carry_out(task, draft.key))
+    last.clear()
     model = store.open("models", name)
     notes = model.notes
-    say(f"{model.url}: {model.config['training']['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} "
-        f"queries, last loss {notes['loss']:.4f}, {notes['numerics']}")  # fmt: skip
+    say(f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
+        f"{notes['loss']:.4f}, {notes['numerics']}")  # fmt: skip
+    options.draw(model)
     return None
 
 
 def open_all(store: Store, options: TrainReranker) -> Opened:
     """Raises InputError for whatever is missing, does not fit or cannot be trained with."""
-    options.check_workers("query")
+    options.check("query")
     negatives = store.open("negatives", store.only("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
     corpus = mined_corpus(store, negatives)
     data = training_data(corpus, queries, options.split, negatives, options.limit)
-    epochs = math.ceil(options.epochs * len(data.queries) / options.batch)
-    steps = epochs if options.steps is None else options.steps
-    names = set(TrainingOptions.__dataclass_fields__) - {"steps"}
-    training = TrainingOptions(steps=steps, **{name: getattr(options, name) for name in names})
+    cross = CrossOptions(**{name: getattr(options, name) for name in CrossOptions.__dataclass_fields__})
+    steps = count_steps(options.steps, options.epochs, len(data.queries), options.batch)
+    loop = LoopOptions(steps=steps, lr=options.lr, seed=options.seed, zero=options.zero, offload=options.offload,
+                       checkpoint_every=options.checkpoint_every)  # fmt: skip
     folder = resolve(resolve_model(store, options.backbone))
-    check_length(folder, training.max_length)
+    described = describe_backbone(folder)
+    check_length(folder, cross.max_length)
     inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives}
-    kind, _, own = options.backbone.partition("/")
-    if kind == "models" and own:
-        inputs["backbone"] = store.open(kind, own)
-    return Opened(len(queries.split(options.split, options.limit).ids), data, training, folder, corpus, inputs)
+    if options.backbone.startswith("models/"):
+        inputs["backbone"] = store.open(*options.backbone.split("/", 1))
+    maker = CrossMaker(
+        store=store, backbone=options.backbone, described=described, options=cross, corpus=corpus,
+        queries=queries.artifact.key.partition("/")[2], negatives=negatives.key.partition("/")[2],
+        split=options.split, limit=options.limit, checkpointing=options.checkpointing,
+    )  # fmt: skip
+    config = {
+        "backbone": described, "training": asdict(cross),
+        "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
+        "split": options.split, "limit": options.limit, "cpus": options.cpus, "dtype": options.dtype,
+    }  # fmt: skip
+    asked = len(queries.split(options.split, options.limit).ids)
+    weights = sum(file.stat().st_size for file in weight_files(folder))
+    return Opened(asked, len(data.queries), weights, maker, loop, inputs, config)
 
 
 def plan(options: TrainReranker, opened: Opened) -> None:
     """What a training reads and writes; the time only a first run can tell."""
-    training = opened.training
-    weights = sum(file.stat().st_size for file in weight_files(opened.folder))
-    pairs = training.steps * training.batch * (1 + training.negatives_per_query)
+    steps, weights = opened.loop.steps, opened.weights
+    pairs = steps * options.batch * (1 + options.negatives_per_query)
     mined = opened.inputs["negatives"].key
-    say(f"queries   {len(opened.data.queries):,} of the {opened.asked:,} of {options.split}, with negatives in {mined}")
-    say(f"steps     {training.steps:,} of {training.batch} queries on {options.workers} workers")
-    say(f"pairs     {pairs:,}, at most {pairs * training.max_length:,} tokens there and back")
+    say(f"queries   {opened.queries:,} of the {opened.asked:,} of {options.split}, with negatives in {mined}")
+    say(f"steps     {steps:,} of {options.batch} queries on {options.workers} workers")
+    say(f"pairs     {pairs:,}, at most {pairs * options.max_length:,} tokens there and back")
     say(f"memory    about {human(4 * weights)} a worker, and a batch's intermediate values")
     say(f"writes    {human(weights)}, and a checkpoint of {human(3 * weights)} every {options.checkpoint_every} steps")
 

@@ -20,7 +20,7 @@ QUALITY = "dev MRR@10"  # by which the best weights are known
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers(Common):
+class Training(Common):
     """Of every training."""
 
     batch: int
@@ -33,62 +33,37 @@ class Workers(Common):
     """Of each worker; default: 1 where the cluster has one for each now."""
     wait: int = 0
     """Seconds that an autoscaler's nodes may take to come; 0: there is room now."""
-    checkpoint_every: int = 100
-    """Steps."""
-
-    def check_workers(self, row: str) -> None:
-        """Raises InputError for workers that cannot be had. row: what a batch is of."""
-        if self.workers < 1 or self.cpus < 1 or self.checkpoint_every < 1 or self.batch < self.workers:
-            raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
-                             f"{self.checkpoint_every}: expected 1 at least, and a {row} for each worker")  # fmt: skip
-        if self.wait < 0:
-            raise InputError(f"--wait {self.wait}: expected seconds")
-
-    def places(self, least: int | None = None) -> Places:
-        """Where the workers have room, or `least` of them. Raises InputError where they have none."""
-        return find_places(self.workers, self.cpus, say, gpus=self.gpus, least=least, wait=self.wait)
-
-
-def count_steps(steps: int | None, epochs: float, rows: int, batch: int) -> int:
-    """The steps that were asked for, or else those of so many epochs. Raises InputError."""
-    if not (epochs > 0 and math.isfinite(epochs)):
-        raise InputError(f"--epochs {epochs}: expected more than 0")
-    return math.ceil(epochs * rows / batch) if steps is None else steps
-
-
-def check_name(kind: str, name: str) -> None:
-    """Raises InputError for a name that an artifact without generations cannot have."""
-    if not name or "/" in name:
-        raise InputError(f"name {name!r}: expected one, and without '/', for {kind}/NAME")
-    artifact_key(kind, name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training(Workers):
-    """Of what goes through the one training loop: backbones and prompts."""
-
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     min_workers: int | None = None
     """Go on with as few as these where the cluster loses places, on the same batches."""
+    checkpoint_every: int = 100
+    """Steps."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     zero: Literal[0, 1, 2, 3] | None = None
     """DeepSpeed's ZeRO stage; default: plain data parallelism."""
     offload: bool = False
     """Keep the optimizer in the processor's memory (ZeRO 1 to 3)."""
     checkpointing: bool = False
     """Compute activations again on the way back, instead of keeping them."""
-    grad_cache: Literal["auto", "on", "off"] = "auto"
     curves: str | None = None
     """Write TensorBoard's events to this folder while it trains, and at the end a picture."""
 
-    def check(self, row: str, frozen: str | None) -> None:
-        """Raises InputError, as `check_workers` does too. frozen: the option by which the backbone does not train, None
-        where it does."""
-        self.check_workers(row)
+    def check(self, row: str, frozen: str | None = None) -> None:
+        """Raises InputError for workers that cannot be had. row: what a batch is of. frozen: the option by which the
+        backbone does not train, None where it does."""
+        if self.workers < 1 or self.cpus < 1 or self.checkpoint_every < 1 or self.batch < self.workers:
+            raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
+                             f"{self.checkpoint_every}: expected 1 at least, and a {row} for each worker")  # fmt: skip
+        if self.wait < 0:
+            raise InputError(f"--wait {self.wait}: expected seconds")
         if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
             raise InputError(f"--min-workers {self.min_workers}: expected 1 to --workers {self.workers}")
         if frozen and (self.zero or 0) >= 2:
             raise InputError(f"--zero {self.zero} {frozen}: prompts are small and the backbone does not train: "
                              "give 0 or 1")  # fmt: skip
+
+    def places(self, least: int | None = None) -> Places:
+        """Where the workers have room, or `least` of them. Raises InputError where they have none."""
+        return find_places(self.workers, self.cpus, say, gpus=self.gpus, least=least, wait=self.wait)
 
     def drawing(self, title: str) -> Curves | None:
         """Where --curves asks for that."""
@@ -121,3 +96,24 @@ class Training(Workers):
         """The whole course of what has been made, of all runs that it took."""
         if (curves := self.drawing(artifact.key)) and (picture := curves.draw(artifact.notes["curve"])):
             say(str(picture))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrastive(Training):
+    """Of those whose loss is over the vectors of the whole batch."""
+
+    grad_cache: Literal["auto", "on", "off"] = "auto"
+
+
+def count_steps(steps: int | None, epochs: float, rows: int, batch: int) -> int:
+    """The steps that were asked for, or else those of so many epochs. Raises InputError."""
+    if not (epochs > 0 and math.isfinite(epochs)):
+        raise InputError(f"--epochs {epochs}: expected more than 0")
+    return math.ceil(epochs * rows / batch) if steps is None else steps
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raises InputError for a name that an artifact without generations cannot have."""
+    if not name or "/" in name:
+        raise InputError(f"name {name!r}: expected one, and without '/', for {kind}/NAME")
+    artifact_key(kind, name)

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from jobs.training import Training, check_name, count_steps
+from jobs.training import Contrastive, check_name, count_steps
 
 from indexing.artifact import Artifact
 from indexing.encoders import EncoderSpec
@@ -23,7 +23,7 @@ from retriever.training import HOW, LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TunePrompts(Training):
+class TunePrompts(Contrastive):
     """--limit N takes the first N queries of the split."""
 
     task: str

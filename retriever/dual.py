@@ -119,7 +119,7 @@ class DualSystem:
     def batch(self, step: int, rank: int, world: int) -> Batch:
         """Queries and the passages that they bring, each passage once; every worker takes each world-th of both."""
         assert self.data is not None
-        queries, rows = batch_at(self.data, self.tuning, step)  # type: ignore[arg-type]
+        queries, rows = batch_at(self.data, self.tuning, step)
         passages, places = np.unique(rows, return_inverse=True)
         positives = places.reshape(rows.shape)[:, 0]
         ignored = np.zeros((len(queries), len(passages)), bool)

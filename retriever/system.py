@@ -27,8 +27,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of the batch at a step. total: vectors of the whole batch, over all workers. given: what the
-    loss needs beside them; the same on every worker."""
+    """One worker's share of the batch at a step. total: vectors of the whole batch, over all workers; 0 where the loss
+    is the sum of the chunks' own parts. given: what the loss needs beside them; the same on every worker."""
 
     total: int
     chunks: Sequence[Chunk]

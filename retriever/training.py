@@ -6,7 +6,8 @@ A step (GradCache, Gao et al. 2021, where the batch is cut into pieces):
      gradient of the whole batch's loss, other workers' negatives included;
   3. that gradient goes back through the chunks: through graphs that were kept, or, where these would need too much
      memory, through a second pass of each chunk with the same random state.
-Gradients are then added up over workers. Both ways compute the same.
+Gradients are then added up over workers. Both ways compute the same. Where a batch has no vectors, and each chunk's
+loss is its own, chunks go there and back one after the other.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class LoopOptions:
 
     lr: the highest, after a linear warm-up over `warm_up` of the steps; then linear to 0. clip: of the gradient's norm.
     grad_cache: "auto" caches where a worker's share of the batch has too many tokens for its graphs to be kept.
+    warm_up, weight_decay: by default those of BERT's fine-tuning scripts.
     zero: DeepSpeed's stage (0 to 3), None: plain data parallelism. offload: the optimizer in the processor's memory.
     evaluate_every, checkpoint_every, refresh_every: in steps. patience: evaluations without a better one before the
     end. 0: never.
@@ -182,6 +184,16 @@ class Trainer:
     def step(self, number: int) -> float:
         """One step over the batch at `number`; the loss over all of it."""
         batch = self.system.batch(number, self.rank, self.world)
+        total = self._together(number, batch) if batch.total else self._apart(number, batch)
+        if not math.isfinite(total):
+            raise self._not_finite(number, f"the loss is {total}")
+        norm = self.stepper.step(self.options.learning_rate(number))
+        if not math.isfinite(norm):
+            raise self._not_finite(number, f"the gradient's norm is {norm}")
+        return total
+
+    def _together(self, number: int, batch: Batch) -> float:
+        """Gradients of a loss over all vectors, and the loss."""
         chunks, cached = self._share(batch)
         forward = functools.partial(self._forward, number)
         with torch.set_grad_enabled(not cached):
@@ -199,9 +211,6 @@ class Trainer:
             dist.all_reduce(extra)
         every.requires_grad_()
         loss = self.system.loss(every, batch)
-        total = float(loss.detach() + extra)
-        if not math.isfinite(total):
-            raise self._not_finite(number, f"the loss is {total}")
         if loss.requires_grad:
             loss.backward()
         gradient = torch.zeros_like(every) if every.grad is None else every.grad
@@ -218,10 +227,20 @@ class Trainer:
                 surrogates.append(surrogate)
         if surrogates:
             self.stepper.backward(torch.stack(surrogates).sum())
-        norm = self.stepper.step(self.options.learning_rate(number))
-        if not math.isfinite(norm):
-            raise self._not_finite(number, f"the gradient's norm is {norm}")
-        return total
+        return float(loss.detach() + extra)
+
+    def _apart(self, number: int, batch: Batch) -> float:
+        """Gradients of the chunks' own losses, one graph at a time, and what these losses add up to."""
+        total = torch.zeros((), device=self.device)
+        for place, chunk in enumerate(self._share(batch)[0]):
+            _, part = self._forward(number, place, chunk)
+            assert part is not None
+            part = part if place < len(batch.chunks) else 0 * part
+            self.stepper.backward(part)
+            total += part.detach()
+        if self.world > 1:
+            dist.all_reduce(total)
+        return float(total)
 
     def _share(self, batch: Batch) -> tuple[list[Chunk], bool]:
         """The worker's chunks, and whether their graphs are too much to keep.

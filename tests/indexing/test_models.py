@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from indexing.artifact import Artifact
 from indexing.cache import CorruptError
-from indexing.models import Checkpoints, abandoned_checkpoints, commit_model, model_folder, resolve_model
+from indexing.models import Checkpoints, abandoned_checkpoints, commit_files, model_folder, resolve_model
 from indexing.store import Store
 from indexing.verify import verify
 from retriever.errors import InputError
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 def commit(store: Store, folder: Path, name: str = "ce") -> Artifact:
     with store.create("models", name, config={"folder": 1}) as draft:
-        commit_model(draft, folder)
+        commit_files(draft, folder)
     return store.open("models", name)
 
 
@@ -85,7 +85,7 @@ def test_an_interrupted_commit_goes_on(store_url: str, folder: Path) -> None:
     draft.commit("file-00000", ".file", lambda path: shutil.copyfile(folder / "config.json", path), rows=0,
                  path="config.json")  # fmt: skip
     with store.create("models", "ce", config={}) as draft:
-        commit_model(draft, folder)
+        commit_files(draft, folder)
     assert (model_folder(store.open("models", "ce")) / "model.safetensors").stat().st_size > 1000
 
 
@@ -94,7 +94,7 @@ def test_other_files_than_those_committed_are_refused(tmp_path: Path, folder: Pa
     draft = store.create("models", "ce", config={})
     draft.commit("file-00000", ".file", lambda path: path.write_text("x"), rows=0, path="README.md")
     with pytest.raises(InputError, match=r"holds README\.md, now config\.json"):
-        commit_model(draft, folder)
+        commit_files(draft, folder)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "training_args.pt", "0_Transformer/state.pkl"])
@@ -105,9 +105,7 @@ def test_pickled_files_are_refused(tmp_path: Path, folder: Path, name: str) -> N
         commit(Store(str(tmp_path / "store")), folder)
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a model's folder"):
-        commit(Store(str(tmp_path / "store")), tmp_path)
+def test_an_artifact_without_files_is_no_model(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     with store.create("models", "empty"):
         pass

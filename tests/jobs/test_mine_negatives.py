@@ -17,7 +17,7 @@ from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert
 from indexing import candidates, denoising, rescoring
 from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
-from indexing.models import commit_model
+from indexing.models import commit_files
 from indexing.rescoring import OPTIONS
 from indexing.runs import read_run
 from indexing.store import Store
@@ -279,7 +279,7 @@ def test_questions_with_few_candidates_or_none_are_listed(store: str, classifier
 
 def test_a_model_of_the_store_is_an_input_of_the_scores(store: str, classifier: str, done: Done, refused: Done) -> None:
     with Store(store).create("models", "cross", config={"made": "by hand"}) as draft:
-        commit_model(draft, Path(classifier))
+        commit_files(draft, Path(classifier))
     mine(done, store, "--reranker", "models/cross", "--denoise-threshold", 0.5, *DRAWN)
     [name] = Store(store).names("scores")
     [scores] = Store(store).generations("scores", name)

@@ -11,7 +11,7 @@ import pytest
 from samples import files_of, save_tiny_bert, write_lines
 
 from indexing import rescoring, retrieval
-from indexing.models import commit_model
+from indexing.models import commit_files
 from indexing.queries import Queries
 from indexing.retrieval import Retrieval
 from indexing.runs import read_run
@@ -138,7 +138,7 @@ def test_queries_with_few_hits_or_none(world, classifier: str, done: Done, tmp_p
 def test_a_model_of_the_store_is_an_input_of_the_run(world, classifier: str, done: Done, refused) -> None:
     store = Store(str(world.store))
     with store.create("models", "cross", config={"made": "by hand"}) as draft:
-        commit_model(draft, Path(classifier))
+        commit_files(draft, Path(classifier))
     done(*command(world, "--rerank", classifier, "--rerank-depth", 5, "--name", "folder"))
     done(*command(world, "--rerank", "models/cross", "--rerank-depth", 5))
     run = store.open("runs", "tiny-test-exact-enc-cross")
@@ -149,7 +149,7 @@ def test_a_model_of_the_store_is_an_input_of_the_run(world, classifier: str, don
     line = refused(*command(world, "--rerank", "models/none"))
     assert "models/none: there is no such artifact (complete models: cross)" in line
     with store.create("models", "ranks", config={"training": {"loss": "lce"}}) as draft:
-        commit_model(draft, Path(classifier))
+        commit_files(draft, Path(classifier))
     assert "scores are no probabilities" in refused(*command(world, "--rerank", "models/ranks"))
 
 

@@ -23,9 +23,11 @@ from indexing.negatives import mined_corpus, read_groups, training_data
 from indexing.queries import Queries
 from indexing.store import Store
 from indexing.verify import verify
+from retriever.numerics import choose_dtype
 from retriever.reranker import Reranker, describe_reranker
-from retriever.reranker_data import TrainingOptions, batch_at
-from retriever.reranker_training import Hooks, Trainee
+from retriever.reranker_data import batch_at
+from retriever.reranker_training import CrossOptions, CrossSystem
+from retriever.training import Hooks, LoopOptions, Trainer
 
 Done = Callable[..., str]
 SMALL = ("--split", "all", "--batch", 8, "--negatives-per-query", 3, "--lr", "1e-3", "--max-length", 48, "--seed", 3)
@@ -98,12 +100,16 @@ def test_the_model_is_that_of_the_bare_training(world, mined: Store, tmp_path: P
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        training = TrainingOptions(**artifact.config["training"])
         data = training_data(Corpus.open(mined), Queries.open(mined), "all", mined.open("negatives", "hand"), None)
-        trainee = Trainee(Path(world.model), training)
+        cpu = torch.device("cpu")
+        dtype = choose_dtype("auto", cpu)
+        system = CrossSystem(Path(world.model), CrossOptions(**artifact.config["training"]), data, device=cpu,
+                             dtype=dtype)  # fmt: skip
         losses: list[float] = []
-        trainee.train(data, Hooks(lambda: None, lambda *_: None, lambda step, loss: losses.append(loss)))
-        trainee.save_model(tmp_path / "bare")
+        hooks = Hooks(lambda: None, lambda *_: None, lambda: None, lambda *_: None,
+                      lambda told: losses.append(told["loss"]))  # fmt: skip
+        Trainer(system, LoopOptions(steps=6, lr=1e-3, seed=3), device=cpu, dtype=dtype).train(hooks)
+        system.save(tmp_path / "bare")
     finally:
         torch.set_num_threads(threads)
     assert weights_of(mined) == {path.name: path.read_bytes() for path in (tmp_path / "bare").iterdir()}
@@ -116,7 +122,8 @@ def test_the_model_is_that_of_the_bare_training(world, mined: Store, tmp_path: P
     assert all(finding.problem is None for finding in verify(mined))
     assert not (world.store / "checkpoints").exists()
     before = {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()}
-    out = done("train_reranker", *command(world, "--steps", 6, "--cpus", 1))
+    # Where and how it is computed is no other model.
+    out = done("train_reranker", *command(world, "--steps", 6, "--cpus", 1, "--workers", 2, "--zero", 1))
     assert "train:" not in out
     assert "models/ce: 6 steps over 40 of 40 queries" in out
     assert {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()} == before
@@ -126,9 +133,9 @@ def test_the_model_is_that_of_the_bare_training(world, mined: Store, tmp_path: P
 def test_other_options_under_the_name_are_refused(world, mined: Store, done: Done, refused: Done) -> None:
     done("train_reranker", *command(world, "--steps", 1, "--cpus", 1))
     for more, difference in (
-        (("--steps", 2, "--cpus", 1), "config.training.steps 1, now 2"),
+        (("--steps", 2, "--cpus", 1), "config.loop.steps 1, now 2"),
         (("--steps", 1, "--cpus", 2), "config.cpus 1, now 2"),
-        (("--steps", 1, "--cpus", 1, "--workers", 2), "config.workers 1, now 2"),
+        (("--steps", 1, "--cpus", 1, "--dtype", "float32"), 'config.dtype "auto", now "float32"'),
         (("--steps", 1, "--cpus", 1, "--loss", "listwise"), 'config.training.loss "bce", now "listwise"'),
     ):
         assert difference in refused("train_reranker", *command(world, *more))
@@ -148,7 +155,7 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(
     more = ("--steps", 100, "--cpus", 1, "--workers", workers, "--checkpoint-every", 20)
     done("train_reranker", *command(world, *more, "--name", "whole"))
     job = start("train_reranker", *command(world, *more))
-    folder = world.store / "checkpoints" / "ce"
+    folder = world.store / "checkpoints" / "ce.models"
 
     def steps_kept() -> int:
         try:
@@ -175,7 +182,7 @@ def test_a_worker_that_is_killed_is_started_again(world, mined: Store, done: Don
     more = ("--steps", 60, "--cpus", 1, "--workers", 2, "--checkpoint-every", 20)
     done("train_reranker", *command(world, *more, "--name", "whole"))
     job = start("train_reranker", *command(world, *more))
-    wait_for(lambda: (world.store / "checkpoints/ce/latest.json").exists(), "a checkpoint", job.process)
+    wait_for(lambda: (world.store / "checkpoints/ce.models/latest.json").exists(), "a checkpoint", job.process)
     workers = [child for child in psutil.Process(job.process.pid).children(recursive=True)
                if "RayTrainWorker" in " ".join(child.cmdline())]  # fmt: skip
     assert len(workers) == 2
@@ -201,9 +208,13 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--backbone", "./nowhere"), "no such folder"),
         (("--backbone", "models/nothing"), "models/nothing: there is no such artifact"),
         (("--max-length", 65, "--steps", 1), "max_length=65 is more than the 64 positions"),
-        (("--epochs", 0), "steps=0 must be at least 1"),
+        (("--epochs", 0), "--epochs 0.0: expected more than 0"),
+        (("--steps", 0), "steps=0 checkpoint_every=100"),
         (("--lr", "-1"), "lr=-1.0"),
         (("--batch", 1, "--workers", 2), "a query for each worker"),
+        (("--name", "a/b"), "name 'a/b': expected one, and without '/'"),
+        (("--zero", 0, "--offload"), "zero=0 offload=True"),
+        (("--workers", 2, "--min-workers", 3), "--min-workers 3: expected 1 to --workers 2"),
         (("--workers", 8, "--batch", 8), "--workers 8 --cpus 2: the cluster has 2 cores, its"),
         (("--limit", 0), "--limit 0: expected at least 1"),
     ],
@@ -240,8 +251,8 @@ def test_deleted_passages_are_trained_on_no_more(world, mined: Store, done: Done
     for place, query in enumerate(after.queries):
         for now, then in ((after.positives, before.positives), (after.negatives, before.negatives)):
             assert now[place].tolist() == [row for row in then[kept[query]].tolist() if row not in gone]
-    options = TrainingOptions(steps=40, batch=8, negatives_per_query=8)
-    drawn = np.concatenate([batch_at(after, options, step)[1].ravel() for step in range(options.steps)])
+    options = CrossOptions(batch=8, negatives_per_query=8)
+    drawn = np.concatenate([batch_at(after, options, step)[1].ravel() for step in range(40)])
     assert not {*drawn.tolist()} & {*gone}
     assert len({*drawn.tolist()}) > 120
     out = done("train_reranker", *command(world, "--plan"))
