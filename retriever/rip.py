@@ -211,7 +211,8 @@ class RipSystem:
     def batch(self, step: int, rank: int, world: int) -> Batch:
         """Every worker takes each world-th passage: rows 2i and 2i + 1 are the two units of the batch's passage i.
 
-        With "mlm" row i is passage i itself. Raises InputError where there are fewer passages than workers.
+        With "mlm" row i is passage i itself, and its vector does not count. Raises InputError where there are fewer
+        passages than workers.
         """
         assert self.data is not None
         options = self.options
@@ -238,7 +239,7 @@ class RipSystem:
             once = slice(len(own))  # a single text comes twice
             given = (ids[once], lengths[once], wanted[once], max(1, int(total)))
             chunks.append(Chunk(rows[own], given, given[0].numel()))
-        return Batch(per_passage * options.batch, chunks)
+        return Batch(0 if options.objective == "mlm" else 2 * options.batch, chunks)
 
     def forward(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a chunk float32 [n, hidden], and its part of L_s, the mean over all masked tokens of the batch."""
