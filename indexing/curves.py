@@ -9,7 +9,7 @@ from typing import Any
 
 from indexing.storage import full_disk
 
-Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] of each step
+Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] of steps
 SECONDS = 10  # that events wait to be written
 
 
@@ -35,10 +35,13 @@ class Curves:
         self._heard.append([step, message["loss"], message["lr"], message["quality"]])
 
     def close(self) -> None:
-        """Draw what was heard, however the training ended."""
+        """Write down what was heard."""
         if self._events is not None:
             self._events.close()
-            self.draw(self._heard)
+
+    def draw_heard(self) -> None:
+        """Draw what was heard, where a training has ended before its end."""
+        self.draw(self._heard)
 
     def draw(self, curve: Curve) -> Path | None:
         """Write curves.json and curves.png; the picture's path, None where there was no step."""

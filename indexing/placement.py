@@ -61,12 +61,15 @@ def find_places(
             while places.room < workers and time.monotonic() < until:
                 time.sleep(LOOK)
         finally:
-            request_resources(bundles=[])  # they stay as long as idle nodes do, which is longer than a start takes
+            request_resources(bundles=[])  # what has come stays for as long as idle nodes do
     found = ray.cluster_resources()
     asked = f"--workers {least} --cpus {cpus}{' --gpus 1' if own else ''}"
     if places.room < least:
+        waited = f"waited {wait:.0f} s for more" if wait else "--wait SECONDS waits for an autoscaler's"
         raise InputError(f"{asked}: the cluster has {spelt(found)}, its nodes have room for {places.room} such "
-                         "workers; --wait SECONDS waits for an autoscaler's")  # fmt: skip
+                         f"workers; {waited}")  # fmt: skip
+    if gpus is None and own and places.room < workers:
+        say(f"begins on {places.room} GPUs, with room for no more of {places}; --gpus 0 takes processors instead")
     if gpus is None and not own and found.get("GPU", 0) >= 1:
         say(f"trains on the processors: {asked}, and the cluster has GPUs and cores beside them for {room(cpus, 1)} "
             "such workers")  # fmt: skip
@@ -77,19 +80,21 @@ def find_places(
 def tell_of_waiting(places: Places, begun: threading.Event, say: Callable[[str], object]) -> Iterator[None]:
     """Say, once, what workers wait for that have not `begun` after PATIENCE seconds: others hold the cores."""
 
-    def look() -> None:
-        import ray
-
-        if not begun.is_set():
-            say(f"waits for {places}; free now: {spelt(ray.available_resources())}")
-
-    timer = threading.Timer(PATIENCE, look)
+    timer = threading.Timer(PATIENCE, tell, (places, begun, say))
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def tell(places: Places, begun: threading.Event, say: Callable[[str], object]) -> None:
+    """What workers wait for, unless they have begun."""
+    import ray
+
+    if not begun.is_set():
+        say(f"waits for {places}; free now: {spelt(ray.available_resources())}")
 
 
 def spelt(resources: Mapping[str, float]) -> str:

@@ -26,6 +26,8 @@ from retriever.reranker_training import describe_backbone
 from retriever.system import Evaluate, Refresh, System
 from retriever.training import Hooks, LoopOptions, Trainer
 
+MOST = 100  # losses that one run bears, however far it comes between them
+
 
 class Maker(Protocol):
     """What a worker makes its system from; travels there, so it holds names and options only."""
@@ -80,7 +82,15 @@ def run_training(
     told, over = (Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}) for _ in range(2))
     heard: dict[str, Any] = {}
     begun = threading.Event()
-    listener = threading.Thread(target=_listen, args=(told, over, begun, heard, count, note), daemon=True)
+
+    def listen() -> None:
+        try:
+            _listen(told, over, begun, heard, count, note)
+        except Exception as error:
+            heard["broken"] = error
+            over.put(True)  # nobody hears the workers any more
+
+    listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     folder = tempfile.mkdtemp(prefix="riptide-train-")
     try:
@@ -92,7 +102,7 @@ def run_training(
                     use_gpu=places.gpus > 0,
                     resources_per_worker=places.resources,
                 ),
-                run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=-1)),
+                run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=MOST)),
             ).fit()
     finally:
         told.put(None)
@@ -100,6 +110,8 @@ def run_training(
         told.shutdown()
         over.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+        if "broken" in heard:
+            raise heard["broken"]
         if "error" in heard:
             raise InputError(heard["error"])
     return {name: heard.get(name) for name in ("loss", "numerics", "curve", "best", "best_step", "steps", "workers")}
@@ -116,27 +128,35 @@ def _listen(
     Steps that are done again after a loss are not counted again.
     """
     last = tries = 0
-    why = ""  # the first that was told since the workers began
+    why = lost = ""  # the first that was told since the workers began; that they are lost too often
     while (message := told.get()) is not None:
         heard |= message
         why = why or message.get("failed", "")
         if message.get("begun") == 0:
             begun.set()
             tries += 1
-            if tries > RETRIES + 1:
+            if tries == RETRIES + 2:
                 cause = f" ({why})" if why else ""
-                heard["error"] = (f"workers were lost {RETRIES + 1} times on their way to step {last + 1:,}{cause}; "
-                                  "what came before is kept: run it again when the reason is gone")  # fmt: skip
+                lost = (f"workers were lost {RETRIES + 1} times on their way to step {last + 1:,}{cause}; what came "
+                        "before is kept: run it again when the reason is gone")  # fmt: skip
+                over.put(True)  # those that come next end at once; these may still come further
             why = ""
-        if "error" in heard:
+        if "error" in message:
             over.put(True)
-        for word in ("step", "resumed"):
-            if message.get(word, 0) > last:
-                if word == "step":
-                    tries = 0
-                    note(message)
-                count(message[word] - last, word == "resumed")
-                last = message[word]
+        further = message.get("step", 0) > last
+        if further or "steps" in message:
+            tries = 0
+            if lost:
+                lost = ""
+                over.get()
+        if further:
+            note(message)
+        done = max(message.get("step", 0), message.get("resumed", 0))
+        if done > last:
+            count(done - last, "resumed" in message)
+            last = done
+    if lost:
+        heard.setdefault("error", lost)
 
 
 def work(task: TrainingTask, told: Any, over: Any) -> None:

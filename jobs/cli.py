@@ -155,6 +155,11 @@ def say(message: str) -> None:
     print(message, flush=True)
 
 
+def _rate(each: float) -> str:
+    """Of a second, in words."""
+    return f"{each:,.0f}/s" if each >= 10 else f"{each:.2g}/s"
+
+
 class Stage:
     """One line of progress: `encode 12,000 of 20,958 passages, 310/s, 29 s left`; rewritten on a terminal."""
 
@@ -185,8 +190,14 @@ class Stage:
         if kind is None:
             seconds = time.monotonic() - self.started
             kept = f" ({self.kept:,} kept)" if self.kept else ""
-            rate = f", {self.done / seconds:,.0f}/s" if self.done and seconds > 0.05 else ""
+            rate = f", {_rate(self.done / seconds)}" if self.done and seconds > 0.05 else ""
             say(f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
+
+    def say(self, line: str) -> None:
+        """A line of its own, beside the progress."""
+        if self._open and sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        say(line)
 
     def _print(self, now: float) -> None:
         rate = self.done / max(now - self.started, 1e-9)
@@ -194,7 +205,7 @@ class Stage:
         if self.total:
             left = (self.total - self.done - self.kept) / max(rate, 1e-9)
             line += f" of {self.total:,}"
-        line += f" {self.unit}, {rate:,.0f}/s" if rate >= 10 else f" {self.unit}, {rate:.2g}/s"
+        line += f" {self.unit}, {_rate(rate)}"
         if self.total:
             line += f", {left:,.0f} s left"
         if self.remark:

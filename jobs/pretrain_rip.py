@@ -69,11 +69,11 @@ def main(options: PretrainRip) -> None:
         steps=steps, **{name: getattr(options, name) for name in (
             "lr", "seed", "warm_up", "weight_decay", "zero", "offload", "grad_cache", "checkpoint_every")}
     )  # fmt: skip
-    if options.plan:
-        return plan(options, most, steps, sum(file.stat().st_size for file in weight_files(folder)))
     kind = "prompts" if options.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
     check_name(kind, name)
+    if options.plan:
+        return plan(options, most, steps, sum(file.stat().st_size for file in weight_files(folder)))
     name = name if options.limit is None else f"{name}-limit{options.limit}"
     shaping = {key: value for key, value in asdict(loop).items() if key not in ("steps", *HOW)}
     config = {

@@ -10,7 +10,7 @@ import io
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,16 @@ JOBS = Path(__file__).resolve().parent
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # no step of itself
 WHOLE = ("import_corpus", "import_queries")  # a limit is none of theirs: what they make, the whole chain uses too
-SOURCES = ("source", "sources")  # options that name what earlier steps made: as bm25, bm25:NAME, exact:NAME, index:NAME
-MODELS = ("backbone", "encoder", "reranker", "rerank")  # as models/NAME
-NAMES = ("negatives", "embeddings", "index", "candidates", "task", "init", "run")  # as NAME
+# What a job makes, and what options take of it; a task may be a prompt or, fine-tuned, a model.
+MAKES = {"build_bm25": "bm25", "pretrain_rip": "models", "train_reranker": "models", "mine_negatives": "negatives",
+         "tune_prompts": "task", "encode_corpus": "embeddings", "build_index": "index", "search": "runs"}  # fmt: skip
+TAKES = {"negatives": "negatives", "embeddings": "embeddings", "index": "index", "task": "task", "init": "task",
+         "run": "runs"}  # fmt: skip
+MODELS = ("backbone", "encoder", "reranker", "rerank")  # options that take models/NAME
+SOURCES = {"exact": "embeddings", "index": "index", "bm25": "bm25"}  # as `source` and `sources` name them: exact:NAME
+# Options of these names that take nothing of the kind: what the step makes, or finds by itself, or a file.
+OWN = (("tune_prompts", "task"), ("build_index", "embeddings"), ("search", "run"))
+Names = dict[tuple[str, str], str]  # of (kind, name): what it is called in the store
 LABELS = ("name", "task", "embeddings", "source")  # the options that say what a step makes, the best first
 
 
@@ -50,9 +57,20 @@ class Step:
 
     @property
     def made(self) -> str:
-        """What later steps call that: NAME-limitN, where it is of the first N only."""
+        """What that is called in the store: NAME-limitN, where it is of the first N only."""
         limit = None if self.job in WHOLE else self.options.limit
         return self.label if limit is None or not self.label else f"{self.label}-limit{limit}"
+
+    @property
+    def names(self) -> Names:
+        """What later steps find where they say its name."""
+        kinds = {MAKES.get(self.job, "")}
+        options = vars(self.options)
+        if options.get("method") == "finetune":
+            kinds.add("models")
+        if options.get("train") == "prompts":
+            kinds = {"task"}
+        return {(kind, self.label): self.made for kind in kinds}
 
     @property
     def title(self) -> str:
@@ -93,10 +111,11 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Ste
     store = store or recipe.get("store") or ""
     if not isinstance(store, str) or not store:
         raise InputError(f"{path}: expected `store:`, a local folder or s3://bucket/prefix; or give --store")
-    entries, steps = recipe["steps"], list[Step]()
+    entries, steps, names = recipe["steps"], list[Step](), Names()
     for number, entry in enumerate(entries, 1):
-        renamed = {step.label: step.made for step in steps if step.made != step.label}
-        steps.append(_read_step(path, number, len(entries), entry, store, limit, renamed))
+        step = _read_step(path, number, len(entries), entry, store, limit, names)
+        steps.append(step)
+        names |= step.names
     return steps
 
 
@@ -110,9 +129,7 @@ def find_step(steps: Sequence[Step], wanted: str) -> Step:
     return found[0]
 
 
-def _read_step(
-    path: str, number: int, count: int, entry: object, store: str, limit: int | None, renamed: Mapping[str, str]
-) -> Step:
+def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None, names: Names) -> Step:
     where = f"{path}: step {number}"
     if not isinstance(entry, dict) or len(entry) != 1:
         raise InputError(f"{where}: expected one `job: {{option: value}}`, found {entry!r}")
@@ -126,7 +143,7 @@ def _read_step(
         raise InputError(f"{where}: {own[0]} is the chain's, not a step's: say it at the head, or with --{own[0]}")
     if limit is not None and job not in WHOLE:
         settings = {"limit": limit, **settings}
-    settings = {option: _renamed(str(job), option, value, renamed) for option, value in settings.items()}
+    settings = {option: _renamed(str(job), option, value, names) for option, value in settings.items()}
     arguments = ["--store", store, *_arguments(settings, options, where)]
     parsed = _parse(options, arguments, where)
     if parsed.limit is not None and parsed.limit < 1:
@@ -134,21 +151,24 @@ def _read_step(
     return Step(number, count, str(job), main, parsed, arguments)
 
 
-def _renamed(job: str, option: str, value: Any, renamed: Mapping[str, str]) -> Any:
-    """A setting that says what earlier steps have made under other names."""
+def _renamed(job: str, option: str, value: Any, names: Names) -> Any:
+    """A setting, by the names of what earlier steps have made."""
     if isinstance(value, list):
-        return [_renamed(job, option, one, renamed) for one in value]
-    own = job in WHOLE or (job, option) in (("tune_prompts", "task"), ("build_index", "embeddings"))
-    if own or not isinstance(value, str):
+        return [_renamed(job, option, one, names) for one in value]
+    if job in WHOLE or (job, option) in OWN or not isinstance(value, str):
         return value
-    if option in SOURCES:
-        found = re.sub(r"(exact|index|bm25):([\w.-]+)", lambda m: f"{m[1]}:{renamed.get(m[2], m[2])}", value)
-        return re.sub(r"\bbm25(?![\w:.-])", f"bm25:{renamed['bm25']}", found) if "bm25" in renamed else found
-    kind = "models/" if option in MODELS else ""
-    if kind and not value.startswith(kind):
-        return value
-    name = value.removeprefix(kind)
-    return kind + renamed.get(name, name) if option in MODELS + NAMES else value
+    if option in ("source", "sources"):
+        if (own := names.get(("bm25", "bm25"), "bm25")) != "bm25":
+            value = re.sub(r"\bbm25(?![\w:.-])", f"bm25:{own}", value)
+        found = r"\b(exact|index|bm25):([\w.-]+)"
+        return re.sub(found, lambda m: f"{m[1]}:{names.get((SOURCES[m[1]], m[2]), m[2])}", value)
+    if option in MODELS:
+        kind, _, name = value.partition("/")
+        return f"models/{names.get((kind, name), name)}" if kind == "models" else value
+    if option in TAKES:
+        prefix, name = ("prompts/", value[8:]) if value.startswith("prompts/") else ("", value)
+        return prefix + names.get((TAKES[option], name), name)
+    return value
 
 
 def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]]:

@@ -69,10 +69,10 @@ class Opened:
 def main(options: TrainReranker) -> None:
     store = Store(options.store).require()
     opened = open_all(store, options)
-    if options.plan:
-        return plan(options, opened)
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
     check_name("models", name)
+    if options.plan:
+        return plan(options, opened)
     name = name if options.limit is None else f"{name}-limit{options.limit}"
     places = None
     if name not in store.names("models"):

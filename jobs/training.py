@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +32,7 @@ class Training(Common):
     cpus: int = 2
     """Cores of each worker. As sums are rounded by workers and cores, both shape the result."""
     gpus: Literal[0, 1] | None = None
-    """Of each worker; default: 1 where the cluster has one for each now."""
+    """Of each worker; default: 1 where the cluster has one for each, or for --min-workers, now."""
     wait: int = 0
     """Seconds that an autoscaler's nodes may take to come; 0: there is room now."""
     min_workers: int | None = None
@@ -55,6 +57,8 @@ class Training(Common):
                              f"{self.checkpoint_every}: expected 1 at least, and a {row} for each worker")  # fmt: skip
         if self.wait < 0:
             raise InputError(f"--wait {self.wait}: expected seconds")
+        if self.curves and "://" in self.curves:
+            raise InputError(f"--curves {self.curves}: expected a folder that this machine sees")
         if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
             raise InputError(f"--min-workers {self.min_workers}: expected 1 to --workers {self.workers}")
         if frozen and (self.zero or 0) >= 2:
@@ -74,23 +78,33 @@ class Training(Common):
         curves = self.drawing(key)
         with Stage("train", task.loop.steps, "steps") as stage:
 
+            def attempt(write: Callable[[], object]) -> bool:
+                """What cannot be written ends the picture, not the training."""
+                try:
+                    write()
+                except (InputError, OSError) as error:
+                    stage.say(f"--curves {self.curves}: {error}")
+                    return False
+                return True
+
             def note(message: dict[str, Any]) -> None:
                 nonlocal curves
                 stage.remark = f"loss {message['loss']:.4f}"
                 if (judged := message["quality"]) is not None:
-                    say(f"step {message['step']:,}: {stage.remark}, {QUALITY} {judged:.4f}")
-                try:
-                    if curves:
-                        curves.note(message)
-                except (InputError, OSError) as error:  # a full disk ends the picture, not the training
-                    say(f"--curves {self.curves}: {error}")
+                    stage.say(f"step {message['step']:,}: {stage.remark}, {QUALITY} {judged:.4f}")
+                if curves and not attempt(partial(curves.note, message)):
+                    attempt(curves.close)
                     curves = None
 
             try:
-                return run_training(task, stage.count, note, say)
+                return run_training(task, stage.count, note, stage.say)
+            except BaseException:
+                if curves:
+                    attempt(curves.draw_heard)
+                raise
             finally:
                 if curves:
-                    curves.close()
+                    attempt(curves.close)
 
     def draw(self, artifact: Artifact) -> None:
         """The whole course of what has been made, of all runs that it took."""

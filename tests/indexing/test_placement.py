@@ -10,7 +10,7 @@ import ray
 from ray.autoscaler import sdk
 
 from indexing import placement
-from indexing.placement import Places, find_places, tell_of_waiting
+from indexing.placement import Places, find_places, tell, tell_of_waiting
 from retriever.errors import InputError
 
 GPU = {"gpus": 1}
@@ -34,7 +34,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
         (2, 3, {}, [{"CPU": 4}, {"CPU": 4}], 0, None),
         (2, 2, {}, [{"CPU": 4, "GPU": 2}], 1, None),
         (2, 2, {"gpus": 0}, [{"CPU": 4, "GPU": 2}], 0, None),
-        (8, 2, {"least": 4}, [{"CPU": 32, "GPU": 7}], 1, None),
+        (8, 2, {"least": 4}, [{"CPU": 32, "GPU": 7}], 1, "begins on 7 GPUs"),
         (2, 2, {}, [{"CPU": 8, "GPU": 1}], 0, "trains on the processors: --workers 2 --cpus 2"),
         (2, 2, {}, [{"CPU": 2, "GPU": 2}, {"CPU": 8}], 0, "GPUs and cores beside them for 1 such workers"),
     ],
@@ -110,6 +110,5 @@ def test_a_person_is_told_of_workers_that_wait(local_ray: None, monkeypatch: pyt
         assert told.wait(60)
     assert lines[0].startswith("waits for 2 workers of 1 cores; free now: ")
     begun.set()
-    with tell_of_waiting(places, begun, say):
-        pass
+    tell(places, begun, say)
     assert len(lines) == 1

@@ -40,3 +40,10 @@ def test_losses_on_the_way_to_the_same_step_end_it() -> None:
     assert (steps, over) == ([2], True)
     begin = f"workers were lost {RETRIES + 1} times on their way to step 3 (OSError: no room); "
     assert heard["error"].startswith(begin)
+
+
+def test_workers_that_come_further_after_all_are_let_go_on() -> None:
+    lost = [{"begun": 0}] * (RETRIES + 2)
+    heard, steps, over = heard_of(*lost, {"step": 1}, {"begun": 0}, {"step": 2}, {"loss": 0.5, "steps": 2})
+    assert (steps, over, "error" in heard) == ([1, 2], False, False)
+    assert "error" not in heard_of(*lost, {"loss": 0.5, "steps": 0})[0]

@@ -250,6 +250,30 @@ def test_a_limit_goes_to_steps_that_set_none_and_later_steps_find_what_they_made
     assert {kind: store.names(kind) for kind in expected} == expected
 
 
+def test_later_steps_find_what_was_made_last_under_a_name_and_of_its_kind(recipe: Write) -> None:
+    steps = read_steps(
+        str(
+            recipe(
+                {"build_bm25": None},
+                {"search": {"mode": "bm25", "name": "bm25", "limit": 5}},
+                {"pretrain_rip": {"backbone": "x/y", "train": "prompts", "name": "begun", "limit": 6}},
+                {"tune_prompts": {"backbone": "x/y", "task": "t", "init": "prompts/begun", "limit": 7}},
+                {"encode_corpus": {"task": "t", "name": "t", "limit": 8}},
+                {"search": {"source": "bm25+exact:t", "task": "t", "name": "one", "run": "t"}},
+                {"encode_corpus": {"task": "t", "name": "t"}},
+                {"search": {"source": "0.5*bm25+0.5*exact:t", "name": "other"}},
+                {"evaluate": {"run": ["bm25", "one"], "metrics": ["R@10"]}},
+            )
+        )
+    )
+    options = [vars(step.options) for step in steps]
+    assert options[3]["init"] == "prompts/begun-limit6"
+    assert options[4]["task"] == "t-limit7"
+    assert [options[5][name] for name in ("source", "task", "run")] == ["bm25+exact:t-limit8", "t-limit7", "t"]
+    assert options[7]["source"] == "0.5*bm25+0.5*exact:t"
+    assert [*options[8]["run"]] == ["bm25-limit5", "one"]
+
+
 def test_it_runs_as_a_plain_file_over_one_ray_of_its_own(recipe: Write, source: Path, model: str) -> None:
     file = recipe(
         {"import_corpus": {"source": str(source)}},

@@ -141,17 +141,23 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(world, mined: St
     assert one["curve"] == other["curve"]
 
 
+def train_workers(driver: int) -> list[psutil.Process]:
+    """Of the Ray that a process started."""
+    every = psutil.Process(driver).children(recursive=True)
+    return [one for one in every if "RayTrainWorker" in title_of(one)]
+
+
 @pytest.mark.chaos
 def test_a_lost_worker_is_started_again_and_the_weights_are_the_same(world, mined: Store, done: Done) -> None:
     """kill -9 to one of two workers: both go on from the last checkpoint, in the same run."""
-    more = ("--steps", 60, "--workers", 2, "--checkpoint-every", 10)
+    more = ("--steps", 100, "--workers", 2, "--checkpoint-every", 10)
     done(*command(world, *more, "--task", "whole"))
     job = start(*command(world, *more, "--task", "t"))
     latest = world.store / "checkpoints/t.prompts/latest.json"
     wait_for(lambda: latest.exists() and json.loads(latest.read_text())["step"] >= 10, "a checkpoint", job.process)
-    every = psutil.Process(job.process.pid).children(recursive=True)
-    [victim, _] = [one for one in every if "RayTrainWorker" in title_of(one)]
-    victim.kill()
+    first = train_workers(job.process.pid)
+    first[0].kill()
+    wait_for(lambda: {*train_workers(job.process.pid)} - {*first}, "the next workers", job.process)
     job.end()
     assert weights(mined, "prompts", "t") == weights(mined, "prompts", "whole")
     one, other = (mined.open("prompts", name).notes for name in ("t", "whole"))
