@@ -79,7 +79,6 @@ def find_places(
 @contextlib.contextmanager
 def tell_of_waiting(places: Places, begun: threading.Event, say: Callable[[str], object]) -> Iterator[None]:
     """Say, once, what workers wait for that have not `begun` after PATIENCE seconds: others hold the cores."""
-
     timer = threading.Timer(PATIENCE, tell, (places, begun, say))
     timer.daemon = True
     timer.start()

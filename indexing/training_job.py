@@ -20,9 +20,8 @@ from indexing.placement import Places, tell_of_waiting
 from indexing.store import Store
 from indexing.tasks import RETRIES
 from retriever.errors import InputError
-from retriever.files import resolve
+from retriever.files import describe_backbone, resolve
 from retriever.numerics import choose_dtype
-from retriever.reranker_training import describe_backbone
 from retriever.system import Evaluate, Refresh, System
 from retriever.training import Hooks, LoopOptions, Trainer
 

@@ -185,8 +185,7 @@ class Stage:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._open and sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        self._clear()
         if kind is None:
             seconds = time.monotonic() - self.started
             kept = f" ({self.kept:,} kept)" if self.kept else ""
@@ -195,9 +194,13 @@ class Stage:
 
     def say(self, line: str) -> None:
         """A line of its own, beside the progress."""
+        self._clear()
+        say(line)
+
+    def _clear(self) -> None:
+        """Take the progress off a terminal."""
         if self._open and sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-        say(line)
 
     def _print(self, now: float) -> None:
         rate = self.done / max(now - self.started, 1e-9)

@@ -5,22 +5,19 @@ python jobs/pretrain_rip.py --store data/squad --backbone google-bert/bert-base-
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from jobs.cli import human, run, say
-from jobs.session import connect
 from jobs.training import Contrastive, check_name, count_steps
 
-from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
-from indexing.models import Checkpoints, resolve_model
+from indexing.models import resolve_model
 from indexing.pretraining import RipMaker, drawable
 from indexing.store import Store
-from indexing.training_job import TrainingTask
-from retriever.files import resolve, weight_files
+from retriever.files import describe_backbone, resolve, weight_files
 from retriever.options import EncoderOptions
-from retriever.reranker_training import check_length, describe_backbone
+from retriever.reranker_training import check_length
 from retriever.rip import RipOptions, encoder_options
 from retriever.training import HOW, LoopOptions
 
@@ -84,29 +81,18 @@ def main(options: PretrainRip) -> None:
     inputs = {"corpus": corpus.generations[-1]}
     if options.backbone.startswith("models/"):
         inputs["backbone"] = store.open(*options.backbone.split("/", 1))
-    places = None
-    if name not in store.names(kind):
-        connect(store)
-        places = options.places(options.min_workers)
-    identity = fingerprint_of([{role: a.fingerprint for role, a in inputs.items()}, config])
-    last = Checkpoints(store, f"{name}.{kind}", identity)
-    with store.create(kind, name, inputs=inputs, config=config) as draft:
-        if not draft.complete:
-            assert places is not None
-            import ray
 
-            rows = drawable(corpus, rip, options.limit)
-            steps = count_steps(options.steps, options.epochs, len(rows), options.batch)
-            maker = RipMaker(store=store, backbone=options.backbone, described=described, rows=ray.put(rows),
-                             options=rip, checkpointing=options.checkpointing)  # fmt: skip
-            loop = LoopOptions(**{**asdict(loop), "steps": steps})
-            task = TrainingTask(draft=draft, last=last, best=last, loop=loop, maker=maker, dtype=options.dtype,
-                                places=places)  # fmt: skip
-            own = encoder_options(rip) if kind == "prompts" else EncoderOptions(pooling=rip.pooling, normalize=False)
-            draft.note(backbone=options.backbone, passages=len(rows), options=asdict(own))
-            draft.note(**options.carry_out(task, draft.key))
-    last.clear()
-    artifact = store.open(kind, name)
+    def prepare() -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
+        import ray
+
+        rows = drawable(corpus, rip, options.limit)
+        known = replace(loop, steps=count_steps(options.steps, options.epochs, len(rows), options.batch))
+        maker = RipMaker(store=store, backbone=options.backbone, described=described, rows=ray.put(rows), options=rip,
+                         checkpointing=options.checkpointing)  # fmt: skip
+        own = encoder_options(rip) if kind == "prompts" else EncoderOptions(pooling=rip.pooling, normalize=False)
+        return maker, known, {"backbone": options.backbone, "passages": len(rows), "options": asdict(own)}
+
+    artifact = options.make(store, kind, name, inputs=inputs, config=config, prepare=prepare)
     notes = artifact.notes
     say(f"{artifact.url}: {notes['steps']:,} steps over {notes['passages']:,} of {corpus.num_rows:,} passages, last "
         f"loss {notes['loss']:.4f}, {notes['numerics']}")  # fmt: skip

@@ -166,8 +166,8 @@ def _renamed(job: str, option: str, value: Any, names: Names) -> Any:
         kind, _, name = value.partition("/")
         return f"models/{names.get((kind, name), name)}" if kind == "models" else value
     if option in TAKES:
-        prefix, name = ("prompts/", value[8:]) if value.startswith("prompts/") else ("", value)
-        return prefix + names.get((TAKES[option], name), name)
+        name = value.removeprefix("prompts/")
+        return value.removesuffix(name) + names.get((TAKES[option], name), name)
     return value
 
 

@@ -10,18 +10,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from jobs.cli import human, run, say
-from jobs.session import connect
 from jobs.training import Training, check_name, count_steps
 
-from indexing.artifact import Artifact, fingerprint_of
-from indexing.models import Checkpoints, resolve_model
+from indexing.artifact import Artifact
+from indexing.models import resolve_model
 from indexing.negatives import mined_corpus, training_data
 from indexing.queries import Queries
 from indexing.reranking import CrossMaker
 from indexing.store import Store
-from indexing.training_job import TrainingTask
-from retriever.files import resolve, weight_files
-from retriever.reranker_training import CrossOptions, check_length, describe_backbone
+from retriever.files import describe_backbone, resolve, weight_files
+from retriever.reranker_training import CrossOptions, check_length
 from retriever.training import HOW, LoopOptions
 
 
@@ -74,21 +72,9 @@ def main(options: TrainReranker) -> None:
     if options.plan:
         return plan(options, opened)
     name = name if options.limit is None else f"{name}-limit{options.limit}"
-    places = None
-    if name not in store.names("models"):
-        connect(store)
-        places = options.places(options.min_workers)
-    identity = fingerprint_of([{role: a.fingerprint for role, a in opened.inputs.items()}, opened.config])
-    last = Checkpoints(store, f"{name}.models", identity)
-    with store.create("models", name, inputs=opened.inputs, config=opened.config) as draft:
-        if not draft.complete:
-            assert places is not None
-            task = TrainingTask(draft=draft, last=last, best=last, loop=opened.loop, maker=opened.maker,
-                                dtype=options.dtype, places=places)  # fmt: skip
-            draft.note(queries=opened.queries, asked=opened.asked)
-            draft.note(**options.carry_out(task, draft.key))
-    last.clear()
-    model = store.open("models", name)
+    noted = {"queries": opened.queries, "asked": opened.asked}
+    model = options.make(store, "models", name, inputs=opened.inputs, config=opened.config,
+                         prepare=lambda: (opened.maker, opened.loop, noted))  # fmt: skip
     notes = model.notes
     say(f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
         f"{notes['loss']:.4f}, {notes['numerics']}")  # fmt: skip

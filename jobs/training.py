@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jobs.cli import Common, Stage, say
+from jobs.session import connect
 
-from indexing.artifact import Artifact
+from indexing.artifact import Artifact, fingerprint_of
 from indexing.curves import Curves
-from indexing.placement import Places, find_places
-from indexing.store import artifact_key
-from indexing.training_job import TrainingTask, run_training
+from indexing.models import Checkpoints
+from indexing.placement import find_places
+from indexing.store import Store, artifact_key
+from indexing.training_job import Maker, TrainingTask, run_training
 from retriever.errors import InputError
+from retriever.training import LoopOptions
 
 QUALITY = "dev MRR@10"  # by which the best weights are known
 
@@ -65,9 +68,32 @@ class Training(Common):
             raise InputError(f"--zero {self.zero} {frozen}: prompts are small and the backbone does not train: "
                              "give 0 or 1")  # fmt: skip
 
-    def places(self, least: int | None = None) -> Places:
-        """Where the workers have room, or `least` of them. Raises InputError where they have none."""
-        return find_places(self.workers, self.cpus, say, gpus=self.gpus, least=least, wait=self.wait)
+    def make(
+        self, store: Store, kind: str, name: str, *, inputs: dict[str, Artifact], config: dict[str, Any],
+        prepare: Callable[[], tuple[Maker, LoopOptions, dict[str, Any]]],
+    ) -> Artifact:  # fmt: skip
+        """kind/NAME of the store, trained now where that has not been done; kind: prompts or models.
+
+        prepare: called on the cluster, before a training; gives what the workers make their system from, the loop, and
+        what the artifact notes. Raises InputError.
+        """
+        places = None
+        if name not in store.names(kind):
+            connect(store)
+            places = find_places(self.workers, self.cpus, say, gpus=self.gpus, least=self.min_workers, wait=self.wait)
+        identity = fingerprint_of([{role: a.fingerprint for role, a in inputs.items()}, config])
+        last, best = (Checkpoints(store, f"{name}.{end}", identity) for end in (kind, f"{kind}.best"))
+        with store.create(kind, name, inputs=inputs, config=config) as draft:
+            if not draft.complete:
+                assert places is not None
+                maker, loop, notes = prepare()
+                draft.note(**notes)
+                task = TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=self.dtype,
+                                    places=places)  # fmt: skip
+                draft.note(**self.carry_out(task, draft.key))
+        last.clear()
+        best.clear()
+        return store.open(kind, name)
 
     def drawing(self, title: str) -> Curves | None:
         """Where --curves asks for that."""

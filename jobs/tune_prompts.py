@@ -10,14 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs.cli import human, run, say
-from jobs.session import connect
 from jobs.training import QUALITY
 from jobs.tuning import Opened, TunePrompts, open_all
 
-from indexing.artifact import Artifact, fingerprint_of
-from indexing.models import Checkpoints
+from indexing.artifact import Artifact
 from indexing.store import Store
-from indexing.training_job import TrainingTask
 from retriever.files import resolve, weight_files
 
 
@@ -28,22 +25,9 @@ def main(options: TunePrompts) -> None:
         return plan(options, opened)
     kind = "models" if options.method == "finetune" else "prompts"
     name = options.task if options.limit is None else f"{options.task}-limit{options.limit}"
-    places = None
-    if name not in store.names(kind):
-        connect(store)
-        places = options.places(options.min_workers)
-    identity = fingerprint_of([{role: a.fingerprint for role, a in opened.inputs.items()}, opened.config])
-    last, best = (Checkpoints(store, f"{name}.{end}", identity) for end in (kind, f"{kind}.best"))
-    with store.create(kind, name, inputs=opened.inputs, config=opened.config) as draft:
-        if not draft.complete:
-            assert places is not None
-            task = TrainingTask(draft=draft, last=last, best=best, loop=opened.loop, maker=opened.maker,
-                                dtype=options.dtype, places=places)  # fmt: skip
-            draft.note(backbone=options.backbone, options=asdict(opened.spec.options), queries=opened.queries)
-            draft.note(**options.carry_out(task, draft.key))
-    for checkpoints in (last, best):
-        checkpoints.clear()
-    tell(options, store.open(kind, name))
+    notes = {"backbone": options.backbone, "options": asdict(opened.spec.options), "queries": opened.queries}
+    tell(options, options.make(store, kind, name, inputs=opened.inputs, config=opened.config,
+                               prepare=lambda: (opened.maker, opened.loop, notes)))  # fmt: skip
     return None
 
 

@@ -18,14 +18,13 @@ from retriever.attention import PromptRows, reach
 from retriever.batching import TextTokenizer, Tokens, padded, plan
 from retriever.encoder import load_backbone
 from retriever.errors import InputError
-from retriever.kernels import swap_dropout
+from retriever.kernels import attention_dropouts, swap_dropout
 from retriever.losses import contrastive_loss
 from retriever.options import EncoderOptions, Side
 from retriever.pooling import Head, Pooled
 from retriever.prompts import DeepPrompt, Parametrisation, Sides, TaskPrompt, backbone_of, check_backbone
 from retriever.recipe import read_recipe, settings_of
 from retriever.reranker_data import TrainingData, batch_at
-from retriever.reranker_training import ATTENTION_DROPOUTS
 from retriever.saving import restored, save_encoder
 from retriever.system import Batch, Chunk
 
@@ -239,6 +238,6 @@ def _load(folder: Path, recipe: Any, dtype: torch.dtype) -> tuple[Any, dict[str,
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(recipe.backbone, **recipe.config_args)
-    dropouts = {name: getattr(config, name) for name in ATTENTION_DROPOUTS if hasattr(config, name)}
+    dropouts = attention_dropouts(config)
     off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
     return load_backbone(recipe, dtype, **off), dropouts

@@ -98,3 +98,15 @@ def tokenizer_files(folder: Path) -> list[Path]:
         "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
     ]  # fmt: skip
     return [folder / name for name in [*names, "tokenizer_config.json"] if (folder / name).exists()]
+
+
+def describe_backbone(folder: Path) -> dict[str, Any]:
+    """What a backbone is, JSON-able: contents by their sha256. Raises InputError where weights are missing."""
+    weights = weight_files(folder)
+    if not (folder / "config.json").exists() or not weights:
+        raise InputError(f"{folder}: a backbone's config.json and weights are expected in this very folder")
+    return {
+        "model": sha256_of(folder / "config.json"),
+        "weights": [sha256_of(file) for file in weights],
+        "tokenizer": [sha256_of(file) for file in tokenizer_files(folder)],
+    }

@@ -93,6 +93,16 @@ class Dropout(nn.Dropout):
         return _Drop.apply(input, threshold)
 
 
+def attention_dropouts(config: Any) -> dict[str, float]:
+    """What a configuration of transformers says of dropout of attention's weights, as its family calls it.
+
+    Training puts 0 in its place: it keeps attention from the fused kernels, a step on a processor would take twice as
+    long. Dropout of the hidden states stays.
+    """
+    names = ("attention_probs_dropout_prob", "attention_dropout")
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}
+
+
 def swap_dropout(module: nn.Module) -> None:
     """Put `Dropout` in the place of every nn.Dropout of a model."""
     for child in module.modules():

@@ -16,10 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from retriever.batching import Tokens
 from retriever.encoder import load_backbone
 from retriever.errors import InputError
-from retriever.kernels import vocabulary_loss
+from retriever.kernels import attention_dropouts, vocabulary_loss
 from retriever.pooling import check_first_token
 from retriever.recipe import Recipe
-from retriever.reranker_training import ATTENTION_DROPOUTS
 from retriever.saving import restored
 
 CONDENSER_LAYERS = 2  # of Condenser's head (Gao & Callan 2021, section 4.1)
@@ -249,7 +248,7 @@ def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
     from transformers import AutoConfig, AutoModelForMaskedLM
 
     config = AutoConfig.from_pretrained(recipe.backbone, **recipe.config_args)
-    dropouts = {name: getattr(config, name) for name in ATTENTION_DROPOUTS if hasattr(config, name)}
+    dropouts = attention_dropouts(config)
     off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
     if not _has_head(config):
         return load_backbone(recipe, torch.float32, **off), True, dropouts

@@ -14,20 +14,19 @@ from torch import nn
 from retriever.attention import reach
 from retriever.batching import padded, plan
 from retriever.errors import InputError
-from retriever.files import sha256_of, tokenizer_files, weight_files
-from retriever.kernels import swap_dropout
+from retriever.kernels import attention_dropouts, swap_dropout
 from retriever.options import TitlePolicy
 from retriever.pairs import PairTokenizer
 from retriever.recipe import positions_of
 from retriever.reranker import Scored
 from retriever.reranker_data import TrainingData, batch_at
+from retriever.saving import restored
 from retriever.system import Batch, Chunk
 
 Loss = Literal["bce", "listwise"]
 
 _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens, padding included
 _STEP = 16
-ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # as the families call it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,8 @@ class CrossSystem:
         torch.manual_seed(options.seed)
         self.folder, self.options, self.data, self.device, self.dtype = folder, options, data, device, dtype
         self.tokenizer = check_length(folder, options.max_length)
-        self.module = self.model = _load(folder).to(device)
+        loaded, self._dropouts = _load(folder)
+        self.module = self.model = loaded.to(device)
         swap_dropout(self.model)
         with contextlib.suppress(InputError):  # what is out of reach trains by torch's own attention
             reach(self.model)
@@ -116,7 +116,8 @@ class CrossSystem:
         """A folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""
         from transformers import AutoTokenizer
 
-        self.model.save_pretrained(folder)
+        with restored(self.model.config, self._dropouts):
+            self.model.save_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(self.folder)
         tokenizer.model_max_length = self.options.max_length
         tokenizer.save_pretrained(folder)
@@ -136,18 +137,6 @@ def loss_of(logits: torch.Tensor, loss: Loss) -> torch.Tensor:
     return every.mean(dim=1).sum()
 
 
-def describe_backbone(folder: Path) -> dict[str, Any]:
-    """What a backbone is, JSON-able: contents by their sha256. Raises InputError where weights are missing."""
-    weights = weight_files(folder)
-    if not (folder / "config.json").exists() or not weights:
-        raise InputError(f"{folder}: a backbone's config.json and weights are expected in this very folder")
-    return {
-        "model": sha256_of(folder / "config.json"),
-        "weights": [sha256_of(file) for file in weights],
-        "tokenizer": [sha256_of(file) for file in tokenizer_files(folder)],
-    }
-
-
 def check_length(folder: Path, max_length: int) -> PairTokenizer:
     """The backbone's tokenizer for pairs of so many tokens. Raises InputError where it has no positions for them."""
     from transformers import AutoConfig
@@ -161,17 +150,17 @@ def check_length(folder: Path, max_length: int) -> PairTokenizer:
     return PairTokenizer(folder, max_length)
 
 
-def _load(folder: Path) -> Any:
-    """The backbone with one label, float32. Raises InputError where the weights are not this backbone's."""
+def _load(folder: Path) -> tuple[Any, dict[str, float]]:
+    """The backbone with one label, float32, without dropout of attention's weights; what these were. Raises InputError
+    where the weights are not this backbone's."""
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     try:
-        # Dropout of attention's weights keeps them from the fused kernels: on a processor a step would take twice as
-        # long. That of the hidden states stays.
-        dropouts = [name for name in ATTENTION_DROPOUTS if hasattr(AutoConfig.from_pretrained(folder), name)]
+        dropouts = attention_dropouts(AutoConfig.from_pretrained(folder))
+        off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
         model, found = AutoModelForSequenceClassification.from_pretrained(
-            folder, num_labels=1, dtype=torch.float32, output_loading_info=True, **dict.fromkeys(dropouts, 0.0)
+            folder, num_labels=1, dtype=torch.float32, output_loading_info=True, **off
         )
     except (ValueError, OSError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
@@ -179,4 +168,4 @@ def _load(folder: Path) -> Any:
     if 2 * len(found["missing_keys"]) > total:
         raise InputError(f"{folder}: the weights lack {len(found['missing_keys'])} of {total} tensors of a "
                          f"{type(model).__name__}")  # fmt: skip
-    return model
+    return model, dropouts

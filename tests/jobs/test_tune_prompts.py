@@ -192,6 +192,8 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--lr", "-1"), "lr=-1.0"),
         (("--lr", "0"), "lr=0.0"),
         (("--zero", 2), "--zero 2 --method prompt"),
+        (("--wait", "-1"), "--wait -1: expected seconds"),
+        (("--curves", "s3://bucket/x"), "--curves s3://bucket/x: expected a folder that this machine sees"),
         (("--epochs", "nan"), "--epochs nan: expected more than 0"),
         (("--epochs", "inf"), "--epochs inf: expected more than 0"),
         (("--refresh-epochs", "inf"), "--refresh-epochs inf"),

@@ -22,9 +22,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from retriever import reranker_training
 from retriever.errors import InputError
+from retriever.files import describe_backbone
 from retriever.reranker import Reranker, RerankerOptions
 from retriever.reranker_data import TrainingData, batch_at
-from retriever.reranker_training import CrossOptions, CrossSystem, describe_backbone, loss_of
+from retriever.reranker_training import CrossOptions, CrossSystem, loss_of
 from retriever.training import LoopOptions, Trainer
 
 SMALL = CrossOptions(batch=4, negatives_per_query=3, max_length=32, seed=5)
@@ -217,6 +218,9 @@ def test_training_learns(backbone: Path, tmp_path: Path, loss: str) -> None:
     assert len(losses) == 100
     assert np.mean(losses[-5:]) < 0.3 * np.mean(losses[:5])
     made.save(tmp_path / "model")
+    of_attention = [json.loads((folder / "config.json").read_text())["attention_probs_dropout_prob"]
+                    for folder in (backbone, tmp_path / "model")]  # fmt: skip
+    assert of_attention[0] == of_attention[1] > 0, "put off for training alone"
     reranker = Reranker(str(tmp_path / "model"), RerankerOptions(dtype="float32"))
     assert (reranker.config["probability"], reranker.config["max_length"]) == ("sigmoid", 32)
     draw = random.Random(9)
