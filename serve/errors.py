@@ -58,9 +58,13 @@ def told(request: Request, error: Exception) -> Response:
             headers = {"Retry-After": str(wait)} if status in (429, 503) else None
             return _error(request, status, name, SAID.get(type(error), str(error)), headers)
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        place = ".".join(str(step) for step in first["loc"])
-        return _error(request, 422, "invalid_request_error", f"{place}: {first['msg']}"[:500])
+        # Where a field may be this or that, of both ways in which it is neither, the one that comes closest.
+        closest = max(error.errors(), key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
+        steps = [str(step) for step in closest["loc"]]
+        place = ".".join(
+            step for step in steps if not step.startswith(("constrained-", "list["))
+        )  # pydantic's own names
+        return _error(request, 422, "invalid_request_error", f"{place}: {closest['msg']}"[:500])
     if isinstance(error, HTTPException):
         return _error(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
     if isinstance(error, ClientDisconnect):

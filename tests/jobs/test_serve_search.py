@@ -190,6 +190,14 @@ def test_vectors_are_the_encoders_in_both_formats(root: Path, client: TestClient
         np.testing.assert_allclose(np.frombuffer(base64.b64decode(row["embedding"]), "<f4"), vector, atol=1e-6)
     assert client.post("/v1/embeddings", json={**asked, "dimensions": 7}).status_code == 400
     assert client.post("/v1/embeddings", json={**asked, "input": [[1, 2, 3]]}).status_code == 422
+    for wrong, said in (
+        ([], "body.input: List should have at least 1 item"),
+        (["a", ""], "body.input.1: String should have at least 1 character"),
+        (3, "body.input: Input should be a valid string"),
+    ):
+        answer = client.post("/v1/embeddings", json={**asked, "input": wrong})
+        assert answer.status_code == 422
+        assert answer.json()["error"]["message"].startswith(said), answer.text
 
 
 def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
