@@ -82,7 +82,8 @@ async def _body(request: Request, model: type[M]) -> M:
     body = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise RequestValidationError([{"loc": ("body",), "msg": "expected Content-Type: application/json"}])
+        wrong = {"type": "content_type", "loc": ("body",), "msg": "expected Content-Type: application/json"}
+        raise RequestValidationError([wrong])
     try:
         return model.model_validate_json(body.removeprefix(b"\xef\xbb\xbf"))
     except ValidationError as error:
