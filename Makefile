@@ -31,7 +31,7 @@ lint: install  ## ruff, mypy, and the direction of imports
 	$(BIN)/lint-imports
 
 test: install browser lint  ## lint and all tests, slow ones too; those that kill and those on clusters in their short form
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=25
 
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not chaos and not cluster"
