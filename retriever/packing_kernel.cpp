@@ -3,13 +3,15 @@
 // text and a head at a time is widened to float32, keys transposed, and stays in the nearest cache; where the processor
 // multiplies tiles of bfloat16, that is done instead.
 //
-// Numbers are summed in an order that no width of registers changes: 16 lanes everywhere, one after the other in each.
-// Tiles sum in their own; `riptide_tiles` says whether they are used, and the numerics class tells.
+// Numbers are summed in an order that no width of registers changes: 16 lanes everywhere, one after the other in each,
+// held in as many registers as it takes. Tiles sum in their own; `riptide_tiles` says whether they are used, and the
+// numerics class tells.
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <new>
+#include <utility>
 #include <vector>
 
 #if defined(__AMX_BF16__)
@@ -22,12 +24,25 @@
 namespace {
 
 constexpr int64_t LANES = 16;
-constexpr int QUERIES = 8;  // tokens that look together, so that a key is read once for them
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
+// A register's width in numbers, and how many tokens look together, so that a key is read once for them: their sums are
+// to stay in registers, of which there are 32 with AVX-512, else 16. (Vectors wider than those live in memory.)
+#if defined(__AVX512F__)
+#define WIDTH 16
+constexpr int QUERIES = 8;
+#elif defined(__AVX__)
+#define WIDTH 8
+constexpr int QUERIES = 4;
+#else
+#define WIDTH 4
+constexpr int QUERIES = 2;
+#endif
+constexpr int PARTS = LANES / WIDTH;
+
+typedef float Floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
 
 // Memory that begins where a line of the cache does: else every other load takes two of them.
 template <class T>
@@ -41,7 +56,12 @@ struct Aligned {
 template <class T>
 using Buffer = std::vector<T, Aligned<T>>;
 
-constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+template <int... lanes>
+constexpr Ints numbered(std::integer_sequence<int, lanes...>) {
+    return Ints{lanes...};
+}
+
+constexpr Ints LANE = numbered(std::make_integer_sequence<int, WIDTH>());
 
 int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
@@ -116,30 +136,38 @@ Floats exponential(Floats x) {
     return x == x ? p : x;
 }
 
-// What `join` makes of all lanes, two by two.
+// What `join` makes of all 16 lanes, two by two: a lane and the one 8 from it, then 4, 2 and 1.
 template <class Join>
-float joined(Floats values, Join join) {
-    for (const int step : {8, 4, 2, 1}) values = join(values, __builtin_shuffle(values, LANE ^ step));
+float joined(Floats (&parts)[PARTS], Join join) {
+    for (int half = PARTS / 2; half > 0; half /= 2)
+        for (int part = 0; part < half; ++part) parts[part] = join(parts[part], parts[part + half]);
+    Floats values = parts[0];
+    for (int step = WIDTH / 2; step > 0; step /= 2) values = join(values, __builtin_shuffle(values, LANE ^ step));
     return values[0];
 }
 
 // Logits of `width` columns, of which the first `seen` count, to weights e^(scale (logit - highest)); their sum.
 float softmax(float* logits, int64_t seen, int64_t width, float scale) {
-    for (int64_t j = seen / LANES * LANES; j < width; j += LANES) {
+    for (int64_t j = seen / WIDTH * WIDTH; j < width; j += WIDTH) {
         const Ints behind = LANE + static_cast<int32_t>(j) >= static_cast<int32_t>(seen);
         store(logits + j, behind ? Floats{} + std::numeric_limits<float>::lowest() : load(logits + j));
     }
-    Floats most = load(logits);
+    Floats most[PARTS], sums[PARTS] = {};
+    for (int part = 0; part < PARTS; ++part) most[part] = load(logits + part * WIDTH);
     for (int64_t j = LANES; j < width; j += LANES) {
-        const Floats next = load(logits + j);
-        most = next > most ? next : most;
+        for (int part = 0; part < PARTS; ++part) {
+            const Floats next = load(logits + j + part * WIDTH);
+            most[part] = next > most[part] ? next : most[part];
+        }
     }
     const float highest = joined(most, [](Floats a, Floats b) { return a > b ? a : b; });
-    Floats sums = {};
     for (int64_t j = 0; j < width; j += LANES) {
-        Floats weights = exponential((load(logits + j) - highest) * scale);
-        store(logits + j, weights);
-        sums += weights;
+        for (int part = 0; part < PARTS; ++part) {
+            float* at = logits + j + part * WIDTH;
+            const Floats weights = exponential((load(at) - highest) * scale);
+            store(at, weights);
+            sums[part] += weights;
+        }
     }
     return joined(sums, [](Floats a, Floats b) { return a + b; });
 }
@@ -147,14 +175,18 @@ float softmax(float* logits, int64_t seen, int64_t width, float scale) {
 // QUERIES rows of `left`, `stride` apart, times `right`, [inner, width]: to `to`, [QUERIES, width].
 void product(const float* left, int64_t stride, const float* right, int64_t inner, int64_t width, float* to) {
     for (int64_t j = 0; j < width; j += LANES) {
-        Floats sums[QUERIES] = {};
+        Floats sums[QUERIES][PARTS] = {};
         for (int64_t i = 0; i < inner; ++i) {
-            const Floats row = load(right + i * width + j);
 #pragma GCC unroll 8
-            for (int q = 0; q < QUERIES; ++q) sums[q] += left[q * stride + i] * row;
+            for (int q = 0; q < QUERIES; ++q)
+#pragma GCC unroll 4
+                for (int part = 0; part < PARTS; ++part)
+                    sums[q][part] += left[q * stride + i] * load(right + i * width + j + part * WIDTH);
         }
 #pragma GCC unroll 8
-        for (int q = 0; q < QUERIES; ++q) store(to + q * width + j, sums[q]);
+        for (int q = 0; q < QUERIES; ++q)
+#pragma GCC unroll 4
+            for (int part = 0; part < PARTS; ++part) store(to + q * width + j + part * WIDTH, sums[q][part]);
     }
 }
 
@@ -375,21 +407,26 @@ void add_and_normalize(
 ) {
     Buffer<float> sum(width), weights(width), biases(width);
     for (int64_t i = 0; i < width; ++i) weights[i] = widened(weight[i]), biases[i] = widened(bias[i]);
+    const auto plus = [](Floats a, Floats b) { return a + b; };
     for (int64_t row = 0; row < count; ++row, values += width, added += width) {
-        const auto plus = [](Floats a, Floats b) { return a + b; };
-        Floats total = {}, squares = {};
+        Floats total[PARTS] = {}, squares[PARTS] = {};
         for (int64_t i = 0; i < width; i += LANES) {
-            const Floats both = widened(values + i) + widened(added + i);
-            total += both;
-            store(&sum[i], both);
+            for (int part = 0; part < PARTS; ++part) {
+                const int64_t at = i + part * WIDTH;
+                const Floats both = widened(values + at) + widened(added + at);
+                total[part] += both;
+                store(&sum[at], both);
+            }
         }
         const float mean = joined(total, plus) / width;
         for (int64_t i = 0; i < width; i += LANES) {
-            const Floats off = load(&sum[i]) - mean;
-            squares += off * off;
+            for (int part = 0; part < PARTS; ++part) {
+                const Floats off = load(&sum[i + part * WIDTH]) - mean;
+                squares[part] += off * off;
+            }
         }
         const float by = 1 / __builtin_sqrtf(joined(squares, plus) / width + epsilon);
-        for (int64_t i = 0; i < width; i += LANES) {
+        for (int64_t i = 0; i < width; i += WIDTH) {
             const Floats found = (load(&sum[i]) - mean) * by * load(&weights[i]) + load(&biases[i]);
             narrow(found, values + i);
         }
