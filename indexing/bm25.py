@@ -15,7 +15,7 @@ import numpy as np
 from indexing.artifact import Artifact, Draft
 from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table
-from indexing.exact import Hits
+from indexing.exact import Hits, nothing
 from indexing.lucene import LuceneSearch, LuceneShard, analyzer, versions, write_shard
 from indexing.store import Store, generation
 from indexing.tasks import node_cores, num_slots, run_tasks
@@ -234,17 +234,20 @@ def search_alive(searcher: LuceneSearch, queries: Sequence[str], k: int, deleted
 
 def search_among(searcher: LuceneSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
     """The top k among some rows, int64, ascending: asked for as many as should hold k of them, then twice as many."""
+    if not len(rows):
+        return nothing(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
-    return _deepened(searcher, queries, k, depth, lambda found: np.isin(found, rows), threads)
+    return _deepened(searcher, queries, k, depth, lambda found: np.isin(found, rows), threads, most=len(rows))
 
 
 def _deepened(
     searcher: LuceneSearch, queries: Sequence[str], k: int, depth: int, taken: Callable[[np.ndarray], np.ndarray],
-    threads: int,
+    threads: int, most: int | None = None,
 ) -> Hits:  # fmt: skip
-    """The top k of the rows that are taken (int64 -> bool), from a depth on that doubles until there are k."""
-    scores = np.full((len(queries), k), -np.inf, np.float32)
-    rows = np.full((len(queries), k), -1, np.int64)
+    """The top k of the rows that are taken (int64 -> bool), from a depth on that doubles until there are k. most: how
+    many can be taken, where that is known."""
+    wanted = k if most is None else min(k, most)
+    scores, rows = nothing(len(queries), k)
     left = np.arange(len(queries))
     while len(left):
         found = searcher.search([queries[int(number)] for number in left], depth, threads=threads)
@@ -254,6 +257,6 @@ def _deepened(
         width = order.shape[1]
         rows[left, :width] = np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1)
         scores[left, :width] = np.where(kept, np.take_along_axis(found.scores, order, axis=1), -np.inf)
-        enough = (alive.sum(axis=1) >= k) | (found.rows[:, -1] < 0) | (depth >= searcher.num_documents)
+        enough = (alive.sum(axis=1) >= wanted) | (found.rows[:, -1] < 0) | (depth >= searcher.num_documents)
         left, depth = left[~enough], min(2 * depth, searcher.num_documents)
     return Hits(scores, rows)

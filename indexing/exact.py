@@ -34,6 +34,11 @@ class Hits(NamedTuple):
     rows: np.ndarray  # int64 [q, k]
 
 
+def nothing(queries: int, k: int) -> Hits:
+    """No hits."""
+    return Hits(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))
+
+
 class OpenPart:
     """Vectors [n, dim] that are searched again and again, as `ExactSearch.add` takes them: converted once.
 

@@ -18,7 +18,7 @@ from indexing import kernel as kernels
 from indexing.bm25 import Bm25, search_alive, search_among
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
-from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, rescore_pieces, search_open
+from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, nothing, rescore_pieces, search_open
 from indexing.faiss_index import read_index, search_shard
 from indexing.filters import Filter
 from indexing.index import Index
@@ -175,8 +175,3 @@ class Words:
         if filter is None:
             return search_alive(self._searcher, queries, k, self._corpus.deleted, self.threads)
         return search_among(self._searcher, queries, k, self._matches.rows(filter), self.threads)
-
-
-def nothing(queries: int, k: int) -> Hits:
-    """No hits."""
-    return Hits(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))

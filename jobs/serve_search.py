@@ -144,7 +144,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
         store=store.url, topology="colocated" if options.topology == "colocated" else "distributed",
         tokens=options.tokens, without_tokens=not tokens, shards=options.shards or 1, batch=options.batch,
         queue=options.queue, compile=options.compile, encoder=scale, search=scale,
-        ingress=scale.model_copy(update={"ongoing": 2 * options.queue}), words=scale, reranker=scale, passages=scale,
+        ingress=scale, words=scale, reranker=scale, passages=scale,
     )  # fmt: skip
     run_application(application, options.host, options.port, told)
 

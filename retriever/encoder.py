@@ -125,13 +125,16 @@ class Encoder:
     def put_task(self, name: str, prompt: TaskPrompt) -> None:
         """Enter a task's prompt, instead of one of that name; forwards that have begun go on as they were.
 
-        Raises InputError where the prompt is for another backbone, for other settings than `options`, or where the
-        encoder was opened without tasks.
+        Raises InputError where the prompt is for another backbone, for other settings than `options`, where there is no
+        memory for it, or where the encoder was opened without tasks.
         """
         if self._served is None:
             raise InputError(f"task {name!r}: the encoder was opened without tasks; open it with tasks={{}}")
         self._check(name, prompt)
         with self._lock:
+            for side, table in self._tables.items():
+                if (matrix := prompt.of(side)) is not None:
+                    table.check_room(matrix.shape[3])
             for side, table in self._tables.items():
                 matrix = prompt.of(side)
                 if matrix is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from retriever.attention import PromptRows, PromptShape
+from retriever.errors import InputError
 from retriever.options import Side
 from retriever.prompts import TaskPrompt
 
@@ -81,6 +84,18 @@ class PromptTable:
         """The prompts as they are at this moment."""
         return self._now
 
+    def check_room(self, length: int) -> None:
+        """Raises InputError where a prompt of so many tokens makes the table larger than there is memory for."""
+        with self._lock:
+            shape = self._shape_for(length)
+        if shape == self._now.numbers.shape:
+            return
+        size, free = math.prod(shape) * self._now.numbers.element_size(), free_memory(self._now.numbers.device)
+        if size > free:
+            raise InputError(f"with a prompt of {length} tokens the table of {shape[3]:,} prompts takes "
+                             f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
+                             "longest")  # fmt: skip
+
     def put(self, task: str, matrix: torch.Tensor) -> None:
         """Enter a task's prompt, [layers, 2, heads, l, head_dim]; one of that name is replaced."""
         with self._lock, torch.no_grad():
@@ -104,19 +119,30 @@ class PromptTable:
             lengths[slot.number] = slot.length
         self._now = Prompts(slots, numbers, torch.from_numpy(lengths).to(numbers.device))
 
+    def _shape_for(self, length: int) -> torch.Size:
+        """The tensor's shape with a free slot for a prompt of `length`."""
+        columns, layers, two, capacity, heads, head_dim = self._now.numbers.shape
+        wanted = capacity if self._free else 2 * capacity
+        return torch.Size((max(columns, length), layers, two, wanted, heads, head_dim))
+
     def _with_room(self, length: int) -> torch.Tensor:
         """The present tensor, or a larger one of the same contents, with a free slot for a prompt of `length`."""
         old = self._now.numbers
-        columns, layers, two, capacity, heads, head_dim = old.shape
-        wanted = capacity if self._free else 2 * capacity
-        if wanted == capacity and length <= columns:
+        shape = self._shape_for(length)
+        if shape == old.shape:
             return old
-        numbers = old.new_zeros((max(columns, length), layers, two, wanted, heads, head_dim))
+        columns, capacity, wanted = old.shape[0], old.shape[3], shape[3]
+        numbers = old.new_zeros(shape)
         numbers[:columns, :, :, :capacity] = old
         self._become(self._now.slots, numbers)
         # Lowest numbers first, as the last of the list is taken.
         self._free[:0] = range(wanted - 1, capacity - 1, -1)
         return numbers
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of memory that can be had on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
 def warm_up_rows(shape: PromptShape, batch: int, dtype: torch.dtype, device: torch.device) -> list[PromptRows]:

@@ -29,6 +29,7 @@ Sides = Literal["tied", "untied", "query"]
 
 FORMAT = 1
 WEIGHTS, SETTINGS = "prompt.safetensors", "prompt.json"
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of a prompt that is saved
 BOTTLENECK = 512  # of `mlp`: the authors' prefix_hidden_size
 INIT = 0.02  # standard deviation of a fresh prompt's numbers: that of the backbones' own weights
 # What of an encoder's configuration is the backbone: a prompt fits where these are equal.
@@ -138,9 +139,9 @@ def load_prompt(folder: Path) -> TaskPrompt:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise InputError(f"{file}: not a prompt's: {type(error).__name__}: {error}") from error
     for name, tensor in tensors.items():
-        if tensor.ndim != 5 or tensor.shape[1] != 2 or not tensor.is_floating_point():
-            raise InputError(f"{folder / WEIGHTS}: {name} is {tensor.dtype} {tuple(tensor.shape)}, expected numbers "
-                             "[layers, 2, heads, l, head_dim]")  # fmt: skip
+        if tensor.ndim != 5 or tensor.shape[1] != 2 or tensor.dtype not in _DTYPES:
+            raise InputError(f"{folder / WEIGHTS}: {name} is {tensor.dtype} {tuple(tensor.shape)}, expected float32, "
+                             "float16 or bfloat16 [layers, 2, heads, l, head_dim]")  # fmt: skip
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"{folder / WEIGHTS}: {name} holds numbers that are not finite")
     for side, matrix in sides.items():

@@ -40,15 +40,15 @@ from serve.protocol import (
 )
 from serve.release import Task
 from serve.security import Tokens
-from serve.service import NotReadyError, Service, UnknownTaskError
+from serve.service import ConflictError, NotReadyError, Service, UnknownTaskError
 
 PAGE = Path(__file__).parent / "page"
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": what}
     for status, what in {
         400: "The request cannot be answered as it is", 401: "No token, or an unknown one", 403: "Not this token",
-        404: "No such task", 408: "The body did not come", 413: "Too large", 422: "Not as the schema says",
-        429: "Too many requests: Retry-After", 503: "Late, incomplete or not ready",
+        404: "No such task", 408: "The body did not come", 409: "Others changed the same", 413: "Too large",
+        422: "Not as the schema says", 429: "Too many requests: Retry-After", 503: "Late, incomplete or not ready",
     }.items()
 }  # fmt: skip
 
@@ -145,6 +145,8 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         """Serve a prompt under a name, at once and after restarts; answers when every replica has it."""
         await service.put_task(name, await prompt.read(), await settings.read(), index)
         live = _live(service)
+        if name not in live.tasks:
+            raise ConflictError(f"task {name!r} was put, and has been deleted by now")
         return as_json(_task(live, live.tasks[name]))
 
     @app.delete("/v1/tasks/{name}", response_model=TasksResponse)

@@ -44,14 +44,16 @@ class Batcher(Generic[Item, Result]):
     No item waits for company: a free thread takes what is there. Whoever asked is told at the deadline, at the latest
     GRACE after it where the item runs by then; one that still waits then, or whose asker has gone, never runs. An
     exception among the results is raised for its own asker alone. weigh: how much of `most` and `bound` an item takes.
-    Belongs to one event loop.
+    watch: told of each item that begins (1) and ends (-1) to run. Belongs to one event loop.
     """
 
     def __init__(
         self, run: Callable[[list[Item]], Sequence[Result | Exception]], *, most: int = 64, bound: int = 256,
         workers: int = 1, weigh: Callable[[Item], int] = lambda _: 1,
+        watch: Callable[[Item, int], object] = lambda item, by: None,
     ):  # fmt: skip
-        self.run, self.most, self.bound, self.workers, self.weigh = run, most, bound, workers, weigh
+        self.run, self.most, self.bound, self.workers = run, most, bound, workers
+        self.weigh, self.watch = weigh, watch
         self._waiting: deque[_Entry] = deque()
         self._weight = 0  # of all that wait
         self._running = 0
@@ -139,6 +141,8 @@ class Batcher(Generic[Item, Result]):
                 weight += own
             if batch:
                 self._running += 1
+                for entry in batch:
+                    self.watch(entry.item, 1)  # type: ignore[arg-type]
                 task = asyncio.get_running_loop().run_in_executor(self._pool, self._work, batch)
                 task.add_done_callback(partial(self._end, batch, weight))
 
@@ -164,6 +168,8 @@ class Batcher(Generic[Item, Result]):
                     _fail([entry], result)
                 elif not entry.future.done():
                     entry.future.set_result((result, begun - entry.entered))
+        for entry in batch:
+            self.watch(entry.item, -1)  # type: ignore[arg-type]
         self._start()
 
 

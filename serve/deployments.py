@@ -32,13 +32,17 @@ from retriever.errors import InputError
 from serve.batching import OverloadedError
 from serve.engine import Engine
 from serve.live import Live
+from serve.local import address_of
 from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
 from serve.places import LostError, Places, Reply
+from serve.protocol import MOST_MS
 from serve.release import Release, current
 from serve.security import Tokens, is_loopback
-from serve.service import Limits, Service
+from serve.service import LOOK, Limits, Service
 
 PREPARE_S = 600.0  # for all replicas to open a release
+LINGER_S = MOST_MS / 1000 + 2 * LOOK  # that other ingresses' requests, pinned to the release before, may take
+SPARE = 64  # requests that an ingress takes beside those for its queues
 TOGETHER = 2  # batches that a replica works on: one computes while the other is read or sent
 KINDS: dict[str, Callable[..., Part]] = {
     "encoder": EncoderPart, "search": SearchPart, "words": WordsPart, "passages": PassagesPart, "reranker": RerankPart,
@@ -90,7 +94,7 @@ class Application(BaseModel):
     queue: int = Field(default=256, ge=1)
     workers: int = Field(default=4, ge=1, description="Batches on their way at once, when distributed.")
     compile: Literal["auto", "never"] = "never"
-    ingress: Scale = Scale(ongoing=512)
+    ingress: Scale = Scale()
     encoder: Scale = Scale()
     search: Scale = Scale()
     words: Scale = Scale()
@@ -131,7 +135,10 @@ class There:
     def everywhere(self, method: str, *arguments: Any) -> None:
         """Call a method of every replica. Raises what one of them raised."""
         with _as_raised():
-            self.handle.broadcast(method, *arguments).results(timeout_s=PREPARE_S)
+            try:
+                self.handle.broadcast(method, *arguments).results(timeout_s=PREPARE_S)
+            except TimeoutError as error:
+                raise LostError(f"{method}: not done after {PREPARE_S:g} s") from error
 
 
 class _Sent:
@@ -178,10 +185,16 @@ class ClusterService(Service):
         self.single = {name: There(handle) for name, handle in parts.items() if not name.startswith("search-")}
         places = Places(encoder=self.single["encoder"], shards=self.shards, passages=self.single["passages"],
                         words=self.single.get("words"), reranker=self.single.get("reranker"))  # fmt: skip
-        super().__init__(store, Engine(places), prepare=self.open, retire=self.forget, limits=limits)
+        super().__init__(store, Engine(places), prepare=self.open, retire=self.forget, limits=limits,
+                         linger=LINGER_S)  # fmt: skip
 
     def open(self, release_id: str) -> None:
-        """Have every replica open a release. Raises InputError where one cannot."""
+        """Have every replica open a release. Raises InputError where one cannot, or where it needs a part that was not
+        deployed."""
+        release = Release.load(self.store, release_id)
+        for name in needed(release) - set(self.single):
+            raise InputError(f"release {release_id} needs {name}, which this service was deployed without: deploy it "
+                             "again while that release is live")  # fmt: skip
         for place in (*self.shards, *self.single.values()):
             place.everywhere("prepare", release_id)
 
@@ -190,7 +203,10 @@ class ClusterService(Service):
             place.everywhere("retire", release_id)
 
     def about(self, live: Live) -> dict[str, Any]:
-        known = self.single["encoder"].call("describe", live.release.id).result(timeout_s=30)
+        try:
+            known = self.single["encoder"].call("describe", live.release.id).result(timeout_s=10)
+        except TimeoutError as error:
+            raise LostError("encoder") from error
         return {**known, "shards": len(self.shards)}
 
 
@@ -247,7 +263,9 @@ def build(given: Application | Mapping[str, Any]) -> Any:
         raise InputError(f"{store.url} has no live release: make one with jobs/serve_search.py --store {store.url}")
     release = Release.load(store, found[0])
     parts = _parts(args, release) if args.topology == "distributed" else {}
-    scale = args.ingress
+    # What waits and what runs in its three queues: it refuses by itself what is more, and nothing waits before it.
+    ongoing = 3 * (args.queue + args.workers * args.batch) + SPARE
+    scale = args.ingress.model_copy(update={"ongoing": max(args.ingress.ongoing, ongoing)})
     if not parts:  # the encoder stands in it
         scale = scale.model_copy(update={"gpus": max(scale.gpus, args.encoder.gpus)})
     ingress = ray_serve.deployment(name="ingress", **scale.options())(Ingress)
@@ -270,11 +288,15 @@ def _parts(args: Application, release: Release) -> dict[str, Any]:
     for number in range(args.shards):
         name = f"search-{number:03d}"
         found[name] = bound(name, "search", args.search, number=number, of=args.shards)
-    if any(task.bm25 for task in release.tasks):
-        found["words"] = bound("words", "words", args.words)
-    if release.reranker:
-        found["reranker"] = bound("reranker", "reranker", args.reranker)
+    for name in needed(release) & {"words", "reranker"}:
+        found[name] = bound(name, name, getattr(args, name))
     return found
+
+
+def needed(release: Release) -> set[str]:
+    """Which of the parts that not every release needs this one does."""
+    words = any(task.bm25 for task in release.tasks)
+    return {name for name, wanted in {"words": words, "reranker": release.reranker is not None}.items() if wanted}
 
 
 def run_application(args: Application, host: str, port: int, told: Callable[[str], object]) -> None:
@@ -294,7 +316,7 @@ def run_application(args: Application, host: str, port: int, told: Callable[[str
     ray_serve.start(where, http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
     try:
         ray_serve.run(build(args), name="riptide", route_prefix="/")
-        told(f"http://{host}:{port}/")
+        told(address_of(host, port))
         ended.wait()
     finally:
         ray_serve.shutdown()

@@ -11,9 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from indexing.exact import Hits, merge
+from indexing.exact import Hits, merge, nothing
 from indexing.fusion import weighted
-from indexing.online import nothing
 from indexing.retrieval import HYBRID
 from indexing.retrievers import FUSION_DEPTH
 from retriever.errors import InputError
@@ -26,6 +25,7 @@ log = logging.getLogger("riptide.serve")
 Mode = Literal["dense", "exact", "bm25", "hybrid"]
 TOGETHER = 64  # texts that the encoder or the re-ranker is given at once
 LATE = 0.05  # seconds that a part may answer after the deadline: it drops what is late itself
+REST = 0.5  # seconds before the deadline at which shards are waited for no longer, where those that came will do
 
 
 @dataclass(frozen=True)
@@ -177,14 +177,16 @@ class Engine:
             if not wanted[number]:
                 continue
             depth = max(query.k, query.rerank, FUSION_DEPTH if query.mode == "hybrid" else 0)
+            alike = query.filter, query.partial
             if query.mode != "bm25":
-                place = (query.task.embeddings, query.task.index)
-                groups["dense", place, depth, query.filter, query.mode == "exact"].append(number)
+                groups["dense", query.task.place, depth, query.mode == "exact", *alike].append(number)
             if query.mode in ("bm25", "hybrid"):
-                groups["bm25", query.task.bm25, depth, query.filter, False].append(number)
+                groups["bm25", query.task.bm25, depth, False, *alike].append(number)
         sent: list[tuple[str, int, list[int], float, list[Reply]]] = []
-        for (kind, place, depth, filter, exact), members in groups.items():
+        for (kind, place, depth, exact, filter, partial), members in groups.items():
             deadline = max(queries[number].deadline for number in members)
+            if partial:  # what the others found has to be read still
+                deadline -= min(REST, max(0.0, deadline - time.time()) / 4)
             replies: list[Reply] = []
             if kind == "dense":
                 asked = np.stack([vectors[queries[n].task.name, queries[n].text] for n in members])

@@ -20,7 +20,6 @@ class Live:
         self.opened = Opened(store, release)
         self.columns = filter_columns(self.opened.corpus)
         self.lengths = {task.name: _lengths(store, task) for task in release.tasks if task.prompt}
-        self.requests = 0  # on their way
 
 
 def _lengths(store: Store, task: Task) -> dict[str, int]:

@@ -13,7 +13,6 @@ from serve.engine import Engine
 from serve.live import Live
 from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
 from serve.places import Here, Places
-from serve.release import Release
 from serve.security import Tokens
 from serve.service import Limits, Service
 
@@ -31,10 +30,8 @@ class LocalService(Service):
 
     def open(self, release_id: str) -> None:
         """Have every part open a release. Raises InputError where one cannot."""
-        release = Release.load(self.store, release_id)
-        for name, part in {"encoder": self.encoder, **self.others}.items():
-            if name != "reranker" or release.reranker:
-                part.prepare(release_id)
+        for part in (self.encoder, *self.others.values()):
+            part.prepare(release_id)
 
     def forget(self, release_id: str) -> None:
         for part in (self.encoder, *self.others.values()):
@@ -76,8 +73,13 @@ async def run_server(
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: None)
     with listen(host, port) as listening:
-        told(f"http://{host}:{listening.getsockname()[1]}/")
+        told(address_of(host, listening.getsockname()[1]))
         await uvicorn.Server(config).serve([listening])
+
+
+def address_of(host: str, port: int) -> str:
+    """Where a server of this host and port is found."""
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -191,7 +191,7 @@ class SearchPart(Part):
         release = opened.release
         corpus = tuple(artifact.fingerprint for artifact in opened.corpus.generations)
         found = {}
-        for place in {(task.embeddings, task.index) for task in release.tasks}:
+        for place in {task.place for task in release.tasks}:
             vectors = opened.embeddings[place[0]]
             index = opened.indexes[place[1]] if place[1] else None
             made = tuple(g.fingerprint for g in [*vectors.generations, *(index.generations if index else [])])
@@ -268,13 +268,14 @@ class RerankPart(Part):
     ) -> np.ndarray:  # fmt: skip
         """The probability of each pair: float32 [n]."""
         check_deadline(deadline)
-        model: Reranker = self._of(release_id)
+        model: Reranker | None = self._of(release_id)
+        assert model is not None, f"release {release_id} has no re-ranker"
         return model.score(list(questions), model.compose(list(titles), list(texts)))
 
-    def _open(self, opened: Opened) -> Reranker:
+    def _open(self, opened: Opened) -> Reranker | None:
         name = opened.release.reranker
         if name is None:
-            raise InputError(f"release {opened.release.id} has no re-ranker")
+            return None
         options, config = open_reranker(self.store, name)
 
         def start() -> Reranker:

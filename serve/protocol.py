@@ -67,7 +67,8 @@ class SearchRequest(Strict):
 
 
 class FoundPassage(Strict):
-    """A hit. score: of the last step that ordered it; scores: of each source that found it."""
+    """A hit. score: of the last step that ordered it, which below the re-ranked ones is their order (-rank); scores: of
+    each source that found it."""
 
     id: str
     rank: int

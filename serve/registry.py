@@ -17,9 +17,22 @@ from retriever.errors import InputError
 from retriever.options import SIDES
 from retriever.prompt_table import task_config
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, load_prompt
-from serve.release import BASE, GIVEN, TASK_NAME, Opened, Release, Task, check_passages
+from serve.release import (
+    BASE,
+    GIVEN,
+    TASK_NAME,
+    Opened,
+    Place,
+    Release,
+    Task,
+    check_passages,
+    generations,
+    names,
+    open_place,
+)
 
 MOST_TOKENS = 1_024  # of a prompt
+MOST_SETTINGS = 1 << 20  # bytes
 
 
 def take_prompt(
@@ -27,13 +40,17 @@ def take_prompt(
 ) -> Release:
     """The release with a task more (or another one of that name): its prompt checked, and kept in the store.
 
-    index: that of its passages; may be left out where the release has one. Raises InputError where the prompt is
-    damaged, for another backbone or other settings, or where the index holds other vectors than its passages have.
+    index: that of its passages, of the release or of the store, or the name of embeddings (searched as the release
+    does it; else every vector is scored); may be left out where the release has one. Raises InputError where the
+    prompt is damaged, for another backbone or other settings, or where the index holds other vectors than its
+    passages have.
     """
     if not TASK_NAME.fullmatch(name) or name == BASE:
         raise InputError(f"task {name!r}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
+    if len(settings) > MOST_SETTINGS:
+        raise InputError(f"{SETTINGS}: {len(settings):,} bytes, expected up to {MOST_SETTINGS:,}")
     opened = Opened(store, release)
-    embeddings, index, bm25 = _place(release, index)
+    place = _place(store, opened, index)
     with tempfile.TemporaryDirectory(prefix="riptide-task-") as folder:
         Path(folder, WEIGHTS).write_bytes(weights)
         Path(folder, SETTINGS).write_bytes(settings)
@@ -41,11 +58,12 @@ def take_prompt(
             prompt = load_prompt(Path(folder))
         except InputError as error:
             raise InputError(str(error).replace(f"{folder}/", "")) from error
-        check_prompt(name, prompt, opened.spec, opened.embeddings[embeddings])
+        check_prompt(name, prompt, opened.spec, place[0])
         digest = fingerprint_of([file_sha256(Path(folder, file)) for file in (WEIGHTS, SETTINGS)])
         artifact = keep_prompt(store, f"{name}.{digest[:12]}", Path(folder), opened.spec, prompt)
     kept = artifact.key.partition("/")[2]
-    return release.with_task(Task(name, kept, embeddings, index, bm25), [artifact])
+    words = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # of a release, which has one
+    return release.with_task(Task(name, kept, *names(place), words), [artifact, *generations(place)])
 
 
 def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:
@@ -72,11 +90,23 @@ def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt
     return store.open("prompts", name)
 
 
-def _place(release: Release, index: str | None) -> tuple[str, str | None, str | None]:
-    """(embeddings, index, bm25) of the task over an index, or over embeddings named in its place."""
-    places = {(task.embeddings, task.index, task.bm25) for task in release.tasks}
-    found = [place for place in places if index in (None, place[0], place[1])]
-    if len({place[:2] for place in found}) != 1:
-        have = ", ".join(sorted({place[1] or place[0] for place in places}))
-        raise InputError(f"index {index!r}: expected one of this release's: {have}")
-    return min(found, key=str)
+def _place(store: Store, opened: Opened, name: str | None) -> Place:
+    """What a task is searched in, by the name of an index or of embeddings; the release's own where none is given.
+
+    Raises InputError where there is no such name, or where what has it is not of the release's corpus.
+    """
+    tasks = opened.release.tasks
+    places = {task.place for task in tasks if name in (None, task.embeddings, task.index)}
+    if len(places) == 1:
+        [(embeddings, index)] = places
+        return opened.embeddings[embeddings], opened.indexes[index] if index else None
+    if places:
+        have = ", ".join(sorted({task.index or task.embeddings for task in tasks}))
+        raise InputError(f"index {name!r}: this release has several; name one of them: {have}")
+    if name in store.names("index"):
+        made_of = str(store.generations("index", name)[-1].config["embeddings"])
+        return open_place(store, made_of, name, opened.corpus)
+    if name in store.names("embeddings"):
+        return open_place(store, str(name), None, opened.corpus)
+    have = ", ".join(sorted({*store.names("index"), *store.names("embeddings")}))
+    raise InputError(f"index {name!r}: {store.url} has no index or embeddings of that name; it has {have}")

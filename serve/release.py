@@ -30,6 +30,8 @@ KEPT = 10  # releases before the live one
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 GIVEN = "given"  # in the configuration of a prompt that came over HTTP
 BASE = "default"  # the task of the backbone without a prompt
+Place = tuple[Embeddings, Index | None]  # what is searched by vectors; without an index every vector is scored
+OF_TASKS = ("prompts", "embeddings", "index", "bm25")  # kinds of artifacts that a task names
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class Task:
     embeddings: str
     index: str | None = None
     bm25: str | None = None
+
+    @property
+    def place(self) -> tuple[str, str | None]:
+        """What its vectors are searched in."""
+        return self.embeddings, self.index
 
 
 @dataclass(frozen=True)
@@ -90,10 +97,12 @@ class Release:
         return self._with([task for task in self.tasks if task.name != name], self.fingerprints)
 
     def _with(self, tasks: Iterable[Task], fingerprints: Mapping[str, str]) -> Release:
-        """With these tasks, and no prompt that is none of theirs."""
+        """With these tasks, and no artifact that only tasks have and none of these does."""
         ordered = tuple(sorted(tasks, key=lambda task: task.name))
-        prompts = {f"prompts/{task.prompt}" for task in ordered if task.prompt}
-        kept = {key: own for key, own in fingerprints.items() if key in prompts or not key.startswith("prompts/")}
+        kept = {
+            key: own for key, own in fingerprints.items()
+            if key.partition("/")[0] not in OF_TASKS or any(_is_of(key, task) for task in ordered)
+        }  # fmt: skip
         return replace(self, tasks=ordered, fingerprints=kept)
 
     def save(self, store: Store) -> None:
@@ -181,12 +190,11 @@ def renewed(store: Store, release: Release) -> Release:
     spec = EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
     parts: list[Artifact] = [*corpus.generations, *spec.inputs().values()]
     for task in release.tasks:
-        vectors = Embeddings.open(store, task.embeddings, corpus)
-        parts += vectors.generations
-        parts += Index.open(store, task.index, vectors).generations if task.index else []
+        place = open_place(store, task.embeddings, task.index, corpus)
+        parts += generations(place)
         parts += Bm25.open(store, task.bm25, corpus).generations if task.bm25 else []
         parts += [store.open("prompts", task.prompt)] if task.prompt else []
-        check_task(store, task, spec, vectors)
+        check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), place[0])
     parts += _model(store, release.reranker)
     return replace(release, fingerprints=_fingerprints(parts))
 
@@ -196,8 +204,9 @@ def plan(
     tasks: Iterable[str] | None = None, reranker: str | None = None, before: Release | None = None,
 ) -> tuple[Release, dict[str, str]]:  # fmt: skip
     """A release of what a store holds: its embeddings (or those named), with the index over them, BM25, every prompt
-    whose passages these are (or the tasks named); and why each prompt that was left out does not fit. before: the live
-    release, whose tasks that came over HTTP stay; others that did have been deleted.
+    (or the tasks named); and why each prompt that was left out does not fit. A prompt whose passages those embeddings
+    are not is served over embeddings of its own. before: the live release, whose tasks that came over HTTP stay; others
+    that did have been deleted.
 
     Raises InputError where a name says nothing, or where what is named does not fit together.
     """
@@ -205,46 +214,86 @@ def plan(
     if index is not None and embeddings is None:
         embeddings = str(store.generations("index", store.only("index", index))[-1].config["embeddings"])
     vectors = Embeddings.open(store, embeddings, corpus)
-    over = [name for name in store.names("index") if _over(store, name) == vectors.name]
-    if index is None and len(over) > 1:
-        raise InputError(f"{store.url} has several indexes over embeddings/{vectors.name}: {', '.join(over)}; say "
-                         "which with --index NAME")  # fmt: skip
-    chosen = index or (over[0] if over else None)
-    opened = Index.open(store, chosen, vectors) if chosen else None
+    main = vectors, Index.open(store, index, vectors) if index else index_over(store, vectors)
     words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
-    options = EncoderOptions(**vectors.encoder_options)
-    spec = EncoderSpec(store, vectors.encoder_name, options)
-    parts: list[Artifact] = [*corpus.generations, *vectors.generations, *(opened.generations if opened else []),
-                             *(words.generations if words else []), *spec.inputs().values()]  # fmt: skip
+    spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
+    parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *spec.inputs().values()]
     parts += _model(store, reranker)
-    place: dict[str, Any] = {"embeddings": vectors.name, "index": chosen, "bm25": words.name if words else None}
     found: list[Task] = []
     left: dict[str, str] = {}
-    put = {t.name: t.prompt for t in before.tasks if t.prompt and came_over_http(store, t.prompt)} if before else {}
+    put = {t.name: t for t in before.tasks if t.prompt and came_over_http(store, t.prompt)} if before else {}
     trained = [name for name in store.names("prompts") if not came_over_http(store, name)]
     asked = [BASE, *trained, *put] if tasks is None else list(tasks)
     for name in dict.fromkeys(asked):
-        prompt = None if name == BASE else put.get(name, name)
+        prompt = None if name == BASE else put[name].prompt if name in put else name
         try:
-            found.append(check_task(store, Task(name, prompt, **place), spec, vectors))
+            place = _place(store, replace(spec, task=prompt), _name(name), main, corpus, before, put.get(name))
         except InputError as error:
             if tasks is not None:
                 raise
             left[name] = str(error)
             continue
-        parts += [store.open("prompts", prompt)] if prompt else []
+        found.append(Task(name, prompt, *names(place), words.name if words else None))
+        parts += [*generations(place), *([store.open("prompts", prompt)] if prompt else [])]
     if not found:
         raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(left.values())}")
     ordered = tuple(sorted(found, key=lambda task: task.name))
     return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), left
 
 
-def check_task(store: Store, task: Task, spec: EncoderSpec, vectors: Embeddings) -> Task:
-    """The task. Raises InputError unless its passages, as prompt and backbone make them, are what was encoded."""
-    if not TASK_NAME.fullmatch(task.name):
-        raise InputError(f"task {task.name!r}: expected up to 100 letters, digits, '.', '_' and '-', the first a "
-                         "letter or digit")  # fmt: skip
-    check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), vectors)
+def _place(
+    store: Store, spec: EncoderSpec, name: str, main: Place, corpus: Corpus, before: Release | None, put: Task | None
+) -> Place:
+    """Where a task is searched: where it was put to, if not where the backbone's own is; else in `main`, where these
+    are its passages; else in the embeddings of its own. spec: with its prompt.
+
+    Raises InputError where there is none, or are several.
+    """
+    base = before.task(BASE) if before else None
+    if put is not None and (base is None or put.place != base.place):
+        return open_place(store, *put.place, corpus)
+    described = spec.describe("passage")
+    if not differing(main[0].config["encoder"], described, passages=True):
+        return main
+    fitting = [
+        own for own in store.names("embeddings")
+        if not differing(store.generations("embeddings", own)[-1].config["encoder"], described, passages=True)
+    ]  # fmt: skip
+    if not fitting:
+        check_passages(name, described, main[0])
+    if len(fitting) > 1:
+        raise InputError(f"task {name}: {store.url} has several embeddings of its passages: {', '.join(fitting)}; "
+                         "remove all but one of them, or put the task over HTTP, naming one")  # fmt: skip
+    vectors = Embeddings.open(store, fitting[0], corpus)
+    return vectors, index_over(store, vectors)
+
+
+def index_over(store: Store, vectors: Embeddings) -> Index | None:
+    """The index over some embeddings; None where there is none. Raises InputError where there are several."""
+    over = [
+        name for name in store.names("index")
+        if store.generations("index", name)[-1].config["embeddings"] == vectors.name
+    ]  # fmt: skip
+    if len(over) > 1:
+        raise InputError(f"{store.url} has several indexes over embeddings/{vectors.name}: {', '.join(over)}; say "
+                         "which with --index NAME")  # fmt: skip
+    return Index.open(store, over[0], vectors) if over else None
+
+
+def open_place(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> Place:
+    """Embeddings, and the index over them, of just this corpus. Raises InputError where they are of another."""
+    vectors = Embeddings.open(store, embeddings, corpus)
+    if vectors.num_rows > corpus.num_rows:
+        raise InputError(f"embeddings/{embeddings} cover {vectors.num_rows:,} passages, the release's corpus has "
+                         f"{corpus.num_rows:,}: make a release of what the store holds now first")  # fmt: skip
+    return vectors, Index.open(store, index, vectors) if index else None
+
+
+def _name(task: str) -> str:
+    """A task's name. Raises InputError where it is none."""
+    if not TASK_NAME.fullmatch(task):
+        raise InputError(f"task {task!r}: expected up to 100 letters, digits, '.', '_' and '-', the first a letter or "
+                         "digit")  # fmt: skip
     return task
 
 
@@ -276,8 +325,21 @@ class Opened:
         self.spec = EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
 
 
-def _over(store: Store, index: str) -> str:
-    return str(store.generations("index", index)[-1].config["embeddings"])
+def _is_of(key: str, task: Task) -> bool:
+    """Whether an artifact (KIND/NAME, KIND/NAME/GENERATION) is one that a task names."""
+    kind, name = key.split("/")[:2]
+    own = {"prompts": task.prompt, "embeddings": task.embeddings, "index": task.index, "bm25": task.bm25}
+    return name == own[kind]
+
+
+def names(place: Place) -> tuple[str, str | None]:
+    vectors, index = place
+    return vectors.name, index.name if index else None
+
+
+def generations(place: Place) -> list[Artifact]:
+    vectors, index = place
+    return [*vectors.generations, *(index.generations if index else [])]
 
 
 def _model(store: Store, name: str | None) -> list[Artifact]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from indexing.filters import Filter
 from indexing.store import Store
 from retriever.errors import InputError
-from serve.batching import Batcher
+from serve.batching import Batcher, OverloadedError
 from serve.engine import Answer, Engine, Query
 from serve.live import Live
 from serve.protocol import SearchRequest
@@ -29,6 +30,7 @@ log = logging.getLogger("riptide.serve")
 
 LOOK = 2.0  # seconds between looks at which release is live
 TRIES = 20  # to make a release the live one, where others do so too
+CHANGES = 8  # of what is served that are on their way; each holds what was sent
 
 
 class UnknownTaskError(Exception):
@@ -57,21 +59,27 @@ class Limits:
 
 
 class Service:
-    """prepare, retire: have every part open a release, or let go of it; called in a thread. One event loop's own."""
+    """prepare, retire: have every part open a release, or let go of it; called in a thread. linger: seconds for which
+    one that was live is kept at least, where others have requests that are pinned to it. One event loop's own."""
 
     def __init__(
         self, store: Store, engine: Engine, *, prepare: Callable[[str], object], retire: Callable[[str], object],
-        limits: Limits = Limits(),
+        limits: Limits = Limits(), linger: float = 0.0,
     ):  # fmt: skip
         self.store, self.engine, self.limits = store, engine, limits
-        self._prepare, self._retire = prepare, retire
+        self._prepare, self._retire, self._linger = prepare, retire, linger
         self.live: Live | None = None
         self.announce = nobody  # has others that serve the same store look which release is live
-        self._old: list[Live] = []
+        self._users: Counter[str] = Counter()  # of each release: requests on their way, and what runs for them
+        self._old: dict[str, float] = {}  # releases that were live, and when they ceased to be
         self._changing = asyncio.Lock()
+        self._changes = 0
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
-        queue: dict[str, Any] = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers}
-        self.searches: Batcher[Asked, Answer] = Batcher(partial(search_all, engine), **queue)
+        queue: dict[str, Any] = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers,
+                                 "watch": lambda asked, by: self._use(asked.release.id, by)}  # fmt: skip
+        self.searches: Batcher[Asked, Answer] = Batcher(
+            partial(search_all, engine), weigh=lambda asked: 1 + asked.query.rerank, **queue
+        )
         self.embeddings: Batcher[Vectors, tuple[np.ndarray, int]] = Batcher(
             partial(embed_all, engine), weigh=lambda asked: len(asked.texts), **queue
         )
@@ -101,8 +109,10 @@ class Service:
     async def refresh(self) -> None:
         """Look which release is live, and serve that. Raises InputError where it cannot be."""
         found = await self._aside(current, self.store)
-        if found is not None and (self.live is None or found[0] != self.live.release.id):
-            async with self._changing:
+        if found is None or (self.live is not None and found[0] == self.live.release.id):
+            return
+        async with self._changing:
+            if found := await self._aside(current, self.store):  # it may be another one by now
                 await self._adopt(await self._aside(Release.load, self.store, found[0]))
 
     async def search(self, request: SearchRequest) -> tuple[Live, list[tuple[Answer, float]]]:
@@ -189,16 +199,26 @@ class Service:
 
     async def _change(self, change: Callable[[Release], Release]) -> Release:
         """Make another release of the live one, have all prepare it, and make it the live one."""
-        async with self._changing:
-            for _ in range(TRIES):
-                found = await self._aside(current, self.store)
-                assert found is not None
-                release = await self._aside(change, await self._aside(Release.load, self.store, found[0]))
-                if await self._made_current(release, found[1]):
-                    await self._adopt(release)
-                    await self.announce()
-                    return release
-            raise ConflictError("others change the tasks at the same time; try again")
+        if self._changes >= CHANGES:
+            raise OverloadedError(5)
+        self._changes += 1
+        try:
+            async with self._changing:
+                release = await self._changed(change)
+        finally:
+            self._changes -= 1
+        await self.announce()
+        return release
+
+    async def _changed(self, change: Callable[[Release], Release]) -> Release:
+        for _ in range(TRIES):
+            found = await self._aside(current, self.store)
+            assert found is not None
+            release = await self._aside(change, await self._aside(Release.load, self.store, found[0]))
+            if await self._made_current(release, found[1]):
+                await self._adopt(release)
+                return release
+        raise ConflictError("others change the tasks at the same time; try again")
 
     async def _made_current(self, release: Release, tag: str) -> bool:
         """Have all prepare a release, and make it the live one; where that fails nothing of it is left."""
@@ -209,7 +229,7 @@ class Service:
             made = await self._aside(make_current, self.store, release, tag)
         finally:
             if not made and self.live is not None and release.id != self.live.release.id:
-                await self._aside(self._forget, release.id)
+                self._outdate(release.id)
                 await self._aside(discard, self.store, release.id)
         return made
 
@@ -217,19 +237,30 @@ class Service:
         """Serve a release from the next request on; the one before goes once its last request is answered."""
         if self.live is not None and self.live.release.id == release.id:
             return
-        await self._aside(self._prepare, release.id)
-        live = await self._aside(Live, self.store, release)
-        if self.live is not None:
-            self._old.append(self.live)
-        self.live = live
+        self._old.pop(release.id, None)
+        try:
+            await self._aside(self._prepare, release.id)
+            live = await self._aside(Live, self.store, release)
+        except BaseException:
+            self._outdate(release.id)
+            raise
+        before, self.live = self.live, live
         log.info("release %s is live: %d tasks", release.id, len(release.tasks))
+        if before is not None:
+            self._outdate(before.release.id)
+
+    def _outdate(self, release_id: str) -> None:
+        """A release is not the live one: it goes once nobody uses it, and has lingered."""
+        self._old[release_id] = time.monotonic() + self._linger
+        if self._linger:
+            asyncio.get_running_loop().call_later(self._linger + 0.1, self._let_go)
         self._let_go()
 
     def _let_go(self) -> None:
-        for old in [old for old in self._old if not old.requests]:
-            self._old.remove(old)
-            if self.live is None or old.release.id != self.live.release.id:
-                self._admin.submit(self._forget, old.release.id)
+        now = time.monotonic()
+        for release_id in [old for old, until in self._old.items() if until <= now and not self._users[old]]:
+            del self._old[release_id]
+            self._admin.submit(self._forget, release_id)
 
     def _forget(self, release_id: str) -> None:
         """Let go of a release; what cannot be let go of is told, and costs memory alone."""
@@ -258,11 +289,17 @@ class Service:
     @contextlib.contextmanager
     def _held(self, live: Live) -> Iterator[None]:
         """A release stays open while a request that is pinned to it is on its way."""
-        live.requests += 1
+        self._use(live.release.id, 1)
         try:
             yield
         finally:
-            live.requests -= 1
+            self._use(live.release.id, -1)
+
+    def _use(self, release_id: str, by: int) -> None:
+        """So many more (or fewer) use a release."""
+        self._users[release_id] += by
+        if not self._users[release_id]:
+            del self._users[release_id]
             self._let_go()
 
     async def _aside(self, function: Callable[..., Any], *arguments: Any) -> Any:

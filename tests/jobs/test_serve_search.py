@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,30 +26,35 @@ from fastapi.testclient import TestClient
 from local_cluster import port
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
+from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
 from serving import OPTIONS, SHAPE, K, questions, started, task_files
 
 from indexing import faiss_index, kernel
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
+from indexing.encoders import EncoderSpec
 from indexing.index import Index
+from indexing.models import commit_files
 from indexing.online import DenseShard
 from indexing.runs import read_run
 from indexing.store import Store
 from indexing.verify import verify
+from retriever import prompt_table
 from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.app import build_app
 from serve.batching import OverloadedError
 from serve.client import Client, ServerError
-from serve.deployments import There
+from serve.deployments import ClusterService, There
 from serve.engine import Query
 from serve.local import LocalService, open_local
 from serve.parts import SearchPart
 from serve.places import Here, LostError
-from serve.release import Release, current
+from serve.release import Release, current, make_current, plan
 from serve.security import Tokens, digest
+from serve.service import Limits
 from serve.work import Asked, Vectors, embed_all, search_all
 
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
@@ -235,6 +241,65 @@ def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
     assert current(store)[0] == before
 
 
+def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: Path, done: Callable[..., str]) -> None:
+    folder = Path(shutil.copytree(root / "store", tmp_path / "store"))
+    store, at = Store(str(folder)), ("--store", folder)
+    files = task_files(tmp_path / "legal", model, 3)
+    both = replace(load(tmp_path / "legal"), passage=2 * torch.randn(SHAPE.layers, 2, SHAPE.heads, 4, SHAPE.head_dim))
+    both.save(tmp_path / "legal")
+    files = {
+        "prompt": (WEIGHTS, (tmp_path / "legal" / WEIGHTS).read_bytes()),
+        "settings": (SETTINGS, (tmp_path / "legal" / SETTINGS).read_bytes()),
+    }
+    spec = EncoderSpec(store, model, OPTIONS)
+    with store.create("prompts", "legal", config={}, inputs=spec.inputs()) as draft:
+        draft.note(backbone=model, options=asdict(OPTIONS))
+        commit_files(draft, tmp_path / "legal")
+    done("encode_corpus", *at, "--task", "legal", "--dtype", "float32", "--compile", "never")
+    done("build_index", *at, "--embeddings", "legal", "--name", "legal-idx", "--factory", "Flat")
+    done("search", *at, "--source", "exact:legal", "--k", K, "--name", "own")
+    own = {id: [hit for hit, _ in hits] for id, hits in run_of(tmp_path, "own").items()}
+    ids, texts = list(questions(root))[:8], list(questions(root).values())[:8]
+
+    def found(client: TestClient, task: str, mode: str) -> list[list[str]]:
+        answer = client.post("/v1/search", json={"queries": texts, "task": task, "mode": mode, "k": K})
+        assert answer.status_code == 200, answer.text
+        return [[hit["id"] for hit in result["hits"]] for result in answer.json()["results"]]
+
+    planned, left = plan(store, embeddings="enc")
+    assert not left
+    assert {task.name: task.place for task in planned.tasks} == {
+        "default": ("enc", "idx"),
+        "legal": ("legal", "legal-idx"),
+    }
+    with serving(open_local(store, threads=2)) as client:
+        bare, before = found(client, "default", "exact"), current(store)[0]
+        assert bare != [own[id] for id in ids]
+        answer = client.put("/v1/tasks/law", files=files)
+        assert answer.status_code == 400
+        assert "its passages' vectors are not those of embeddings/enc" in answer.json()["error"]["message"]
+        for index, mode in (("legal", "exact"), ("legal-idx", "dense")):  # embeddings without an index, and one
+            answer = client.put("/v1/tasks/law", files=files, data={"index": index})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["embeddings"] == "legal"
+            assert found(client, "law", mode) == [own[id] for id in ids]
+            assert found(client, "default", "exact") == bare
+            renewed, left = plan(store, embeddings="enc", before=Release.load(store, current(store)[0]))
+            assert not left
+            assert renewed.task("law").place == ("legal", None if index == "legal" else index)  # where it was put to
+        assert client.put("/v1/release", json={"release": None}).json()["release"] == current(store)[0]
+        assert client.delete("/v1/tasks/law").status_code == 200
+        assert current(store)[0] == before  # with nothing of its passages left in it
+    with serving(open_local(store, threads=2)) as client:
+        tag = current(store)[1]
+        assert make_current(store, planned, tag)
+        for _ in range(100):
+            if len(client.get("/v1/tasks").json()["tasks"]) == 2:
+                break
+            time.sleep(0.1)
+        assert found(client, "legal", "dense") == [own[id] for id in ids]
+
+
 def load(folder: Path) -> TaskPrompt:
     from retriever.prompts import load_prompt
 
@@ -262,7 +327,9 @@ def test_a_task_survives_a_restart(root: Path, model: str, tmp_path: Path) -> No
         ({"says_length": 10**9}, "another length of the query's prompt than its 3 tokens"),
         ({"layers": 5}, "of shape (5, 2, 4, 3, 8)"),
         ({"value": 3e38}, "task bad: the vector of text 0"),
-        ({"index": "none"}, "expected one of this release's"),
+        ({"index": "none"}, "has no index or embeddings of that name; it has enc, idx"),
+        ({"dtype": torch.float8_e4m3fn}, "expected float32, float16 or bfloat16"),
+        ({"settings": b" " * (1 << 20) + b"{}"}, "expected up to 1,048,576"),
         ({"query_length": 7}, "other settings than the release's (query_length differ)"),
     ],
 )
@@ -278,7 +345,12 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
         replace(load(tmp_path), query=torch.full(shape, change.get("value", 0.1))).save(tmp_path)
         files = {"prompt": (WEIGHTS, (tmp_path / WEIGHTS).read_bytes()),
                  "settings": (SETTINGS, (tmp_path / SETTINGS).read_bytes())}  # fmt: skip
+    if "dtype" in change:
+        [(name, matrix)] = load_file(tmp_path / WEIGHTS).items()
+        files["prompt"] = (WEIGHTS, save({name: matrix.to(change["dtype"])}))
     said = json.loads(files["settings"][1])
+    if "dtype" in change:
+        files["settings"] = (SETTINGS, json.dumps({**said, "sha256": sha256(files["prompt"][1]).hexdigest()}).encode())
     if "query_length" in change:
         said["options"]["query_length"] = change["query_length"]
         files["settings"] = (SETTINGS, json.dumps(said).encode())
@@ -371,6 +443,89 @@ def test_a_release_that_cannot_be_opened_leaves_nothing(
     assert (current(store), store.names("releases")) == before
     assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
     assert service.encoder._encoders.held(next(iter(service.encoder._encoders._held))).tasks == ()
+
+
+def test_a_prompt_that_there_is_no_memory_for_is_refused(
+    root: Path, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(root / "store"))
+    before = current(store), store.names("prompts")
+    with monkeypatch.context() as scarce:
+        scarce.setattr(prompt_table, "free_memory", lambda device: 1000)
+        answer = client.put("/v1/tasks/long", files=task_files(tmp_path, model, 1, 700))
+    assert answer.status_code == 400
+    assert "with a prompt of 700 tokens the table of 2 prompts takes" in answer.json()["error"]["message"]
+    assert (current(store), [name for name in store.names("prompts") if name not in before[1]]) == (before[0], [])
+
+
+def test_others_may_change_what_is_live_while_a_task_is_put(
+    root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path
+) -> None:
+    """As with several ingresses: each tells all, itself among them, to look which release is live."""
+    store = Store(str(root / "store"))
+    first = Release.load(store, current(store)[0])
+
+    async def announce() -> None:
+        assert make_current(store, first, current(store)[1])
+        await service.refresh()
+
+    service.announce = announce
+    answer = client.put("/v1/tasks/passing", files=task_files(tmp_path, model, 4))
+    assert (answer.status_code, answer.json()["error"]["type"]) == (409, "conflict_error")
+    assert client.get("/v1/tasks").json()["release"] == first.id
+
+
+def test_a_release_stays_open_while_a_batch_of_it_runs(
+    root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody waits for the batch any more."""
+    began, go_on = threading.Event(), threading.Event()
+    find = service.engine._find
+
+    def slow(*arguments: Any) -> Any:
+        began.set()
+        assert go_on.wait(60)
+        return find(*arguments)
+
+    first = client.get("/v1/tasks").json()["release"]
+    opened = service.others["search"]._opened
+    with monkeypatch.context() as slowly:
+        slowly.setattr(service.engine, "_find", slow)
+        assert client.post("/v1/search", json={"query": "bafa", "timeout_ms": 200}).status_code == 503
+        assert began.is_set()
+    assert client.put("/v1/tasks/later", files=task_files(tmp_path, model, 4)).status_code == 200
+    assert set(opened) == {first, client.get("/v1/tasks").json()["release"]}
+    go_on.set()
+    for _ in range(600):
+        if first not in opened:
+            break
+        time.sleep(0.05)
+    assert set(opened) == {client.get("/v1/tasks").json()["release"]}
+    assert client.delete("/v1/tasks/later").status_code == 200
+
+
+class Everywhere:
+    """A deployment's handle, of one that does what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def broadcast(self, method: str, release: str) -> SimpleNamespace:
+        self.told.append((method, release))
+        return SimpleNamespace(results=lambda timeout_s: [])
+
+
+def test_a_release_that_needs_what_was_not_deployed_is_refused(root: Path) -> None:
+    store = Store(str(root / "store"))
+    release = Release.load(store, current(store)[0])
+    parts = {name: Everywhere() for name in ("encoder", "passages", "search-000")}
+    with pytest.raises(InputError, match="needs words, which this service was deployed without"):
+        ClusterService(store, parts, Limits()).open(release.id)
+    assert not any(part.told for part in parts.values())
+    parts["words"] = Everywhere()
+    parts["reranker"] = Everywhere()  # a release need not have all that was deployed
+    ClusterService(store, parts, Limits()).open(release.id)
+    assert all(part.told == [("prepare", release.id)] for part in parts.values())
 
 
 @pytest.mark.parametrize(
@@ -595,15 +750,17 @@ def test_releases_go_live_and_back_again_and_old_ones_go(
 
 
 class Broken:
-    """A place whose part is gone."""
+    """A place whose part is gone. late: it is noticed when the time has passed."""
 
-    def __init__(self, error: Exception):
-        self.error = error
+    def __init__(self, error: Exception, late: bool = False):
+        self.error, self.late = error, late
 
     def call(self, method: str, *arguments: Any) -> Any:
         return self
 
     def result(self, timeout_s: float | None = None) -> Any:
+        if self.late:
+            time.sleep(timeout_s or 0)
         raise self.error
 
 
@@ -659,14 +816,21 @@ def test_a_loopback_address_is_refused_where_the_head_is_elsewhere(monkeypatch: 
         deployments.run_application(application, "127.0.0.1", 1, print)
 
 
-@pytest.mark.parametrize(("error", "count"), [(RuntimeError("gone"), "failed"), (TimeoutError(), "timed_out")])
-def test_a_lost_shard_gives_503_or_an_honest_part(root: Path, error: Exception, count: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "count", "late"),
+    [
+        (RuntimeError("gone"), "failed", False),
+        (TimeoutError(), "timed_out", False),
+        (TimeoutError(), "timed_out", True),
+    ],
+)
+def test_a_lost_shard_gives_503_or_an_honest_part(root: Path, error: Exception, count: str, late: bool) -> None:
     store = Store(str(root / "store"))
     service = open_local(store, threads=2)
     with serving(service) as client:
-        shards = [Here(SearchPart(store, 0, 2, threads=1)), Broken(error)]
+        shards = [Here(SearchPart(store, 0, 2, threads=1)), Broken(error, late)]
         service.engine.places = replace(service.engine.places, shards=shards)
-        body = {"query": next(iter(questions(root).values())), "k": 240, "mode": "exact"}
+        body = {"query": next(iter(questions(root).values())), "k": 240, "mode": "exact", "timeout_ms": 3000}
         refused = client.post("/v1/search", json=body)
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
