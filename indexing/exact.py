@@ -23,7 +23,9 @@ from retriever.errors import InputError
 
 LARGEST = 1e15  # of a vector's norm: products of two, and sums of them, stay finite in float32
 TINY = 1e-30  # covers products that underflow, which no relative bound does
-PAIR_ELEMENTS = 1 << 24  # (query, passage) pairs times dim that are scored at once: 256 MiB of float64
+PAIR_ELEMENTS = (
+    1 << 18
+)  # (query, passage) pairs times dim that are scored at once: 2 MiB of float64, which stay in a cache
 CANDIDATES = 1 << 20  # that rescore_pieces hands over at once: 8 MiB of rows, and a few arrays like it
 
 
@@ -255,8 +257,14 @@ def _score_pairs(queries: np.ndarray, query_ids: np.ndarray, vectors: np.ndarray
     step = max(1, PAIR_ELEMENTS // queries.shape[1])
     for i in range(0, len(local), step):
         pair = slice(i, i + step)
-        scores[pair] = np.einsum("nd,nd->n", queries[query_ids[pair]], vectors[local[pair]].astype(np.float64))
+        scores[pair] = np.einsum("nd,nd->n", queries[query_ids[pair]], _widened(vectors[local[pair]], torch.float64))
     return scores
+
+
+def _widened(vectors: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The same numbers in a wider type. By torch: numpy takes float16 one number after the other."""
+    found: np.ndarray = torch.from_numpy(vectors).to(dtype).numpy()
+    return found
 
 
 def _alike(low: np.ndarray, high: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -322,7 +330,9 @@ class _TorchSearch:
             for start in range(0, len(vectors), block_rows):
                 block = np.array(vectors[start : start + block_rows])
                 live = np.setdiff1d(np.arange(len(block)), deleted - start, assume_unique=True)
-                norms = np.linalg.norm(block.astype(np.float32), axis=1).astype(np.float64)
+                if not self.half:
+                    block = _widened(block, torch.float32)
+                norms = np.linalg.norm(_widened(block, torch.float32), axis=1).astype(np.float64)
                 bad = live[~(norms[live] <= LARGEST)]
                 if len(bad):
                     row = first_row + start + int(bad[0])
@@ -336,7 +346,8 @@ class _TorchSearch:
     def _search(self, q: slice, block: np.ndarray, norms: np.ndarray, live: np.ndarray, first_row: int) -> None:
         if not len(live):
             return
-        fast = self._multiply(self.rounded[q], torch.from_numpy(block[live]).to(self.device))
+        alive = block if len(live) == len(block) else block[live]
+        fast = self._multiply(self.rounded[q], torch.from_numpy(alive).to(self.device))
         error = self.slack[q] * norms[live].max() * 1.001 + TINY
         threshold = self.scores[q, -1] * self.scale[q]
         if np.isneginf(threshold).any() and len(live) >= self.k:
