@@ -44,8 +44,8 @@ def nothing(queries: int, k: int) -> Hits:
 class OpenPart:
     """Vectors [n, dim] that are searched again and again, as `ExactSearch.add` takes them: converted once.
 
-    Takes as much memory as they do in float16 of a multiple of 32 columns, beside them. Raises as `add` does, but for
-    vectors that are not finite.
+    Takes as much memory as they do in float16 of a multiple of 32 columns, beside them (without the kernel twice that).
+    Raises as `add` does, but for vectors that are not finite, which may be found by the search.
     """
 
     def __init__(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray | None = None):
@@ -55,6 +55,7 @@ class OpenPart:
         self.deleted = _local(deleted, first_row, len(vectors))
         library = kernels.load() if len(vectors) else None
         self.converted = None if library is None else kernels.Converted(library, self.vectors, first_row, self.deleted)
+        self.blocks = list(_blocks(self.vectors, first_row, self.deleted)) if library is None else []
 
 
 class ExactSearch:
@@ -95,6 +96,8 @@ class ExactSearch:
             raise InputError(f"vectors from row {part.first_row} have {part.vectors.shape[1]} columns, not {self.dim}")
         if part.converted is not None and isinstance(self._engine, kernels.KernelSearch):
             self._engine.add_converted(part.converted)
+        elif part.blocks and isinstance(self._engine, _TorchSearch):
+            self._engine.add_blocks(part.blocks)
         elif len(part.vectors):
             self._engine.add(part.vectors, part.first_row, part.deleted)
 
@@ -302,6 +305,38 @@ def _pair_scorer(
     return score
 
 
+class _Block(NamedTuple):
+    """Rows that are not deleted: vectors [n, dim] (float32; for CUDA as they came), rows int64 [n], largest norm."""
+
+    vectors: np.ndarray
+    rows: np.ndarray
+    norm: float
+
+
+def _blocks(vectors: np.ndarray, first_row: int, deleted: np.ndarray, half: bool = False) -> Iterator[_Block]:
+    """Of a size that a product is quick for. deleted: int64, of `vectors`. half: for CUDA.
+
+    Raises InputError for NaN, Inf and norms above 1e15.
+    """
+    size = 65_536 if half else 8_192
+    for start in range(0, len(vectors), size):
+        rows = np.arange(start, min(start + size, len(vectors)))
+        taken = np.array(vectors[start : start + size])
+        live = np.setdiff1d(rows, deleted, assume_unique=True)
+        if not len(live):
+            continue
+        if len(live) < len(rows):
+            taken = taken[live - start]
+        wide = _widened(taken, torch.float32)
+        norms = np.linalg.norm(wide, axis=1).astype(np.float64)
+        bad = live[~(norms <= LARGEST)]
+        if len(bad):
+            raise InputError(
+                f"the vector of row {first_row + bad[0]} has NaN, Inf or a norm above 1e15: encode it again"
+            )
+        yield _Block(taken if half else wide, first_row + live, float(norms.max()))
+
+
 class _TorchSearch:
     """The same search without the kernel: float32 products on the CPU, float16 (exact for the passages) on CUDA."""
 
@@ -322,41 +357,32 @@ class _TorchSearch:
         self.rows = np.full((len(queries), k), -1, np.int64)
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
-        block_rows, block_queries = (65_536, 4_096) if self.half else (8_192, 1_024)
+        self.add_blocks(_blocks(vectors, first_row, deleted, self.half))
+
+    def add_blocks(self, blocks: Iterable[_Block]) -> None:
+        step = 4_096 if self.half else 1_024
         threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision("highest")  # a user's "medium" would break the bound
         try:
-            for start in range(0, len(vectors), block_rows):
-                block = np.array(vectors[start : start + block_rows])
-                live = np.setdiff1d(np.arange(len(block)), deleted - start, assume_unique=True)
-                if not self.half:
-                    block = _widened(block, torch.float32)
-                norms = np.linalg.norm(_widened(block, torch.float32), axis=1).astype(np.float64)
-                bad = live[~(norms[live] <= LARGEST)]
-                if len(bad):
-                    row = first_row + start + int(bad[0])
-                    raise InputError(f"the vector of row {row} has NaN, Inf or a norm above 1e15: encode it again")
-                for q in range(0, len(self.queries), block_queries):
-                    self._search(slice(q, q + block_queries), block, norms, live, first_row + start)
+            for block in blocks:
+                for q in range(0, len(self.queries), step):
+                    self._search(slice(q, q + step), block)
         finally:
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
 
-    def _search(self, q: slice, block: np.ndarray, norms: np.ndarray, live: np.ndarray, first_row: int) -> None:
-        if not len(live):
-            return
-        alive = block if len(live) == len(block) else block[live]
-        fast = self._multiply(self.rounded[q], torch.from_numpy(alive).to(self.device))
-        error = self.slack[q] * norms[live].max() * 1.001 + TINY
+    def _search(self, q: slice, block: _Block) -> None:
+        fast = self._multiply(self.rounded[q], torch.from_numpy(block.vectors).to(self.device))
+        error = self.slack[q] * block.norm * 1.001 + TINY
         threshold = self.scores[q, -1] * self.scale[q]
-        if np.isneginf(threshold).any() and len(live) >= self.k:
+        if np.isneginf(threshold).any() and len(block.rows) >= self.k:
             best = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
             threshold = np.maximum(threshold, best.cpu().numpy().astype(np.float64) - error)
         cut = torch.from_numpy(threshold - error).to(self.device)
         query_ids, positions = (i.cpu().numpy() for i in torch.nonzero(fast >= cut[:, None], as_tuple=True))
-        scores = _score_pairs(self.queries[q], query_ids, block, live[positions])
-        self._keep(q, query_ids, scores, first_row + live[positions])
+        scores = _score_pairs(self.queries[q], query_ids, block.vectors, positions)
+        self._keep(q, query_ids, scores, block.rows[positions])
 
     def _multiply(self, queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
         if self.half and passages.dtype == torch.float16:

@@ -61,7 +61,9 @@ class Scale(BaseModel):
     threads: int | None = Field(default=None, ge=1)
     ongoing: int = Field(default=8, ge=1, description="Batches that a replica is given at once.")
 
-    def options(self) -> dict[str, Any]:
+    def options(self, target: int | None = None) -> dict[str, Any]:
+        """As Ray Serve takes them. target: requests on their way per replica, beyond which another one is started
+        (default: half of `ongoing`)."""
         found: dict[str, Any] = {
             "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": self.gpus},
             "max_ongoing_requests": self.ongoing,
@@ -71,7 +73,7 @@ class Scale(BaseModel):
         if self.most is None:
             return {**found, "num_replicas": self.replicas}
         bounds = {"min_replicas": self.replicas, "max_replicas": max(self.replicas, self.most),
-                  "target_ongoing_requests": max(1, self.ongoing // 2)}  # fmt: skip
+                  "target_ongoing_requests": max(1, target or self.ongoing // 2)}  # fmt: skip
         return {**found, "autoscaling_config": bounds}
 
 
@@ -268,7 +270,7 @@ def build(given: Application | Mapping[str, Any]) -> Any:
     scale = args.ingress.model_copy(update={"ongoing": max(args.ingress.ongoing, ongoing)})
     if not parts:  # the encoder stands in it
         scale = scale.model_copy(update={"gpus": max(scale.gpus, args.encoder.gpus)})
-    ingress = ray_serve.deployment(name="ingress", **scale.options())(Ingress)
+    ingress = ray_serve.deployment(name="ingress", **scale.options(target=args.queue // 2))(Ingress)
     return ingress.bind(args.model_dump(), parts)
 
 
