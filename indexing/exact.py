@@ -379,8 +379,11 @@ class _TorchSearch:
         if np.isneginf(threshold).any() and len(block.rows) >= self.k:
             best = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
             threshold = np.maximum(threshold, best.cpu().numpy().astype(np.float64) - error)
-        cut = torch.from_numpy(threshold - error).to(self.device)
-        query_ids, positions = (i.cpu().numpy() for i in torch.nonzero(fast >= cut[:, None], as_tuple=True))
+        # In float32, below itself: beside float64 torch would widen every product.
+        cut = torch.from_numpy(np.nextafter((threshold - error).astype(np.float32), np.float32(-np.inf)))
+        query_ids, positions = (
+            i.cpu().numpy() for i in torch.nonzero(fast >= cut[:, None].to(self.device), as_tuple=True)
+        )
         scores = _score_pairs(self.queries[q], query_ids, block.vectors, positions)
         self._keep(q, query_ids, scores, block.rows[positions])
 
@@ -391,10 +394,13 @@ class _TorchSearch:
 
     def _keep(self, q: slice, query_ids: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> None:
         old = np.nonzero(self.rows[q] >= 0)
+        in_order = not len(old[0]) or (len(rows) and rows.min() > self.rows[q][old].max())
         query_ids = np.concatenate([old[0], query_ids])
         scores = np.concatenate([self.scores[q][old], scores])
         rows = np.concatenate([self.rows[q][old], rows])
-        order = np.lexsort((rows, -scores, query_ids))
+        bits = scores.view(np.int32).astype(np.int64)
+        key = (query_ids << 32) + (1 << 31) - np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # by query, best first
+        order = np.argsort(key, kind="stable") if in_order else np.lexsort((rows, key))
         query_ids = query_ids[order]
         rank = np.arange(len(order)) - np.searchsorted(query_ids, query_ids)
         best = rank < self.k

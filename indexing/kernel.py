@@ -32,7 +32,7 @@ def load() -> ctypes.CDLL | None:
     try:
         return _declared(native.load(SOURCE, NEEDED))
     except (OSError, AttributeError) as error:
-        log.warning("exact search runs in torch, several times slower: %s", error)
+        log.warning("exact search runs in torch, which takes longer: %s", error)
         return None
 
 
