@@ -140,7 +140,7 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         name: Name,
         prompt: Annotated[UploadFile, File(description="prompt.safetensors")],
         settings: Annotated[UploadFile, File(description="prompt.json")],
-        index: Annotated[str | None, Form(description="Of its passages; may be left out where there is one.")] = None,
+        index: Annotated[str | None, Form(description="Of its passages; by default the backbone's own.")] = None,
     ) -> Response:
         """Serve a prompt under a name, at once and after restarts; answers when every replica has it."""
         await service.put_task(name, await prompt.read(), await settings.read(), index)

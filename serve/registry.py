@@ -17,19 +17,7 @@ from retriever.errors import InputError
 from retriever.options import SIDES
 from retriever.prompt_table import task_config
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, load_prompt
-from serve.release import (
-    BASE,
-    GIVEN,
-    TASK_NAME,
-    Opened,
-    Place,
-    Release,
-    Task,
-    check_passages,
-    generations,
-    names,
-    open_place,
-)
+from serve.release import BASE, GIVEN, TASK_NAME, Opened, Place, Release, Task, check_passages, open_place
 
 MOST_TOKENS = 1_024  # of a prompt
 MOST_SETTINGS = 1 << 20  # bytes
@@ -41,16 +29,16 @@ def take_prompt(
     """The release with a task more (or another one of that name): its prompt checked, and kept in the store.
 
     index: that of its passages, of the release or of the store, or the name of embeddings (searched as the release
-    does it; else every vector is scored); may be left out where the release has one. Raises InputError where the
-    prompt is damaged, for another backbone or other settings, or where the index holds other vectors than its
-    passages have.
+    does it; else every vector is scored); by default what the backbone's own task is searched in. Raises InputError
+    where the prompt is damaged, for another backbone or other settings, or where the index holds other vectors than
+    its passages have.
     """
     if not TASK_NAME.fullmatch(name) or name == BASE:
         raise InputError(f"task {name!r}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
     if len(settings) > MOST_SETTINGS:
         raise InputError(f"{SETTINGS}: {len(settings):,} bytes, expected up to {MOST_SETTINGS:,}")
     opened = Opened(store, release)
-    place = _place(store, opened, index)
+    place = _named_place(store, opened, index)
     with tempfile.TemporaryDirectory(prefix="riptide-task-") as folder:
         Path(folder, WEIGHTS).write_bytes(weights)
         Path(folder, SETTINGS).write_bytes(settings)
@@ -58,12 +46,12 @@ def take_prompt(
             prompt = load_prompt(Path(folder))
         except InputError as error:
             raise InputError(str(error).replace(f"{folder}/", "")) from error
-        check_prompt(name, prompt, opened.spec, place[0])
+        check_prompt(name, prompt, opened.spec, place.embeddings)
         digest = fingerprint_of([file_sha256(Path(folder, file)) for file in (WEIGHTS, SETTINGS)])
         artifact = keep_prompt(store, f"{name}.{digest[:12]}", Path(folder), opened.spec, prompt)
     kept = artifact.key.partition("/")[2]
     words = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # of a release, which has one
-    return release.with_task(Task(name, kept, *names(place), words), [artifact, *generations(place)])
+    return release.with_task(Task(name, kept, *place.names, words), [artifact, *place.generations])
 
 
 def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:
@@ -90,18 +78,20 @@ def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt
     return store.open("prompts", name)
 
 
-def _place(store: Store, opened: Opened, name: str | None) -> Place:
-    """What a task is searched in, by the name of an index or of embeddings; the release's own where none is given.
+def _named_place(store: Store, opened: Opened, name: str | None) -> Place:
+    """What a task is searched in, by the name of an index or of embeddings; the backbone's own where none is given.
 
     Raises InputError where there is no such name, or where what has it is not of the release's corpus.
     """
-    tasks = opened.release.tasks
+    tasks, base = opened.release.tasks, opened.release.task(BASE)
     places = {task.place for task in tasks if name in (None, task.embeddings, task.index)}
+    if name is None and base is not None:
+        places = {base.place}
     if len(places) == 1:
         [(embeddings, index)] = places
-        return opened.embeddings[embeddings], opened.indexes[index] if index else None
+        return Place(opened.embeddings[embeddings], opened.indexes[index] if index else None)
     if places:
-        have = ", ".join(sorted({task.index or task.embeddings for task in tasks}))
+        have = ", ".join(sorted({index or embeddings for embeddings, index in places}))
         raise InputError(f"index {name!r}: this release has several; name one of them: {have}")
     if name in store.names("index"):
         made_of = str(store.generations("index", name)[-1].config["embeddings"])

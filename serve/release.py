@@ -30,8 +30,23 @@ KEPT = 10  # releases before the live one
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 GIVEN = "given"  # in the configuration of a prompt that came over HTTP
 BASE = "default"  # the task of the backbone without a prompt
-Place = tuple[Embeddings, Index | None]  # what is searched by vectors; without an index every vector is scored
 OF_TASKS = ("prompts", "embeddings", "index", "bm25")  # kinds of artifacts that a task names
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a task's vectors are searched in. index: over the embeddings; None: every vector is scored."""
+
+    embeddings: Embeddings
+    index: Index | None
+
+    @property
+    def names(self) -> tuple[str, str | None]:
+        return self.embeddings.name, self.index.name if self.index else None
+
+    @property
+    def generations(self) -> list[Artifact]:
+        return [*self.embeddings.generations, *(self.index.generations if self.index else [])]
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class Task:
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """What its vectors are searched in."""
+        """The names of what its vectors are searched in."""
         return self.embeddings, self.index
 
 
@@ -191,10 +206,10 @@ def renewed(store: Store, release: Release) -> Release:
     parts: list[Artifact] = [*corpus.generations, *spec.inputs().values()]
     for task in release.tasks:
         place = open_place(store, task.embeddings, task.index, corpus)
-        parts += generations(place)
+        parts += place.generations
         parts += Bm25.open(store, task.bm25, corpus).generations if task.bm25 else []
         parts += [store.open("prompts", task.prompt)] if task.prompt else []
-        check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), place[0])
+        check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), place.embeddings)
     parts += _model(store, release.reranker)
     return replace(release, fingerprints=_fingerprints(parts))
 
@@ -214,7 +229,7 @@ def plan(
     if index is not None and embeddings is None:
         embeddings = str(store.generations("index", store.only("index", index))[-1].config["embeddings"])
     vectors = Embeddings.open(store, embeddings, corpus)
-    main = vectors, Index.open(store, index, vectors) if index else index_over(store, vectors)
+    main = Place(vectors, Index.open(store, index, vectors) if index else _index_over(store, vectors))
     words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
     spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
     parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *spec.inputs().values()]
@@ -227,21 +242,21 @@ def plan(
     for name in dict.fromkeys(asked):
         prompt = None if name == BASE else put[name].prompt if name in put else name
         try:
-            place = _place(store, replace(spec, task=prompt), _name(name), main, corpus, before, put.get(name))
+            place = _place_of(store, replace(spec, task=prompt), _name(name), main, corpus, before, put.get(name))
         except InputError as error:
             if tasks is not None:
                 raise
             left[name] = str(error)
             continue
-        found.append(Task(name, prompt, *names(place), words.name if words else None))
-        parts += [*generations(place), *([store.open("prompts", prompt)] if prompt else [])]
+        found.append(Task(name, prompt, *place.names, words.name if words else None))
+        parts += [*place.generations, *([store.open("prompts", prompt)] if prompt else [])]
     if not found:
         raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(left.values())}")
     ordered = tuple(sorted(found, key=lambda task: task.name))
     return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), left
 
 
-def _place(
+def _place_of(
     store: Store, spec: EncoderSpec, name: str, main: Place, corpus: Corpus, before: Release | None, put: Task | None
 ) -> Place:
     """Where a task is searched: where it was put to, if not where the backbone's own is; else in `main`, where these
@@ -253,22 +268,22 @@ def _place(
     if put is not None and (base is None or put.place != base.place):
         return open_place(store, *put.place, corpus)
     described = spec.describe("passage")
-    if not differing(main[0].config["encoder"], described, passages=True):
+    if not differing(main.embeddings.config["encoder"], described, passages=True):
         return main
     fitting = [
         own for own in store.names("embeddings")
         if not differing(store.generations("embeddings", own)[-1].config["encoder"], described, passages=True)
     ]  # fmt: skip
     if not fitting:
-        check_passages(name, described, main[0])
+        check_passages(name, described, main.embeddings)
     if len(fitting) > 1:
         raise InputError(f"task {name}: {store.url} has several embeddings of its passages: {', '.join(fitting)}; "
                          "remove all but one of them, or put the task over HTTP, naming one")  # fmt: skip
     vectors = Embeddings.open(store, fitting[0], corpus)
-    return vectors, index_over(store, vectors)
+    return Place(vectors, _index_over(store, vectors))
 
 
-def index_over(store: Store, vectors: Embeddings) -> Index | None:
+def _index_over(store: Store, vectors: Embeddings) -> Index | None:
     """The index over some embeddings; None where there is none. Raises InputError where there are several."""
     over = [
         name for name in store.names("index")
@@ -286,7 +301,7 @@ def open_place(store: Store, embeddings: str, index: str | None, corpus: Corpus)
     if vectors.num_rows > corpus.num_rows:
         raise InputError(f"embeddings/{embeddings} cover {vectors.num_rows:,} passages, the release's corpus has "
                          f"{corpus.num_rows:,}: make a release of what the store holds now first")  # fmt: skip
-    return vectors, Index.open(store, index, vectors) if index else None
+    return Place(vectors, Index.open(store, index, vectors) if index else None)
 
 
 def _name(task: str) -> str:
@@ -330,16 +345,6 @@ def _is_of(key: str, task: Task) -> bool:
     kind, name = key.split("/")[:2]
     own = {"prompts": task.prompt, "embeddings": task.embeddings, "index": task.index, "bm25": task.bm25}
     return name == own[kind]
-
-
-def names(place: Place) -> tuple[str, str | None]:
-    vectors, index = place
-    return vectors.name, index.name if index else None
-
-
-def generations(place: Place) -> list[Artifact]:
-    vectors, index = place
-    return [*vectors.generations, *(index.generations if index else [])]
 
 
 def _model(store: Store, name: str | None) -> list[Artifact]:
