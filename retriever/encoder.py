@@ -21,7 +21,7 @@ from retriever.numerics import Mode, choose_device, choose_dtype, describe_numer
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.packing import SETTING, Packed, Team, packs
 from retriever.pooling import Head, Pooled
-from retriever.prompt_table import Prompts, PromptTable, warm_up_rows
+from retriever.prompt_table import Prompts, PromptTable, free_memory, warm_up_rows
 from retriever.prompts import TaskPrompt, check_backbone
 from retriever.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 
@@ -132,9 +132,7 @@ class Encoder:
             raise InputError(f"task {name!r}: the encoder was opened without tasks; open it with tasks={{}}")
         self._check(name, prompt)
         with self._lock:
-            for side, table in self._tables.items():
-                if (matrix := prompt.of(side)) is not None:
-                    table.check_room(matrix.shape[3])
+            self._check_room(name, prompt)
             for side, table in self._tables.items():
                 matrix = prompt.of(side)
                 if matrix is None:
@@ -142,6 +140,16 @@ class Encoder:
                 else:
                     table.put(name, matrix)
             self._serve(self._served.names | {name})
+
+    def _check_room(self, name: str, prompt: TaskPrompt) -> None:
+        """Raises InputError where the tables with a prompt more take more memory than there is."""
+        matrices = {side: matrix for side in self._tables if (matrix := prompt.of(side)) is not None}
+        size = sum(self._tables[side].growth(matrix.shape[3]) for side, matrix in matrices.items())
+        if size and size > (free := free_memory(self.device)):
+            longest = max(matrix.shape[3] for matrix in matrices.values())
+            raise InputError(f"task {name!r}: with a prompt of {longest} tokens the table of all prompts takes "
+                             f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
+                             "longest")  # fmt: skip
 
     def drop_task(self, name: str) -> None:
         """Take a task out; forwards that have begun go on as they were. Raises InputError where there is none."""

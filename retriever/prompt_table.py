@@ -15,7 +15,6 @@ import psutil
 import torch
 
 from retriever.attention import PromptRows, PromptShape
-from retriever.errors import InputError
 from retriever.options import Side
 from retriever.prompts import TaskPrompt
 
@@ -84,17 +83,11 @@ class PromptTable:
         """The prompts as they are at this moment."""
         return self._now
 
-    def check_room(self, length: int) -> None:
-        """Raises InputError where a prompt of so many tokens makes the table larger than there is memory for."""
+    def growth(self, length: int) -> int:
+        """Bytes of the larger tensor that a prompt of so many tokens needs; 0 where there is room for it."""
         with self._lock:
-            shape = self._shape_for(length)
-        if shape == self._now.numbers.shape:
-            return
-        size, free = math.prod(shape) * self._now.numbers.element_size(), free_memory(self._now.numbers.device)
-        if size > free:
-            raise InputError(f"with a prompt of {length} tokens the table of {shape[3]:,} prompts takes "
-                             f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
-                             "longest")  # fmt: skip
+            shape, numbers = self._shape_for(length), self._now.numbers
+        return 0 if shape == numbers.shape else math.prod(shape) * numbers.element_size()
 
     def put(self, task: str, matrix: torch.Tensor) -> None:
         """Enter a task's prompt, [layers, 2, heads, l, head_dim]; one of that name is replaced."""
@@ -142,7 +135,10 @@ class PromptTable:
 
 def free_memory(device: torch.device) -> int:
     """Bytes of memory that can be had on a device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for what comes
+    return int(torch.cuda.mem_get_info(device)[0]) + held
 
 
 def warm_up_rows(shape: PromptShape, batch: int, dtype: torch.dtype, device: torch.device) -> list[PromptRows]:

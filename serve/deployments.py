@@ -270,7 +270,7 @@ def build(given: Application | Mapping[str, Any]) -> Any:
     scale = args.ingress.model_copy(update={"ongoing": max(args.ingress.ongoing, ongoing)})
     if not parts:  # the encoder stands in it
         scale = scale.model_copy(update={"gpus": max(scale.gpus, args.encoder.gpus)})
-    ingress = ray_serve.deployment(name="ingress", **scale.options(target=args.queue // 2))(Ingress)
+    ingress = ray_serve.deployment(name="ingress", **scale.options(target=max(1, args.queue // 2)))(Ingress)
     return ingress.bind(args.model_dump(), parts)
 
 

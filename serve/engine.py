@@ -177,15 +177,16 @@ class Engine:
             if not wanted[number]:
                 continue
             depth = max(query.k, query.rerank, FUSION_DEPTH if query.mode == "hybrid" else 0)
-            alike = query.filter, query.partial
+            alike = query.filter, query.partial and 1 + int(query.deadline / REST)  # those that end together
             if query.mode != "bm25":
-                groups["dense", query.task.place, depth, query.mode == "exact", *alike].append(number)
+                groups["dense", query.task.space, depth, query.mode == "exact", *alike].append(number)
             if query.mode in ("bm25", "hybrid"):
                 groups["bm25", query.task.bm25, depth, False, *alike].append(number)
         sent: list[tuple[str, int, list[int], float, list[Reply]]] = []
         for (kind, place, depth, exact, filter, partial), members in groups.items():
             deadline = max(queries[number].deadline for number in members)
             if partial:  # what the others found has to be read still
+                deadline = min(queries[number].deadline for number in members)
                 deadline -= min(REST, max(0.0, deadline - time.time()) / 4)
             replies: list[Reply] = []
             if kind == "dense":

@@ -191,7 +191,7 @@ class SearchPart(Part):
         release = opened.release
         corpus = tuple(artifact.fingerprint for artifact in opened.corpus.generations)
         found = {}
-        for place in {task.place for task in release.tasks}:
+        for place in {task.space for task in release.tasks}:
             vectors = opened.embeddings[place[0]]
             index = opened.indexes[place[1]] if place[1] else None
             made = tuple(g.fingerprint for g in [*vectors.generations, *(index.generations if index else [])])

@@ -17,7 +17,7 @@ from retriever.errors import InputError
 from retriever.options import SIDES
 from retriever.prompt_table import task_config
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, load_prompt
-from serve.release import BASE, GIVEN, TASK_NAME, Opened, Place, Release, Task, check_passages, open_place
+from serve.release import BASE, GIVEN, TASK_NAME, Opened, Release, Space, Task, check_passages, open_space
 
 MOST_TOKENS = 1_024  # of a prompt
 MOST_SETTINGS = 1 << 20  # bytes
@@ -28,17 +28,16 @@ def take_prompt(
 ) -> Release:
     """The release with a task more (or another one of that name): its prompt checked, and kept in the store.
 
-    index: that of its passages, of the release or of the store, or the name of embeddings (searched as the release
-    does it; else every vector is scored); by default what the backbone's own task is searched in. Raises InputError
-    where the prompt is damaged, for another backbone or other settings, or where the index holds other vectors than
-    its passages have.
+    index: that of its passages, or the name of embeddings, of which every vector is scored then; by default what the
+    backbone's own task is searched in. Raises InputError where the prompt is damaged, for another backbone or other
+    settings, or where the index holds other vectors than its passages have.
     """
     if not TASK_NAME.fullmatch(name) or name == BASE:
         raise InputError(f"task {name!r}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
     if len(settings) > MOST_SETTINGS:
         raise InputError(f"{SETTINGS}: {len(settings):,} bytes, expected up to {MOST_SETTINGS:,}")
     opened = Opened(store, release)
-    place = _named_place(store, opened, index)
+    space = _named_space(store, opened, index)
     with tempfile.TemporaryDirectory(prefix="riptide-task-") as folder:
         Path(folder, WEIGHTS).write_bytes(weights)
         Path(folder, SETTINGS).write_bytes(settings)
@@ -46,12 +45,12 @@ def take_prompt(
             prompt = load_prompt(Path(folder))
         except InputError as error:
             raise InputError(str(error).replace(f"{folder}/", "")) from error
-        check_prompt(name, prompt, opened.spec, place.embeddings)
+        check_prompt(name, prompt, opened.spec, space.embeddings)
         digest = fingerprint_of([file_sha256(Path(folder, file)) for file in (WEIGHTS, SETTINGS)])
         artifact = keep_prompt(store, f"{name}.{digest[:12]}", Path(folder), opened.spec, prompt)
     kept = artifact.key.partition("/")[2]
     words = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # of a release, which has one
-    return release.with_task(Task(name, kept, *place.names, words), [artifact, *place.generations])
+    return release.with_task(Task(name, kept, *space.names, words), [artifact, *space.generations])
 
 
 def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:
@@ -78,25 +77,28 @@ def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt
     return store.open("prompts", name)
 
 
-def _named_place(store: Store, opened: Opened, name: str | None) -> Place:
+def _named_space(store: Store, opened: Opened, name: str | None) -> Space:
     """What a task is searched in, by the name of an index or of embeddings; the backbone's own where none is given.
 
     Raises InputError where there is no such name, or where what has it is not of the release's corpus.
     """
-    tasks, base = opened.release.tasks, opened.release.task(BASE)
-    places = {task.place for task in tasks if name in (None, task.embeddings, task.index)}
-    if name is None and base is not None:
-        places = {base.place}
-    if len(places) == 1:
-        [(embeddings, index)] = places
-        return Place(opened.embeddings[embeddings], opened.indexes[index] if index else None)
-    if places:
-        have = ", ".join(sorted({index or embeddings for embeddings, index in places}))
-        raise InputError(f"index {name!r}: this release has several; name one of them: {have}")
+    spaces = {task.space for task in opened.release.tasks}
+    if name is None:
+        base = opened.release.task(BASE)
+        chosen = {base.space} if base else spaces
+        if len(chosen) > 1:
+            have = ", ".join(sorted(index or embeddings for embeddings, index in spaces))
+            raise InputError(f"index: this release has several; name one of them: {have}")
+        [(embeddings, index)] = chosen
+        return Space(opened.embeddings[embeddings], opened.indexes[index] if index else None)
+    for embeddings, index in spaces:
+        if name == index:
+            return Space(opened.embeddings[embeddings], opened.indexes[index])
     if name in store.names("index"):
-        made_of = str(store.generations("index", name)[-1].config["embeddings"])
-        return open_place(store, made_of, name, opened.corpus)
+        return open_space(store, str(store.generations("index", name)[-1].config["embeddings"]), name, opened.corpus)
+    if name in opened.embeddings:
+        return Space(opened.embeddings[name], None)
     if name in store.names("embeddings"):
-        return open_place(store, str(name), None, opened.corpus)
+        return open_space(store, name, None, opened.corpus)
     have = ", ".join(sorted({*store.names("index"), *store.names("embeddings")}))
     raise InputError(f"index {name!r}: {store.url} has no index or embeddings of that name; it has {have}")

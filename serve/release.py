@@ -34,7 +34,7 @@ OF_TASKS = ("prompts", "embeddings", "index", "bm25")  # kinds of artifacts that
 
 
 @dataclass(frozen=True)
-class Place:
+class Space:
     """What a task's vectors are searched in. index: over the embeddings; None: every vector is scored."""
 
     embeddings: Embeddings
@@ -61,7 +61,7 @@ class Task:
     bm25: str | None = None
 
     @property
-    def place(self) -> tuple[str, str | None]:
+    def space(self) -> tuple[str, str | None]:
         """The names of what its vectors are searched in."""
         return self.embeddings, self.index
 
@@ -205,13 +205,17 @@ def renewed(store: Store, release: Release) -> Release:
     spec = EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
     parts: list[Artifact] = [*corpus.generations, *spec.inputs().values()]
     for task in release.tasks:
-        place = open_place(store, task.embeddings, task.index, corpus)
-        parts += place.generations
+        space = open_space(store, task.embeddings, task.index, corpus)
+        parts += space.generations
         parts += Bm25.open(store, task.bm25, corpus).generations if task.bm25 else []
         parts += [store.open("prompts", task.prompt)] if task.prompt else []
-        check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), place.embeddings)
+        check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
     parts += _model(store, release.reranker)
     return replace(release, fingerprints=_fingerprints(parts))
+
+
+_SAY = "say which with --index NAME"
+_PUT = "remove all but one of them, or put the task over HTTP, naming one"
 
 
 def plan(
@@ -229,7 +233,7 @@ def plan(
     if index is not None and embeddings is None:
         embeddings = str(store.generations("index", store.only("index", index))[-1].config["embeddings"])
     vectors = Embeddings.open(store, embeddings, corpus)
-    main = Place(vectors, Index.open(store, index, vectors) if index else _index_over(store, vectors))
+    main = Space(vectors, Index.open(store, index, vectors) if index else _index_over(store, vectors, _SAY))
     words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
     spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
     parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *spec.inputs().values()]
@@ -242,32 +246,34 @@ def plan(
     for name in dict.fromkeys(asked):
         prompt = None if name == BASE else put[name].prompt if name in put else name
         try:
-            place = _place_of(store, replace(spec, task=prompt), _name(name), main, corpus, before, put.get(name))
+            space = _space_of(store, replace(spec, task=prompt), _name(name), main, corpus, before, put.get(name))
         except InputError as error:
             if tasks is not None:
                 raise
             left[name] = str(error)
             continue
-        found.append(Task(name, prompt, *place.names, words.name if words else None))
-        parts += [*place.generations, *([store.open("prompts", prompt)] if prompt else [])]
+        found.append(Task(name, prompt, *space.names, words.name if words else None))
+        parts += [*space.generations, *([store.open("prompts", prompt)] if prompt else [])]
     if not found:
         raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(left.values())}")
     ordered = tuple(sorted(found, key=lambda task: task.name))
     return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), left
 
 
-def _place_of(
-    store: Store, spec: EncoderSpec, name: str, main: Place, corpus: Corpus, before: Release | None, put: Task | None
-) -> Place:
+def _space_of(
+    store: Store, spec: EncoderSpec, name: str, main: Space, corpus: Corpus, before: Release | None, put: Task | None
+) -> Space:
     """Where a task is searched: where it was put to, if not where the backbone's own is; else in `main`, where these
     are its passages; else in the embeddings of its own. spec: with its prompt.
 
     Raises InputError where there is none, or are several.
     """
     base = before.task(BASE) if before else None
-    if put is not None and (base is None or put.place != base.place):
-        return open_place(store, *put.place, corpus)
     described = spec.describe("passage")
+    if put is not None and (base is None or put.space != base.space):
+        kept = open_space(store, *put.space, corpus)
+        check_passages(name, described, kept.embeddings)
+        return kept
     if not differing(main.embeddings.config["encoder"], described, passages=True):
         return main
     fitting = [
@@ -278,30 +284,30 @@ def _place_of(
         check_passages(name, described, main.embeddings)
     if len(fitting) > 1:
         raise InputError(f"task {name}: {store.url} has several embeddings of its passages: {', '.join(fitting)}; "
-                         "remove all but one of them, or put the task over HTTP, naming one")  # fmt: skip
+                         f"{_PUT}")  # fmt: skip
     vectors = Embeddings.open(store, fitting[0], corpus)
-    return Place(vectors, _index_over(store, vectors))
+    return Space(vectors, _index_over(store, vectors, _PUT))
 
 
-def _index_over(store: Store, vectors: Embeddings) -> Index | None:
+def _index_over(store: Store, vectors: Embeddings, remedy: str) -> Index | None:
     """The index over some embeddings; None where there is none. Raises InputError where there are several."""
     over = [
         name for name in store.names("index")
         if store.generations("index", name)[-1].config["embeddings"] == vectors.name
     ]  # fmt: skip
     if len(over) > 1:
-        raise InputError(f"{store.url} has several indexes over embeddings/{vectors.name}: {', '.join(over)}; say "
-                         "which with --index NAME")  # fmt: skip
+        raise InputError(f"{store.url} has several indexes over embeddings/{vectors.name}: {', '.join(over)}; "
+                         f"{remedy}")  # fmt: skip
     return Index.open(store, over[0], vectors) if over else None
 
 
-def open_place(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> Place:
+def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> Space:
     """Embeddings, and the index over them, of just this corpus. Raises InputError where they are of another."""
     vectors = Embeddings.open(store, embeddings, corpus)
     if vectors.num_rows > corpus.num_rows:
         raise InputError(f"embeddings/{embeddings} cover {vectors.num_rows:,} passages, the release's corpus has "
                          f"{corpus.num_rows:,}: make a release of what the store holds now first")  # fmt: skip
-    return Place(vectors, Index.open(store, index, vectors) if index else None)
+    return Space(vectors, Index.open(store, index, vectors) if index else None)
 
 
 def _name(task: str) -> str:

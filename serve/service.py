@@ -71,14 +71,14 @@ class Service:
         self.live: Live | None = None
         self.announce = nobody  # has others that serve the same store look which release is live
         self._users: Counter[str] = Counter()  # of each release: requests on their way, and what runs for them
-        self._old: dict[str, float] = {}  # releases that were live, and when they ceased to be
+        self._old: dict[str, float] = {}  # releases that are not live, and until when they are kept at least
         self._changing = asyncio.Lock()
         self._changes = 0
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
         queue: dict[str, Any] = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers,
                                  "watch": lambda asked, by: self._use(asked.release.id, by)}  # fmt: skip
         self.searches: Batcher[Asked, Answer] = Batcher(
-            partial(search_all, engine), weigh=lambda asked: 1 + asked.query.rerank, **queue
+            partial(search_all, engine), weigh=partial(_weight, limits.bound // 4), **queue
         )
         self.embeddings: Batcher[Vectors, tuple[np.ndarray, int]] = Batcher(
             partial(embed_all, engine), weigh=lambda asked: len(asked.texts), **queue
@@ -305,6 +305,11 @@ class Service:
     async def _aside(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run what reads files or opens models in the thread for that."""
         return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
+
+
+def _weight(most: int, asked: Asked) -> int:
+    """Of a question in the queue: one, and its documents to re-rank, up to `most` (so that it is taken at all)."""
+    return 1 + min(asked.query.rerank, most)
 
 
 class NotReadyError(Exception):

@@ -40,7 +40,7 @@ from indexing.online import DenseShard
 from indexing.runs import read_run
 from indexing.store import Store
 from indexing.verify import verify
-from retriever import prompt_table
+from retriever import encoder
 from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt
@@ -268,7 +268,7 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
 
     planned, left = plan(store, embeddings="enc")
     assert not left
-    assert {task.name: task.place for task in planned.tasks} == {
+    assert {task.name: task.space for task in planned.tasks} == {
         "default": ("enc", "idx"),
         "legal": ("legal", "legal-idx"),
     }
@@ -286,7 +286,7 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
             assert found(client, "default", "exact") == bare
             renewed, left = plan(store, embeddings="enc", before=Release.load(store, current(store)[0]))
             assert not left
-            assert renewed.task("law").place == ("legal", None if index == "legal" else index)  # where it was put to
+            assert renewed.task("law").space == ("legal", None if index == "legal" else index)  # where it was put to
         assert client.put("/v1/release", json={"release": None}).json()["release"] == current(store)[0]
         assert client.delete("/v1/tasks/law").status_code == 200
         assert current(store)[0] == before  # with nothing of its passages left in it
@@ -451,10 +451,10 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
     store = Store(str(root / "store"))
     before = current(store), store.names("prompts")
     with monkeypatch.context() as scarce:
-        scarce.setattr(prompt_table, "free_memory", lambda device: 1000)
+        scarce.setattr(encoder, "free_memory", lambda device: 1000)
         answer = client.put("/v1/tasks/long", files=task_files(tmp_path, model, 1, 700))
     assert answer.status_code == 400
-    assert "with a prompt of 700 tokens the table of 2 prompts takes" in answer.json()["error"]["message"]
+    assert "with a prompt of 700 tokens the table of all prompts takes" in answer.json()["error"]["message"]
     assert (current(store), [name for name in store.names("prompts") if name not in before[1]]) == (before[0], [])
 
 
@@ -502,6 +502,42 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
         time.sleep(0.05)
     assert set(opened) == {client.get("/v1/tasks").json()["release"]}
     assert client.delete("/v1/tasks/later").status_code == 200
+
+
+def test_a_release_lingers_and_changes_do_not_pile_up(
+    service: LocalService, client: TestClient, model: str, tmp_path: Path
+) -> None:
+    service._linger = 1.0
+    first = client.get("/v1/tasks").json()["release"]
+    assert client.put("/v1/tasks/later", files=task_files(tmp_path, model, 4)).status_code == 200
+    opened = service.others["search"]._opened
+    assert first in opened
+    for _ in range(600):
+        if first not in opened:
+            break
+        time.sleep(0.05)
+    assert first not in opened
+    service._changes = 8
+    answer = client.delete("/v1/tasks/later")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+    service._changes = 0
+    assert client.delete("/v1/tasks/later").status_code == 200
+
+
+def test_a_question_weighs_what_it_has_re_ranked(service: LocalService) -> None:
+    def weight(rerank: int) -> int:
+        return service.searches.weigh(SimpleNamespace(query=SimpleNamespace(rerank=rerank)))
+
+    assert [weight(rerank) for rerank in (0, 10, 1000)] == [1, 11, 65]
+
+
+def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
+    from serve.deployments import build
+
+    given = {"store": str(root / "store"), "queue": 100, "workers": 2, "batch": 10, "ingress": {"most": 3}}
+    deployment = build(given)._bound_deployment
+    assert deployment.max_ongoing_requests >= 3 * (100 + 2 * 10)
+    assert deployment._deployment_config.autoscaling_config.target_ongoing_requests == 50
 
 
 class Everywhere:
