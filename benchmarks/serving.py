@@ -4,8 +4,8 @@
 
 Each server is a process of its own on loopback, and answers the same questions with the 10 best passages, texts
 included, from the same vectors: closed-loop clients on kept connections, rounds in turn. The peer as it comes encodes
-each request by itself (float32) and searches a flat index; tuned, it has bfloat16, its threads set, and requests that
-arrive together encoded together, over the same kind of index as ours.
+each request by itself (float32) and searches a flat index; tuned, it has bfloat16 where the processor multiplies that,
+its threads set, and requests that arrive together encoded together, over the same kind of index as ours.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> N
     from indexing.embeddings import Embeddings
     from indexing.store import Store
     from retriever.files import resolve
+    from retriever.numerics import choose_dtype
 
     store = Store(store_url)
     corpus = Corpus.open(store)
@@ -58,7 +59,9 @@ def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> N
     if tuned:
         torch.set_num_threads(os.cpu_count() or 1)
         faiss.omp_set_num_threads(os.cpu_count() or 1)
-        model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.bfloat16})
+        model = SentenceTransformer(
+            folder, device="cpu", model_kwargs={"dtype": choose_dtype("auto", torch.device("cpu"))}
+        )
         index = faiss.index_factory(vectors.shape[1], "IVF256,Flat", faiss.METRIC_INNER_PRODUCT)
         index.train(vectors)
         index.nprobe = 16
