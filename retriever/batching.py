@@ -147,11 +147,11 @@ def padded(
         yield rows, torch.from_numpy(ids), torch.from_numpy(lengths)
 
 
-def plan_packed(lengths: np.ndarray, most: int = 1024, least: int = 192) -> list[np.ndarray]:
+def plan_packed(lengths: np.ndarray, most: int = 1024, *, least: int) -> list[np.ndarray]:
     """Rows of each batch without padding, int64: sorted by length (ties by position), longest first.
 
     lengths int64 [n]. A batch has about `most` tokens, or half of all where that is less, so that two threads have
-    work, but `least` at least. A function of the lengths alone.
+    work, but `least` at least. A function of the lengths, and of these, alone.
     """
     order = np.argsort(-lengths, kind="stable")
     before = np.cumsum(lengths[order]) - lengths[order]
