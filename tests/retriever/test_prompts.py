@@ -188,7 +188,7 @@ def test_saved_and_opened_again(tiny: Tiny, tmp_path: Path, texts: list[str]) ->
         ("cut", "sha256 is not the one"),
         ("a bit", "sha256 is not the one"),
         ("not finite", "query holds numbers that are not finite"),
-        ("flat", "expected numbers"),
+        ("flat", "expected float32, float16 or bfloat16"),
         ("format", "is of format 2, this release reads 1"),
     ],
 )
