@@ -23,9 +23,7 @@ from retriever.errors import InputError
 
 LARGEST = 1e15  # of a vector's norm: products of two, and sums of them, stay finite in float32
 TINY = 1e-30  # covers products that underflow, which no relative bound does
-PAIR_ELEMENTS = (
-    1 << 18
-)  # (query, passage) pairs times dim that are scored at once: 2 MiB of float64, which stay in a cache
+PAIR_ELEMENTS = 1 << 18  # (query, passage) pairs times dim that are scored at once: 2 MiB of float64, in a cache
 CANDIDATES = 1 << 20  # that rescore_pieces hands over at once: 8 MiB of rows, and a few arrays like it
 
 
@@ -380,10 +378,9 @@ class _TorchSearch:
             best = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
             threshold = np.maximum(threshold, best.cpu().numpy().astype(np.float64) - error)
         # In float32, below itself: beside float64 torch would widen every product.
-        cut = torch.from_numpy(np.nextafter((threshold - error).astype(np.float32), np.float32(-np.inf)))
-        query_ids, positions = (
-            i.cpu().numpy() for i in torch.nonzero(fast >= cut[:, None].to(self.device), as_tuple=True)
-        )
+        cut = np.nextafter((threshold - error).astype(np.float32), np.float32(-np.inf))
+        taken = fast >= torch.from_numpy(cut[:, None]).to(self.device)
+        query_ids, positions = (i.cpu().numpy() for i in torch.nonzero(taken, as_tuple=True))
         scores = _score_pairs(self.queries[q], query_ids, block.vectors, positions)
         self._keep(q, query_ids, scores, block.rows[positions])
 

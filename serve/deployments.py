@@ -194,7 +194,7 @@ class ClusterService(Service):
         """Have every replica open a release. Raises InputError where one cannot, or where it needs a part that was not
         deployed."""
         release = Release.load(self.store, release_id)
-        for name in needed(release) - set(self.single):
+        for name in sorted(needed(release) - set(self.single)):
             raise InputError(f"release {release_id} needs {name}, which this service was deployed without: deploy it "
                              "again while that release is live")  # fmt: skip
         for place in (*self.shards, *self.single.values()):
@@ -290,7 +290,7 @@ def _parts(args: Application, release: Release) -> dict[str, Any]:
     for number in range(args.shards):
         name = f"search-{number:03d}"
         found[name] = bound(name, "search", args.search, number=number, of=args.shards)
-    for name in needed(release) & {"words", "reranker"}:
+    for name in sorted(needed(release)):
         found[name] = bound(name, name, getattr(args, name))
     return found
 

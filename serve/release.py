@@ -214,8 +214,8 @@ def renewed(store: Store, release: Release) -> Release:
     return replace(release, fingerprints=_fingerprints(parts))
 
 
-_SAY = "say which with --index NAME"
-_PUT = "remove all but one of them, or put the task over HTTP, naming one"
+_SAY_WHICH = "say which with --index NAME"
+_PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming one"
 
 
 def plan(
@@ -233,7 +233,7 @@ def plan(
     if index is not None and embeddings is None:
         embeddings = str(store.generations("index", store.only("index", index))[-1].config["embeddings"])
     vectors = Embeddings.open(store, embeddings, corpus)
-    main = Space(vectors, Index.open(store, index, vectors) if index else _index_over(store, vectors, _SAY))
+    main = Space(vectors, Index.open(store, index, vectors) if index else _index_over(store, vectors, _SAY_WHICH))
     words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
     spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
     parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *spec.inputs().values()]
@@ -284,9 +284,9 @@ def _space_of(
         check_passages(name, described, main.embeddings)
     if len(fitting) > 1:
         raise InputError(f"task {name}: {store.url} has several embeddings of its passages: {', '.join(fitting)}; "
-                         f"{_PUT}")  # fmt: skip
+                         f"{_PUT_INSTEAD}")  # fmt: skip
     vectors = Embeddings.open(store, fitting[0], corpus)
-    return Space(vectors, _index_over(store, vectors, _PUT))
+    return Space(vectors, _index_over(store, vectors, _PUT_INSTEAD))
 
 
 def _index_over(store: Store, vectors: Embeddings, remedy: str) -> Index | None:

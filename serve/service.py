@@ -195,6 +195,7 @@ class Service:
     def close(self) -> None:
         for queue in self.queues.values():
             queue.close()
+        self._old.clear()  # all goes with the process
         self._admin.shutdown(wait=False, cancel_futures=True)
 
     async def _change(self, change: Callable[[Release], Release]) -> Release:
