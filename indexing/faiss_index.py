@@ -2,7 +2,8 @@
 
 The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search
 returns candidates only: `indexing.exact.rescore` scores them from the float16 embeddings, so compression costs no
-precision. Training and filling give the same bytes for the same input, whatever the number of threads.
+precision. Training and filling give the same bytes for the same input, whatever the number of threads: products are
+shared out among threads only where that leaves every sum as it is.
 """
 
 import importlib
@@ -25,12 +26,13 @@ def _import_faiss() -> Any:
     """faiss, with the matrix products that this processor deserves.
 
     faiss-cpu 1.15.1 brings OpenBLAS 0.3.15, which takes a processor that is younger than itself (Sapphire Rapids) for
-    the oldest it knows: SSE3, products at a quarter of the speed. It reads this variable when it is loaded.
+    the oldest it knows: SSE3, products at a quarter of the speed. It reads this variable when it is loaded. Without
+    AVX-512 its products for Haswell are not taken: their sums depend on how many threads share them (`_share`).
     """
     unset = "OPENBLAS_CORETYPE" not in os.environ
     flags = processor()[0]
     if unset and "avx2" in flags:
-        os.environ["OPENBLAS_CORETYPE"] = "SKYLAKEX" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "HASWELL"
+        os.environ["OPENBLAS_CORETYPE"] = "SKYLAKEX" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "SANDYBRIDGE"
     try:
         return importlib.import_module("faiss")
     finally:
@@ -117,13 +119,19 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which a build measures
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # minutes of training for a search mode that is never used here
-    with _threads(threads):
+    with _threads(1):  # a covariance is summed over the vectors, as many as there are
+        for transform in _transforms(index):
+            if not transform.is_trained:
+                transform.train(sample)
+            sample = transform.apply(sample)
+    with _threads(_share(threads, inner)):
         if isinstance(inner, faiss.IndexIVF) and getattr(faiss, "get_num_gpus", lambda: 0)() > 0:
             gpu = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(inner.d))
             inner.clustering_index = gpu  # k-means assigns on the GPUs
-        index.train(sample)
+        inner.train(sample)
         if isinstance(inner, faiss.IndexIVF):
             inner.clustering_index = None
+    index.is_trained = inner.is_trained
     return index
 
 
@@ -149,7 +157,7 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
     if not isinstance(_inner(index), faiss.IndexIVF):
         index = faiss.IndexIDMap2(index)
     row = first_row
-    with _threads(threads):
+    with _threads(_share(threads, index)):
         for part in parts:
             for start in range(0, len(part), ADD_ROWS):
                 block = np.ascontiguousarray(part[start : start + ADD_ROWS], dtype=np.float32)
@@ -194,7 +202,7 @@ def search_shard(
         parameters = faiss.SearchParameters(**options)
     if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
         parameters = faiss.SearchParametersPreTransform(index_params=parameters, **options)
-    with _threads(threads):
+    with _threads(_share(threads, index)):
         return index.search(queries, depth, params=parameters)[1]
 
 
@@ -227,7 +235,8 @@ def _create(factory: str, dim: int) -> Any:
     inner = _inner(index)
     kinds = (faiss.IndexIVF, faiss.IndexFlat, faiss.IndexScalarQuantizer)
     plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
-    if not plain or not isinstance(inner, kinds):
+    linear = all(isinstance(transform, faiss.LinearTransform) for transform in _transforms(index))
+    if not plain or not linear or not isinstance(inner, kinds):
         # Graphs differ from run to run, refinement and id maps are done here, the others cannot skip deleted rows.
         raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
@@ -241,6 +250,14 @@ def _inner(index: Any) -> Any:
     while isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
         index = faiss.downcast_index(index.index)
     return index
+
+
+def _transforms(index: Any) -> Iterator[Any]:
+    index = faiss.downcast_index(index)
+    while isinstance(index, faiss.IndexIDMap):
+        index = faiss.downcast_index(index.index)
+    if isinstance(index, faiss.IndexPreTransform):
+        yield from (faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size()))
 
 
 def num_lists(factory: str) -> int:
@@ -262,10 +279,21 @@ def _code_bits(inner: Any) -> Iterator[int]:
         yield inner.pq.nbits
 
 
+def _share(threads: int | None, index: Any) -> int:
+    """How many threads may share out the products of index: threads, or one where several would change a sum.
+
+    OpenBLAS cuts sums over more than 320 dimensions: for one thread in halves that are multiples of its registers
+    (16 numbers), for several in halves as they come. Multiples of 32 are cut alike.
+    """
+    dims = [_inner(index).d, *(transform.d_in for transform in _transforms(index))]
+    alike = all(dim <= 320 or dim % 32 == 0 for dim in dims)
+    return (threads or available_threads()) if alike else 1
+
+
 @contextmanager
-def _threads(threads: int | None) -> Iterator[None]:
+def _threads(threads: int) -> Iterator[None]:
     before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(threads or available_threads())
+    faiss.omp_set_num_threads(threads)
     try:
         yield
     finally:

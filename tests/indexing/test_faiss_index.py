@@ -33,6 +33,7 @@ FACTORIES = [
     "IVF16,RaBitQ4",
     "PCA32,IVF16,SQ8",
     "PCA32,IVF16,PQ16x4fs",
+    "PCA32,SQ8",
     "RR64,IVF16,RaBitQ",
     "IVF16_HNSW32,RaBitQ",
 ]
@@ -70,6 +71,18 @@ def test_same_bytes_for_any_threads(factory, vectors, tmp_path):
         assert trained.ntotal == 0
         digests.append((digest(tmp_path / "trained"), digest(tmp_path / "shard")))
     assert digests[0] == digests[1] == digests[2]
+
+
+@pytest.mark.parametrize(("dim", "out"), [(64, 33), (300, 64), (387, 120), (768, 100), (1_024, 256)])
+def test_products_are_the_same_for_any_threads(dim, out):
+    """As a shard's transform and lists need them; of odd dimensions beyond 320 too, where one thread makes them."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((4_097, dim)).astype(np.float32)
+    trained = train_quantizer(vectors[:500], f"RR{out},IVF4,Flat", seed=0)
+    assert len({faiss.serialize_index(fill_shard(trained, [vectors], 0, threads=t)).tobytes() for t in (1, 2, 3)}) == 1
+    flat = fill_shard(train_quantizer(vectors, "Flat", seed=0), [vectors[:999]], 0)
+    found = [search_shard(flat, vectors, 5, nprobe=1, threads=threads) for threads in (1, 2, 3)]
+    assert all(np.array_equal(rows, found[0]) for rows in found[1:])
 
 
 def test_the_seed_decides(vectors, tmp_path):
@@ -135,6 +148,7 @@ def test_depth_beyond_the_shard(factory, vectors, queries):
         ("IDMap,Flat", "not supported"),
         ("IVF16,PQ16,RFlat", "not supported"),
         ("PQ16", "not supported"),
+        ("L2norm,IVF8,Flat", "not supported"),
     ],
 )
 def test_bad_factories_are_refused_in_one_line(factory, reason):
