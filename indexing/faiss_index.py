@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -286,8 +287,25 @@ def _share(threads: int | None, index: Any) -> int:
     (16 numbers), for several in halves as they come. Multiples of 32 are cut alike.
     """
     dims = [_inner(index).d, *(transform.d_in for transform in _transforms(index))]
-    alike = all(dim <= 320 or dim % 32 == 0 for dim in dims)
+    alike = all(dim <= 320 or dim % 32 == 0 for dim in dims) and _shared_products_are_the_same()
     return (threads or available_threads()) if alike else 1
+
+
+@cache
+def _shared_products_are_the_same() -> bool:
+    """Whether several threads compute what one does, on this processor: by trying, once, in a few milliseconds."""
+    rng = np.random.default_rng(0)
+    for d_in, d_out, count in [(64, 33, 1_021), (768, 36, 510)]:
+        product = faiss.RandomRotationMatrix(d_in, d_out)
+        product.init(0)
+        vectors = rng.standard_normal((count, d_in), dtype=np.float32)
+        made = []
+        for threads in (1, 2, 3, 4):
+            with _threads(threads):
+                made.append(product.apply(vectors).tobytes())
+        if len(set(made)) > 1:
+            return False
+    return True
 
 
 @contextmanager

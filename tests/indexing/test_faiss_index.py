@@ -1,6 +1,9 @@
 """FAISS indexes are compared with exact search, masks with what they mask, and files byte for byte."""
 
 import hashlib
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from indexing.faiss_index import (
     write_index,
 )
 from retriever.errors import InputError
+from retriever.native import processor
 
 DIM = 64
 FACTORIES = [
@@ -83,6 +87,19 @@ def test_products_are_the_same_for_any_threads(dim, out):
     flat = fill_shard(train_quantizer(vectors, "Flat", seed=0), [vectors[:999]], 0)
     found = [search_shard(flat, vectors, 5, nprobe=1, threads=threads) for threads in (1, 2, 3)]
     assert all(np.array_equal(rows, found[0]) for rows in found[1:])
+
+
+@pytest.mark.skipif("avx2" not in processor()[0], reason="needs AVX2")
+def test_products_that_threads_change_are_made_by_one():
+    """OpenBLAS' products for Haswell, which a user may set: two threads' sums are not those of one."""
+    script = (
+        "import numpy as np; from indexing.faiss_index import faiss, fill_shard, train_quantizer\n"
+        "x = np.random.default_rng(0).standard_normal((3_000, 64), dtype=np.float32)\n"
+        "trained = train_quantizer(x, 'PCA32,IVF4,SQ8', seed=0, threads=2)\n"
+        "shards = [fill_shard(trained, [x], 0, threads=threads) for threads in (1, 2)]\n"
+        "assert len({faiss.serialize_index(shard).tobytes() for shard in shards}) == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "OPENBLAS_CORETYPE": "HASWELL"}, check=True)
 
 
 def test_the_seed_decides(vectors, tmp_path):
