@@ -7,6 +7,7 @@ shared out among threads only where that leaves every sum as it is.
 """
 
 import importlib
+import logging
 import math
 import os
 import re
@@ -46,6 +47,10 @@ faiss = _import_faiss()
 SMALL = 50_000  # vectors: below, scoring all takes as long as probing lists, and less where questions come together
 POINTS_PER_CENTROID = 64  # FAISS asks for 39 to 256
 ADD_ROWS = 65_536  # rows per call of add: bounds the float32 copy
+# Where OpenMP may grant fewer threads than it is asked for, OpenBLAS waits for the others for ever.
+_RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
+
+log = logging.getLogger(__name__)
 
 
 def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None) -> str:
@@ -120,12 +125,14 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which a build measures
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # minutes of training for a search mode that is never used here
-    with _threads(1):  # a covariance is summed over the vectors, as many as there are
-        for transform in _transforms(index):
-            if not transform.is_trained:
+    together = _share(threads, index)
+    for transform in _transforms(index):
+        if not transform.is_trained:
+            with _threads(1):  # a covariance is summed over the vectors, as many as there are
                 transform.train(sample)
+        with _threads(together):
             sample = transform.apply(sample)
-    with _threads(_share(threads, inner)):
+    with _threads(together):
         if isinstance(inner, faiss.IndexIVF) and getattr(faiss, "get_num_gpus", lambda: 0)() > 0:
             gpu = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(inner.d))
             inner.clustering_index = gpu  # k-means assigns on the GPUs
@@ -283,17 +290,23 @@ def _code_bits(inner: Any) -> Iterator[int]:
 def _share(threads: int | None, index: Any) -> int:
     """How many threads may share out the products of index: threads, or one where several would change a sum.
 
-    OpenBLAS cuts sums over more than 320 dimensions: for one thread in halves that are multiples of its registers
-    (16 numbers), for several in halves as they come. Multiples of 32 are cut alike.
+    OpenBLAS cuts sums over many dimensions (more than 320, by kernel): for one thread in halves that are multiples of
+    its registers (16 numbers), for several in halves as they come. Multiples of 32 are cut alike.
     """
-    dims = [_inner(index).d, *(transform.d_in for transform in _transforms(index))]
+    wanted = threads or available_threads()
+    if wanted == 1 or _RATIONED & os.environ.keys():
+        return 1  # what one thread does needs no others for the trial
+    inner = _inner(index)
+    dims = [inner.d, *(transform.d_in for transform in _transforms(index))]
+    dims += [inner.pq.dsub] if hasattr(inner, "pq") else []
     alike = all(dim <= 320 or dim % 32 == 0 for dim in dims) and _shared_products_are_the_same()
-    return (threads or available_threads()) if alike else 1
+    return wanted if alike else 1
 
 
 @cache
 def _shared_products_are_the_same() -> bool:
-    """Whether several threads compute what one does, on this processor: by trying, once, in a few milliseconds."""
+    """Whether several threads compute what one does, on this processor: by trying, once, in some 30 ms on free cores.
+    Where they do not, that is logged."""
     rng = np.random.default_rng(0)
     for d_in, d_out, count in [(64, 33, 1_021), (768, 36, 510)]:
         product = faiss.RandomRotationMatrix(d_in, d_out)
@@ -304,6 +317,10 @@ def _shared_products_are_the_same() -> bool:
             with _threads(threads):
                 made.append(product.apply(vectors).tobytes())
         if len(set(made)) > 1:
+            log.warning(
+                "FAISS works with one thread, which takes longer: several would change its sums "
+                "(OPENBLAS_CORETYPE is set, faiss was imported before riptide, or the processor is of another kind)"
+            )
             return False
     return True
 

@@ -102,6 +102,16 @@ def test_products_that_threads_change_are_made_by_one():
     subprocess.run([sys.executable, "-c", script], env={**os.environ, "OPENBLAS_CORETYPE": "HASWELL"}, check=True)
 
 
+@pytest.mark.parametrize("limit", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}])
+def test_threads_that_openmp_does_not_grant_are_not_waited_for(limit):
+    script = (
+        "import numpy as np; from indexing.faiss_index import fill_shard, train_quantizer\n"
+        "x = np.random.default_rng(0).standard_normal((3_000, 64), dtype=np.float32)\n"
+        "for threads in (1, 2): fill_shard(train_quantizer(x, 'RR48,IVF4,SQ8', seed=0, threads=threads), [x], 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, **limit}, check=True, timeout=120)
+
+
 def test_the_seed_decides(vectors, tmp_path):
     digests = []
     for seed in (1, 2):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from jobs import build_index
 
-import faiss
 import numpy as np
 import pytest
 from samples import files_of
 
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
+from indexing.faiss_index import faiss
 from indexing.index import Index
 from indexing.store import Store
 
