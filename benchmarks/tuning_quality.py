@@ -5,12 +5,13 @@
 For each method the learning rate is chosen by MRR@10 on the dev split, of as many as for the other, with the same
 steps; then it is trained with each seed and measured once on the test split, among all passages of the corpus. What is
 in the store already is not made again: a run that was interrupted goes on. Intervals are of 95%, by a bootstrap over
-questions of each question's mean over the seeds.
+questions of each question's mean over the seeds. Of several sets of negatives, each with a label, all are compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -25,7 +26,9 @@ METRICS = ["RR@10", "R@5", "R@20", "R@100", "Answer@5", "Answer@20", "Answer@100
 METHODS = ("prompt", "finetune")
 
 
-def tune(store: str, task: str, options: argparse.Namespace, method: str, lr: float, seed: int) -> float:
+def tune(
+    store: str, task: str, options: argparse.Namespace, negatives: str, method: str, lr: float, seed: int
+) -> float:
     """Train the task, unless it is there; its best MRR@10 on the dev split."""
     from jobs import tune_prompts
 
@@ -34,7 +37,7 @@ def tune(store: str, task: str, options: argparse.Namespace, method: str, lr: fl
     tune_prompts.main(
         tune_prompts.TunePrompts(
             store=store, task=task, backbone=options.backbone, method=method,  # type: ignore[arg-type]
-            queries=options.queries, negatives=options.negatives, length=options.length, prompt_dropout=0.1,
+            queries=options.queries, negatives=negatives, length=options.length, prompt_dropout=0.1,
             steps=options.steps,
             batch=options.batch, negatives_per_query=1, lr=lr, seed=seed, dev_split=options.dev_split,
             evaluate_every=max(1, options.steps // 2), checkpoint_every=options.steps, normalize=True,
@@ -76,9 +79,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True)
     parser.add_argument("--backbone", required=True)
-    parser.add_argument("--negatives", required=True)
+    parser.add_argument("--negatives", nargs="+", required=True)
     parser.add_argument("--queries", help="may be left out where the store has one set only")
-    parser.add_argument("--label", required=True, help="what its artifacts' names begin with")
+    parser.add_argument("--label", nargs="+", required=True, help="for each: what its artifacts' names begin with")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--prompt-lrs", type=float, nargs="+", default=[3e-3, 1e-2, 3e-2])
     parser.add_argument("--finetune-lrs", type=float, nargs="+", default=[2e-5, 1e-4, 5e-4])
@@ -95,27 +98,35 @@ def main() -> None:
     parser.add_argument("--zero-shot", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", default="results/tuning_quality.json")
     options = parser.parse_args()
-    label, store = options.label, options.store
+    if len(options.label) != len(options.negatives):
+        parser.error("expected a --label for each of the --negatives")
+    store = options.store
     document: dict[str, Any] = {"options": vars(options), "dev": {}, "lr": {}, "test": {}, "by_seed": {}}
     means: dict[str, dict[str, np.ndarray]] = {}
     if options.zero_shot:
-        means["zero-shot"] = measure(store, f"{label}-zero", encoder=options.backbone, task=None, options=options)
-    for method in options.methods:
+        means["zero-shot"] = measure(
+            store, f"{options.label[0]}-zero", encoder=options.backbone, task=None, options=options
+        )
+    for method, (label, negatives) in itertools.product(
+        options.methods, zip(options.label, options.negatives, strict=True)
+    ):
+        name = method if len(options.label) == 1 else f"{method} {negatives}"
         rates = options.prompt_lrs if method == "prompt" else options.finetune_lrs
         first = options.seeds[0]
-        dev = {lr: tune(store, f"{label}-{method}-{lr:g}-s{first}", options, method, lr, first) for lr in rates}
-        document["dev"][method] = {f"{lr:g}": value for lr, value in dev.items()}
-        lr = document["lr"][method] = max(dev, key=lambda rate: dev[rate])
+        dev = {lr: tune(store, f"{label}-{method}-{lr:g}-s{first}", options, negatives, method, lr, first)
+               for lr in rates}  # fmt: skip
+        document["dev"][name] = {f"{lr:g}": value for lr, value in dev.items()}
+        lr = document["lr"][name] = max(dev, key=lambda rate: dev[rate])
         found = []
         for seed in options.seeds:
             task = f"{label}-{method}-{lr:g}-s{seed}"
-            tune(store, task, options, method, lr, seed)
+            tune(store, task, options, negatives, method, lr, seed)
             place = (
                 {"encoder": f"models/{task}", "task": None} if method == "finetune" else {"encoder": None, "task": task}
             )
             found.append(measure(store, task, options=options, **place))
-        document["by_seed"][method] = [{m: float(v.mean()) for m, v in one.items()} for one in found]
-        means[method] = {metric: np.mean([one[metric] for one in found], axis=0) for metric in found[0]}
+        document["by_seed"][name] = [{m: float(v.mean()) for m, v in one.items()} for one in found]
+        means[name] = {metric: np.mean([one[metric] for one in found], axis=0) for metric in found[0]}
     document["test"] = {name: {m: interval(v) for m, v in found.items()} for name, found in means.items()}
     names = list(means)
     document["differences"] = {
@@ -129,7 +140,7 @@ def main() -> None:
     for kind in ("test", "differences"):
         for name, found in document[kind].items():
             cells = (f"{m} {mean:.4f} [{low:.4f}, {high:.4f}]" for m, (mean, low, high) in found.items())
-            print(f"{name:24} {'  '.join(cells)}")
+            print(f"{name:40} {'  '.join(cells)}")
 
 
 if __name__ == "__main__":
