@@ -44,4 +44,4 @@ bench:  ## the benchmarks there are, and what each one measures
 	  "$$(sed -n '1s/^"""//p' "$$file" | sed 's/"""$$//')"; done; true
 
 demo: install  ## the whole way on a small set: import, encode, index, search
-	$(BIN)/python examples/demo.py
+	HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py

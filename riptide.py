@@ -1,6 +1,6 @@
 """riptide for Python users: an Encoder, a Store and what lies in it, a Client of a server.
 
-from riptide import Encoder, Store, Corpus
+from riptide import Client, Corpus, Encoder, Store
 vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a riptide?"], side="query")
 passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
 hits = Client("http://127.0.0.1:8000").search("what is a riptide?")

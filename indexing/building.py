@@ -40,9 +40,10 @@ KS = (10, 100, 200)
 class IndexOptions:
     """What shapes an index."""
 
-    factory: str = "auto"  # any FAISS factory string; auto: from size, memory and recall
+    factory: str = "auto"  # FAISS' factory string (`check_factory`); auto: from size, memory and recall
     shards: int = 4
     recall: float = 0.95  # of the exact top 100, after re-scoring
+    memory_bytes: int | None = None  # for auto: of the whole index at most
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Building:
         first = self.previous[0].config if self.previous else None
         factory = options.factory
         if factory == "auto":
-            factory = first["factory"] if first else choose_factory(embeddings.num_rows, embeddings.dim, options.recall)
+            size = embeddings.num_rows, embeddings.dim
+            factory = first["factory"] if first else choose_factory(*size, options.recall, options.memory_bytes)
         check_factory(factory, embeddings.dim)
         config = {
             "embeddings": embeddings.name,

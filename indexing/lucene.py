@@ -185,11 +185,6 @@ class LuceneSearch:
         built = self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " "))
         return self._json.writeValueAsString(self._searcher.search(built, k))
 
-    def has_terms(self, query: str) -> bool:
-        """Whether anything of a query is left after stop words and punctuation."""
-        lucene()
-        return bool(self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " ")).toString())
-
 
 def open_shard(shard: LuceneShard, bulk: Path) -> Any:
     """A DirectoryReader. Lucene wants names of its own in one folder: it is there only while the reader opens."""

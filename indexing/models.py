@@ -142,14 +142,19 @@ class Checkpoints:
         return f"{self._folder}/latest.json"
 
 
+def checkpoint_names(kind: str, name: str) -> tuple[str, str]:
+    """What a training of kind/NAME calls its checkpoints: the last one, and the best one."""
+    return f"{name}.{kind}", f"{name}.{kind}.best"
+
+
 def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
     """(key, bytes) of the checkpoints that no training will go on from, in the order to delete them.
 
-    Those are of no artifact that was begun and is not complete: one is named as its checkpoints begin.
+    Those are of no artifact that was begun and is not complete.
     """
     found = list(store.storage.list("checkpoints"))  # first: what was begun meanwhile has none among these
-    begun = tuple(key.partition("/")[2] for key in store.incomplete())
-    dead = [(key, size) for key, size in found if not key.removeprefix("checkpoints/").startswith(begun)]
+    begun = {name for key in store.incomplete() for name in checkpoint_names(*key.partition("/")[::2])}
+    dead = [(key, size) for key, size in found if key.split("/")[1] not in begun]
     return sorted(dead, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
 
 

@@ -22,13 +22,12 @@ def search_exact(
     k: int,
     deleted: np.ndarray,
     *,
-    first_row: int = 0,
     end: int | None = None,
 ) -> Hits:
-    """The exact top k of queries float32 [q, dim] over the rows [first_row, end), less the `deleted` ones."""
+    """The exact top k of queries float32 [q, dim] over the rows [0, end), less the `deleted` ones."""
     end = embeddings.num_rows if end is None else end
     cores = node_cores()
-    stretches = _stretches(first_row, end, num_slots(cores))
+    stretches = _stretches(0, end, num_slots(cores))
     found = run_tasks(exact_stretch, stretches, embeddings, queries, k, deleted, cores, num_cpus=cores)
     return folded((hits for _, hits in found), k)
 

@@ -1,4 +1,4 @@
-"""Where bytes live: a local folder or an S3 bucket, behind seven operations that commit atomically."""
+"""Where bytes live: a local folder or an S3 bucket, behind a few operations that commit atomically."""
 
 from __future__ import annotations
 

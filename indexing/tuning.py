@@ -83,7 +83,7 @@ class RefreshedNegatives:
     world: int = 1
 
     def mine(self) -> torch.Tensor:
-        """Rows, nearest first, -1 behind the last: int64 [questions, depth], on the system's device."""
+        """Rows, nearest first, -1 behind the last: int64 [questions, depth], on the processor."""
         system, data = self.system, self.system.data
         assert data is not None
         queries = system.encode(data.queries, "query", self.rank, self.world)

@@ -5,6 +5,7 @@ python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jobs.cli import Common, Stage, human, run, say
@@ -28,10 +29,12 @@ class BuildIndex(Common):
     name: str | None = None
     """The index' name; default: the embeddings'."""
     factory: str = "auto"
-    """Any FAISS factory string; auto: from size, memory and recall."""
+    """FAISS' factory string: Flat, SQ… or IVF…, after PCA, OPQ or RR; auto: from size, --memory-gb and recall."""
     shards: int = 4
     recall: float = 0.95
     """Of the exact top 100, after re-scoring; nprobe and depth are set to reach it."""
+    memory_gb: float | None = None
+    """Of the whole index, at most, with --factory auto; embeddings stay on disk. Default: what recall asks for."""
 
 
 def main(options: BuildIndex) -> None:
@@ -40,6 +43,8 @@ def main(options: BuildIndex) -> None:
         raise InputError(
             f"--shards {options.shards} --recall {options.recall}: expected at least 1, and 0 < recall <= 1"
         )
+    if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb < math.inf):
+        raise InputError(f"--memory-gb {options.memory_gb}: expected a number above 0, and --factory auto")
     chosen, ending = options.embeddings, ""
     if options.limit is not None:
         ending = f"-limit{options.limit}"
@@ -48,13 +53,14 @@ def main(options: BuildIndex) -> None:
             raise InputError(f"--limit {options.limit}: {len(limited)} embeddings end with {ending}; name --embeddings")
         chosen = f"{chosen}{ending}" if chosen is not None else limited[0]
     embeddings = Embeddings.open(store, chosen, Corpus.open(store))
-    shape = IndexOptions(factory=options.factory, shards=options.shards, recall=options.recall)
+    shape = IndexOptions(factory=options.factory, shards=options.shards, recall=options.recall,
+                         memory_bytes=None if options.memory_gb is None else int(options.memory_gb * 1e9))  # fmt: skip
     if options.plan:
         from indexing.faiss_index import check_factory, choose_factory
 
         factory = shape.factory
         if factory == "auto":
-            factory = choose_factory(embeddings.num_rows, embeddings.dim, shape.recall)
+            factory = choose_factory(embeddings.num_rows, embeddings.dim, shape.recall, shape.memory_bytes)
         check_factory(factory, embeddings.dim)
         say(f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}")
         say(f"factory  {factory}, trained on {training_size(factory, embeddings.num_rows):,} vectors")

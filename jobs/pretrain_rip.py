@@ -35,6 +35,8 @@ class PretrainRip(Contrastive):
     unit: Literal["sentence", "span"] = "sentence"
     train: Literal["backbone", "prompts"] = "backbone"
     """prompts: a deep prompt over the frozen backbone; the result is prompts/NAME."""
+    prompt_length: int = 32
+    """Of --train prompts, in tokens; one that is to be begun from (tune_prompts --init) is as long as its own."""
     epochs: float = 4.0
     """DPTDR: 8 on MS MARCO, 4 on Wikipedia."""
     steps: int | None = None

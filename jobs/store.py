@@ -1,15 +1,18 @@
-"""List what a store holds, show one artifact, remove one, or clear what nothing names.
+"""List what a store holds, show or remove an artifact, copy a model's files out, or clear what nothing names.
 
 python jobs/store.py list --store data/squad
 python jobs/store.py show index/minilm/g0000 --store data/squad
 python jobs/store.py remove index/minilm/g0000 --store data/squad
+python jobs/store.py export prompts/legal --to legal --store data/squad
 python jobs/store.py gc --store data/squad
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from jobs.cli import Common, human, run, say
@@ -17,21 +20,23 @@ from jobs.cli import Common, human, run, say
 import tyro
 
 from indexing.artifact import Artifact
-from indexing.models import abandoned_checkpoints
+from indexing.models import abandoned_checkpoints, checkpoint_names, model_folder
 from indexing.store import Store
 from retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreJob(Common):
-    action: Annotated[Literal["list", "show", "remove", "gc"], tyro.conf.Positional]
+    action: Annotated[Literal["list", "show", "remove", "export", "gc"], tyro.conf.Positional]
     key: Annotated[str | None, tyro.conf.Positional] = None
-    """The artifact, as list prints it (show, remove); --limit N lists, shows or clears at most N."""
+    """The artifact, as list prints it (show, remove, export); --limit N lists, shows or clears at most N."""
+    to: str | None = None
+    """The folder for the files of a model or a prompt, under their own names (export)."""
 
 
 def main(options: StoreJob) -> None:
     store = Store(options.store).require()
-    if options.action in ("show", "remove") and options.key is None:
+    if options.action in ("show", "remove", "export") and options.key is None:
         raise InputError(f"{options.action}: expected an artifact; jobs/store.py list shows what there is")
     key = (options.key or "").strip("/")
     if options.action == "list":
@@ -42,11 +47,15 @@ def main(options: StoreJob) -> None:
         say(f"would remove {key}, {human(sum(size for _, size in store.storage.list(key)))}, unless another needs it")
     elif options.action == "remove":
         freed = store.remove(key)
+        kind, _, name = key.partition("/")
+        own = checkpoint_names(kind, name)
         for file, size in abandoned_checkpoints(store):
-            if file.startswith(f"checkpoints/{key.partition('/')[2]}/"):
+            if file.split("/")[1] in own:
                 store.storage.delete(file)
                 freed += size
         say(f"removed {key}, {human(freed)}")
+    elif options.action == "export":
+        export(store, key, options)
     else:
         for file, size in [*store.garbage(), *abandoned_checkpoints(store)][: options.limit]:
             if not options.plan:
@@ -67,6 +76,24 @@ def list_artifacts(store: Store, limit: int | None) -> None:
             say(f"{key:32} superseded: a later generation has its rows; gc removes it a day after its last change")
         else:
             say(f"{key:32} incomplete: the command that makes it goes on with it")
+
+
+def export(store: Store, key: str, options: StoreJob) -> None:
+    """A copy of a model's or a prompt's files, for any library, and for a server that is to serve it."""
+    kind, _, name = key.partition("/")
+    artifact = store.open(kind, name)
+    if options.to is None or "://" in options.to:
+        raise InputError(f"--to {options.to}: expected a folder that this machine sees")
+    if not artifact.group("file"):
+        raise InputError(f"{key}: expected models/NAME or prompts/TASK, whose files have names")
+    target, size = Path(options.to), human(sum(part.bytes for part in artifact.parts))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"--to {target}: is there and is no empty folder")
+    if options.plan:
+        say(f"would copy {key}, {size}, to {target}")
+        return
+    shutil.copytree(model_folder(artifact), target, dirs_exist_ok=True)
+    say(f"copied {key}, {size}, to {target}")
 
 
 def show(store: Store, key: str, limit: int | None) -> None:

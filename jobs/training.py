@@ -14,7 +14,7 @@ from jobs.session import connect
 
 from indexing.artifact import Artifact, fingerprint_of
 from indexing.curves import Curves
-from indexing.models import Checkpoints
+from indexing.models import Checkpoints, checkpoint_names
 from indexing.placement import find_places
 from indexing.store import Store, artifact_key
 from indexing.training_job import Maker, TrainingTask, run_training
@@ -82,7 +82,7 @@ class Training(Common):
             connect(store)
             places = find_places(self.workers, self.cpus, say, gpus=self.gpus, least=self.min_workers, wait=self.wait)
         identity = fingerprint_of([{role: a.fingerprint for role, a in inputs.items()}, config])
-        last, best = (Checkpoints(store, f"{name}.{end}", identity) for end in (kind, f"{kind}.best"))
+        last, best = (Checkpoints(store, called, identity) for called in checkpoint_names(kind, name))
         with store.create(kind, name, inputs=inputs, config=config) as draft:
             if not draft.complete:
                 assert places is not None

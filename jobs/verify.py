@@ -1,4 +1,4 @@
-"""Hash every file of a store again, and name each that is damaged or missing; exit status 1 if there is one.
+"""Hash every file of a store's artifacts again, and name each that is damaged or missing; exit status 1 if one is.
 
 python jobs/verify.py --store data/squad
 """

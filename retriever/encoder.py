@@ -29,10 +29,10 @@ __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
 
 log = logging.getLogger(__name__)
 
-# Tokens per batch, padding included: measured on the processor (2,048 to 12,288 tried), so that a layer's
-# intermediate values stay in cache.
 # Tokens without padding for which a thread of their own pays: products of float32 take some eight times as long.
 _LEAST = {torch.float32: 32, torch.bfloat16: 192}
+# Tokens per batch, padding included: measured on the processor (2,048 to 12,288 tried), so that a layer's
+# intermediate values stay in cache.
 _BUDGET = {"cpu": 4096, "cuda": 65536}
 # Columns of a batch are a multiple of this: the processor's attention takes up to half as long again for other widths.
 _STEP = 16

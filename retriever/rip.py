@@ -87,7 +87,7 @@ class RipOptions:
 class RipData:
     """texts(rows int64 [n]) gives n passages' texts; the corpus has rows 0 to num_passages - 1.
 
-    rows: those that can be drawn (eligible_rows), int64 [any].
+    rows: those that can be drawn (`eligible`), int64 [any].
     """
 
     num_passages: int
@@ -126,23 +126,6 @@ def eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
     if options.objective == "mlm":
         return np.array([bool(text.strip()) for text in texts], bool)
     return np.array([len(_units(text, options, np.random.default_rng(0))) > 1 for text in texts], bool)
-
-
-def eligible_rows(
-    num_passages: int, texts: Callable[[np.ndarray], list[str]], options: RipOptions, *, block: int = 4096
-) -> np.ndarray:
-    """The rows of a corpus that can be drawn, int64 [any]; `block` texts are held at once.
-
-    Raises InputError where there is none.
-    """
-    found = [np.empty(0, np.int64)]
-    for start in range(0, num_passages, block):
-        rows = np.arange(start, min(start + block, num_passages))
-        found.append(rows[eligible(texts(rows), options)])
-    every = np.concatenate(found)
-    if not len(every):
-        raise InputError(f"none of {num_passages} passages has two {options.unit}s to make a pair of")
-    return every
 
 
 def passages_at(options: RipOptions, rows: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -32,7 +32,10 @@ class ServerError(Exception):
 
 
 class Client:
-    """url: of the server. token: a bearer token, where it wants one. timeout: seconds. Raises ServerError."""
+    """url: of the server. token: a bearer token, where it wants one. timeout: seconds.
+
+    Raises ValueError for what is no URL of http; its methods raise ServerError.
+    """
 
     def __init__(self, url: str = "http://127.0.0.1:8000", *, token: str | None = None, timeout: float = 60.0):
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):

@@ -118,7 +118,7 @@ class Service:
     async def search(self, request: SearchRequest) -> tuple[Live, list[tuple[Answer, float]]]:
         """An answer for each question of a request, and the seconds that it waited; pinned to one release.
 
-        Raises UnknownTaskError, InputError, OverloadedError, ExpiredError.
+        Raises NotReadyError, UnknownTaskError, InputError, OverloadedError, ExpiredError.
         """
         live = self._now()
         task = self._task(live, request.task)

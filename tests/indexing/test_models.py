@@ -205,9 +205,9 @@ def test_killed_while_saving_the_one_before_counts(store_url: str, monkeypatch: 
 
 
 def test_checkpoints_that_no_training_goes_on_from_are_told(store_url: str) -> None:
-    """Of a model that was removed, or is complete; those of one that was begun are kept, and what is named after it."""
+    """Of a model that was removed, or is complete, or of another name or kind; those of one that was begun are kept."""
     store = Store(store_url)
-    names = ("gone", "begun", "begun-best", "done")
+    names = ("gone.models", "begun.models", "begun.models.best", "begun-more.models", "begun.prompts", "done.models")
     store.create("models", "begun")
     with store.create("models", "done"):
         pass
@@ -215,11 +215,12 @@ def test_checkpoints_that_no_training_goes_on_from_are_told(store_url: str) -> N
         Checkpoints(store, name, "identity").save(1, write_tensors(1.0))
     files = {name: [key for key, _ in store.storage.list(f"checkpoints/{name}/")] for name in names}
     dead = abandoned_checkpoints(store)
-    assert sorted(key for key, _ in dead) == sorted(files["gone"] + files["done"])
+    kept = {"begun.models", "begun.models.best"}
+    assert sorted(key for key, _ in dead) == sorted(key for name in names if name not in kept for key in files[name])
     assert all(size > 0 for _, size in dead)
-    assert [key for key, _ in dead[:2]] == ["checkpoints/done/latest.json", "checkpoints/gone/latest.json"]
+    assert [key.rpartition("/")[2] for key, _ in dead[:4]] == ["latest.json"] * 4
     store.remove("models/begun")
-    assert len(abandoned_checkpoints(store)) == 8
+    assert len(abandoned_checkpoints(store)) == 2 * len(names)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

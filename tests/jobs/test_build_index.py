@@ -112,6 +112,8 @@ def test_plan_says_what_and_does_nothing(world, done: Done) -> None:
     out = done(*command(world, "--plan", "--shards", 2))
     assert "240 of 32 in embeddings/enc" in out
     assert "2 of about 120 vectors" in out
+    assert "factory  Flat," in out
+    assert "factory  IVF4,RaBitQ," in done(*command(world, "--plan", "--memory-gb", 1e-5))
     assert files_of(world.store, but=()) == before
 
 
@@ -127,6 +129,9 @@ def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path) -
     before = files_of(world.store, but=())
     assert "--shards 0" in refused(*command(world, "--shards", 0))
     assert "--recall 1.5" in refused(*command(world, "--recall", 1.5))
+    assert "--memory-gb 0.0" in refused(*command(world, "--memory-gb", 0))
+    assert "--memory-gb 1.0: expected" in refused(*command(world, "--memory-gb", 1, "--factory", "Flat"))
+    assert "fits 1000 bytes" in refused(*command(world, "--memory-gb", 1e-6))
     assert "'IVF4,PQ7'" in refused(*command(world, "--factory", "IVF4,PQ7"))
     assert "'HNSW32'" in refused(*command(world, "--factory", "HNSW32"))
     assert "nonsense" in refused(*command(world, "--factory", "nonsense"))

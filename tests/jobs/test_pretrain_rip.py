@@ -50,12 +50,13 @@ def test_it_goes_on_as_a_backbone_and_as_an_encoder(world, done: Done) -> None:
 
 
 def test_prompts_are_opened_by_task_and_begun_from(world, done: Done, refused: Done) -> None:
-    out = done(*command(world, "--unit", "span", "--name", "begun", "--train", "prompts", "--steps", 2))
+    out = done(*command(world, "--unit", "span", "--name", "begun", "--train", "prompts",
+                         "--prompt-length", 5, "--steps", 2))  # fmt: skip
     assert "prompts/begun: 2 steps" in out
     done("encode_corpus", "--store", world.store, "--task", "begun", "--dtype", "float32", "--compile", "never")
     mine(Store(str(world.store)))
     tuned = ("tune_prompts", "--store", world.store, "--backbone", world.model, "--negatives", "hand", "--cpus", 1,
-             "--dtype", "float32", "--steps", 1, "--batch", 4, "--pooling", "cls")  # fmt: skip
+             "--dtype", "float32", "--steps", 1, "--batch", 4, "--pooling", "cls", "--length", 5)  # fmt: skip
     done(*tuned, "--task", "on", "--init", "prompts/begun")
     assert Store(str(world.store)).inputs("prompts/on")["init"]["artifact"] == "prompts/begun"
     assert "take its length" in refused(*tuned, "--task", "x", "--init", "begun", "--length", 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from samples import files_of
 
-from indexing.models import Checkpoints
+from indexing.models import Checkpoints, commit_files
 from indexing.s3 import S3Storage
 from indexing.store import Store
 
@@ -101,18 +101,37 @@ def test_checkpoints_end_with_their_model(world, done) -> None:
         Checkpoints(store, name, "identity").save(1, lambda path: path.write_bytes(b"weights"))
 
     store.create("models", "ce")
-    for name in ("ce", "ce-more", "gone"):
+    for name in ("ce.models", "ce.models.best", "gone.models"):
         checkpoint(name)
-    assert done("store", "gc", *at, "--plan").count("would remove checkpoints/gone/") == 2
+    assert done("store", "gc", *at, "--plan").count("would remove checkpoints/gone.models/") == 2
     out = done("store", "gc", *at)
-    assert out.startswith("removed checkpoints/gone/latest.json, ")
+    assert out.startswith("removed checkpoints/gone.models/latest.json, ")
     assert out.count("\n") == 2
-    checkpoint("gone")
+    for name in ("ce-more.models", "ce.prompts"):
+        checkpoint(name)
     done("store", "remove", "models/ce", *at)
     left = {*files_of(world.store, but=())} - {*before}
-    assert {key.split("/")[1] for key in left} == {"ce-more", "gone"}, "those of the removed model, and no others"
+    assert {key.split("/")[1] for key in left} == {"ce-more.models", "ce.prompts"}, "the removed model's, and no others"
     done("store", "gc", *at)
     assert files_of(world.store, but=()) == before
+
+
+def test_a_models_files_are_copied_out(world, done, refused, tmp_path: Path) -> None:
+    at, store = ("--store", world.store), Store(str(world.store))
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/prompt.json").write_text("{}")
+    with store.create("prompts", "legal") as draft:
+        commit_files(draft, tmp_path / "made")
+    to = tmp_path / "legal"
+    assert "would copy prompts/legal, 2 B" in done("store", "export", "prompts/legal", "--to", to, *at, "--plan")
+    assert not to.exists()
+    done("store", "export", "prompts/legal", "--to", to, *at)
+    assert [(file.name, file.is_symlink(), file.read_text()) for file in to.iterdir()] == [("prompt.json", False, "{}")]
+    assert f"--to {to}: is there and is no empty folder" in refused("store", "export", "prompts/legal", "--to", to, *at)
+    assert "--to None: expected a folder" in refused("store", "export", "prompts/legal", *at)
+    other = refused("store", "export", "corpus/g0000", "--to", tmp_path / "other", *at)
+    assert "corpus/g0000: expected models/NAME or prompts/TASK" in other
+    done("store", "remove", "prompts/legal", *at)
 
 
 def test_gc_ends_uploads_that_were_killed(bucket: str, done) -> None:

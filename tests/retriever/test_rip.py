@@ -23,7 +23,7 @@ from retriever.masking import MaskedBackbone, Masking, TiedHead
 from retriever.options import EncoderOptions
 from retriever.prompts import load_prompt
 from retriever.recipe import read_recipe
-from retriever.rip import RipData, RipOptions, RipSystem, eligible, eligible_rows, pair_of, passages_at, rip_loss
+from retriever.rip import RipData, RipOptions, RipSystem, eligible, pair_of, passages_at, rip_loss
 from retriever.stepping import trained
 from retriever.training import Hooks, LoopOptions, Trainer
 
@@ -143,16 +143,6 @@ def test_what_is_no_passage_to_draw_is_left_out() -> None:
     assert eligible(texts, options()).tolist() == [True, False, False, False, True]
     assert eligible(texts, options(unit="span")).tolist() == [True, True, False, True, True]
     assert eligible(texts, options(objective="mlm")).tolist() == [True, True, False, True, True]
-    asked: list[int] = []
-
-    def some(rows: np.ndarray) -> list[str]:
-        asked.append(len(rows))
-        return [texts[row] for row in rows]
-
-    assert eligible_rows(5, some, options(), block=2).tolist() == [0, 4]
-    assert asked == [2, 2, 1]
-    with pytest.raises(InputError, match="none of 2 passages has two sentences"):
-        eligible_rows(2, lambda rows: ["one."] * len(rows), options())
 
 
 def test_epochs_are_permutations_and_pairs_differ() -> None:
