@@ -205,16 +205,20 @@ class _Norm:
         return values
 
 
-def _reorders() -> bool:
-    """Whether this processor's products take reordered bfloat16 weights."""
-    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def _reorders(dtype: torch.dtype) -> bool:
+    """Whether this processor's products take reordered weights."""
+    mkldnn = torch.backends.mkldnn
+    return bool(
+        mkldnn.is_available()
+        and (dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+    )
 
 
 class _Linear:
-    """x W^T + b, then GELU; in bfloat16 the weights are kept as the processor's products take them."""
+    """x W^T + b, then GELU; the weights are kept as the processor's products take them."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False):
-        self.reordered = weight.dtype == torch.bfloat16 and _reorders()
+        self.reordered = _reorders(weight.dtype)
         weight = weight.detach()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.reordered else weight
         self.bias = bias.detach()
