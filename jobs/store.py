@@ -92,7 +92,11 @@ def export(store: Store, key: str, options: StoreJob) -> None:
     if options.plan:
         say(f"would copy {key}, {size}, to {target}")
         return
-    shutil.copytree(model_folder(artifact), target, dirs_exist_ok=True)
+    whole = target.resolve()
+    begun = whole.with_name(f".{whole.name}.part")  # what is killed leaves no half of a model under its name
+    shutil.rmtree(begun, ignore_errors=True)
+    shutil.copytree(model_folder(artifact), begun)
+    begun.rename(whole)
     say(f"copied {key}, {size}, to {target}")
 
 

@@ -125,7 +125,11 @@ def test_a_models_files_are_copied_out(world, done, refused, tmp_path: Path) -> 
     to = tmp_path / "legal"
     assert "would copy prompts/legal, 2 B" in done("store", "export", "prompts/legal", "--to", to, *at, "--plan")
     assert not to.exists()
+    (tmp_path / ".legal.part").mkdir()
+    (tmp_path / ".legal.part" / "of-one-that-was-killed").write_text("")
+    to.mkdir()
     done("store", "export", "prompts/legal", "--to", to, *at)
+    assert not (tmp_path / ".legal.part").exists()
     assert [(file.name, file.is_symlink(), file.read_text()) for file in to.iterdir()] == [("prompt.json", False, "{}")]
     assert f"--to {to}: is there and is no empty folder" in refused("store", "export", "prompts/legal", "--to", to, *at)
     assert "--to None: expected a folder" in refused("store", "export", "prompts/legal", *at)
