@@ -43,7 +43,13 @@ class IndexOptions:
     factory: str = "auto"  # FAISS' factory string (`check_factory`); auto: from size, memory and recall
     shards: int = 4
     recall: float = 0.95  # of the exact top 100, after re-scoring
-    memory_bytes: int | None = None  # for auto: of the whole index at most
+    memory_bytes: int | None = None  # for auto: of the whole first generation at most
+
+    def chosen(self, embeddings: Embeddings) -> str:
+        """The factory of a new index. Raises InputError where none fits the memory."""
+        if self.factory != "auto":
+            return self.factory
+        return choose_factory(embeddings.num_rows, embeddings.dim, self.recall, self.memory_bytes, self.shards)
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,7 @@ class Building:
         first = self.previous[0].config if self.previous else None
         factory = options.factory
         if factory == "auto":
-            size = embeddings.num_rows, embeddings.dim
-            factory = first["factory"] if first else choose_factory(*size, options.recall, options.memory_bytes)
+            factory = first["factory"] if first else options.chosen(embeddings)
         check_factory(factory, embeddings.dim)
         config = {
             "embeddings": embeddings.name,
@@ -79,8 +84,11 @@ class Building:
             "recall": options.recall,
             "seed": SEED,
         }
+        if options.memory_bytes is not None:
+            config["memory_bytes"] = options.memory_bytes
         if first and first != config:
-            changed = ", ".join(f"{k} {first[k]}, now {config[k]}" for k in config if first[k] != config[k])
+            keys = [k for k in {**first, **config} if first.get(k) != config.get(k)]
+            changed = ", ".join(f"{k} {first.get(k)}, now {config.get(k)}" for k in keys)
             raise InputError(
                 f"{store.url}/index/{name} was built otherwise ({changed}): give the same options or another --name"
             )

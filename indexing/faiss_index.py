@@ -53,10 +53,11 @@ _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
 log = logging.getLogger(__name__)
 
 
-def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None) -> str:
+def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None, shards: int = 1) -> str:
     """A FAISS factory string for num_vectors of dim dimensions and a recall@100 (after re-scoring) to be reached.
 
-    memory_bytes bounds the index as a whole, without the embeddings (they stay on disk); InputError if nothing fits.
+    memory_bytes bounds the index as a whole, each shard's centroids among it, without the embeddings (they stay on
+    disk); InputError if nothing fits.
     """
     if num_vectors < 1 or dim < 1 or not 0 < recall <= 1:
         raise InputError(f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}")
@@ -65,12 +66,13 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
     if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
         return "Flat"
     count = _lists_for(num_vectors)
-    lists = f"IVF{count}" if count < 32_768 else f"IVF{count}_HNSW32"
+    lists, links = (f"IVF{count}", 0) if count < 32_768 else (f"IVF{count}_HNSW32", 2 * 32 * 4)
+    centroids = (4 * dim + links) * count * shards
     codes = _codes(dim, recall)
     for code, code_bytes in codes:
-        if 4 * dim * count + num_vectors * (code_bytes + 8) <= memory_bytes:
+        if centroids + num_vectors * (code_bytes + 8) <= memory_bytes:
             return f"{lists},{code}"
-    least = 4 * dim * count + num_vectors * (codes[-1][1] + 8)
+    least = centroids + num_vectors * (codes[-1][1] + 8)
     raise InputError(
         f"no index of {num_vectors} vectors of {dim} dimensions fits {memory_bytes} bytes: the smallest takes {least}"
     )

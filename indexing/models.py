@@ -152,10 +152,21 @@ def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
 
     Those are of no artifact that was begun and is not complete.
     """
-    found = list(store.storage.list("checkpoints"))  # first: what was begun meanwhile has none among these
+    found = _checkpoints(store)  # first: what was begun meanwhile has none among these
     begun = {name for key in store.incomplete() for name in checkpoint_names(*key.partition("/")[::2])}
-    dead = [(key, size) for key, size in found if key.split("/")[1] not in begun]
-    return sorted(dead, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
+    return [(key, size) for key, size in found if key.split("/")[1] not in begun]
+
+
+def own_checkpoints(store: Store, kind: str, name: str) -> list[tuple[str, int]]:
+    """(key, bytes) of the checkpoints that the training of kind/NAME left, in the order to delete them."""
+    own = checkpoint_names(kind, name)
+    return [(key, size) for key, size in _checkpoints(store) if key.split("/")[1] in own]
+
+
+def _checkpoints(store: Store) -> list[tuple[str, int]]:
+    """All of a store's; what names one before it."""
+    found = store.storage.list("checkpoints")
+    return sorted(found, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
 
 
 def _link(link: Path, target: Path) -> None:

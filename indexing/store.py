@@ -26,6 +26,7 @@ from retriever.errors import InputError
 TEMPORARY_AGE = 3600.0  # seconds after which a file or an upload that nobody went on with is no longer being written
 ABANDONED_AGE = 86400.0  # the same of a begun artifact, to which hours of work add one object
 CURRENT = "serving/current.json"  # the one object that changes: which release is live
+_NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # what else lies in a store
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -120,13 +121,22 @@ class Store:
                 return unseal(self.storage.read(f"{key}/{file}"), key)["inputs"]
         return {}
 
-    def remove(self, key: str) -> int:
-        """Remove an artifact and give back the bytes freed. Raises InputError where another one needs it."""
-        files = self._removal(key)
+    def removable(self, key: str) -> list[tuple[str, int]]:
+        """(key, bytes) of an artifact's files, complete or not, in the order to delete them.
+
+        Raises InputError for what is no artifact, and where another one needs it.
+        """
+        kind, _, name = key.partition("/")
+        files = self._removal(artifact_key(kind, name)) if kind not in _NO_ARTIFACTS else []
         if not files:
             raise InputError(f"{self.url}/{key}: no such artifact; jobs/store.py list shows what there is")
         if needed_by := self.dependents(key):
             raise InputError(f"{self.url}/{key} is needed by {', '.join(needed_by)}: remove those first")
+        return files
+
+    def remove(self, key: str) -> int:
+        """Remove an artifact and give back the bytes freed. Raises InputError as `removable` does."""
+        files = self.removable(key)
         for name, _ in files:
             self.storage.delete(name)
         return sum(size for _, size in files)
@@ -200,6 +210,8 @@ class Store:
 def artifact_key(kind: str, name: str = "") -> str:
     """`kind/name`. Raises InputError for a name that is no plain file name (generations: NAME/g0000)."""
     pieces = [p for p in name.split("/") if p] if name else []
+    if not _NAME.fullmatch(kind):
+        raise InputError(f"{kind!r} is no kind of artifact; jobs/store.py list shows what there is")
     if any(not _NAME.fullmatch(piece) for piece in pieces) or len(pieces) > 2:
         raise InputError(f"name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
     return "/".join([kind, *pieces])

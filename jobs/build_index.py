@@ -34,7 +34,8 @@ class BuildIndex(Common):
     recall: float = 0.95
     """Of the exact top 100, after re-scoring; nprobe and depth are set to reach it."""
     memory_gb: float | None = None
-    """Of the whole index, at most, with --factory auto; embeddings stay on disk. Default: what recall asks for."""
+    """Of all shards, at most, with --factory auto, when an index is new; embeddings stay on disk. Default: what recall
+    asks for."""
 
 
 def main(options: BuildIndex) -> None:
@@ -43,7 +44,7 @@ def main(options: BuildIndex) -> None:
         raise InputError(
             f"--shards {options.shards} --recall {options.recall}: expected at least 1, and 0 < recall <= 1"
         )
-    if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb < math.inf):
+    if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):
         raise InputError(f"--memory-gb {options.memory_gb}: expected a number above 0, and --factory auto")
     chosen, ending = options.embeddings, ""
     if options.limit is not None:
@@ -55,19 +56,18 @@ def main(options: BuildIndex) -> None:
     embeddings = Embeddings.open(store, chosen, Corpus.open(store))
     shape = IndexOptions(factory=options.factory, shards=options.shards, recall=options.recall,
                          memory_bytes=None if options.memory_gb is None else int(options.memory_gb * 1e9))  # fmt: skip
+    name = f"{options.name}{ending}" if options.name else embeddings.name
     if options.plan:
-        from indexing.faiss_index import check_factory, choose_factory
+        from indexing.faiss_index import check_factory
 
-        factory = shape.factory
-        if factory == "auto":
-            factory = choose_factory(embeddings.num_rows, embeddings.dim, shape.recall, shape.memory_bytes)
+        grown = store.generations("index", name) if options.factory == "auto" else []
+        factory = grown[0].config["factory"] if grown else shape.chosen(embeddings)
         check_factory(factory, embeddings.dim)
         say(f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}")
         say(f"factory  {factory}, trained on {training_size(factory, embeddings.num_rows):,} vectors")
         say(f"shards   {options.shards} of about {embeddings.num_rows // options.shards:,} vectors")
         say(f"memory   {human(training_size(factory, embeddings.num_rows) * embeddings.dim * 4)} to train")
         return
-    name = f"{options.name}{ending}" if options.name else embeddings.name
     building = Building(store, embeddings, name, shape)
     if not building.complete:
         connect(store)

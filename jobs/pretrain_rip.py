@@ -15,6 +15,7 @@ from indexing.corpus import Corpus
 from indexing.models import resolve_model
 from indexing.pretraining import RipMaker, drawable
 from indexing.store import Store
+from retriever.errors import InputError
 from retriever.files import describe_backbone, resolve, weight_files
 from retriever.options import EncoderOptions
 from retriever.reranker_training import check_length
@@ -35,8 +36,8 @@ class PretrainRip(Contrastive):
     unit: Literal["sentence", "span"] = "sentence"
     train: Literal["backbone", "prompts"] = "backbone"
     """prompts: a deep prompt over the frozen backbone; the result is prompts/NAME."""
-    prompt_length: int = 32
-    """Of --train prompts, in tokens; one that is to be begun from (tune_prompts --init) is as long as its own."""
+    prompt_length: int | None = None
+    """Of --train prompts, in tokens, by default 32; what is begun from them (tune_prompts --init) takes it over."""
     epochs: float = 4.0
     """DPTDR: 8 on MS MARCO, 4 on Wikipedia."""
     steps: int | None = None
@@ -60,7 +61,11 @@ def main(options: PretrainRip) -> None:
     folder = resolve(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, options.max_length)
+    if options.prompt_length is not None and options.train != "prompts":
+        raise InputError(f"--prompt-length {options.prompt_length}: only --train prompts has one")
     names = set(RipOptions.__dataclass_fields__) & set(PretrainRip.__dataclass_fields__) - {"steps"}
+    if options.prompt_length is None:
+        names.remove("prompt_length")
     most = min(corpus.num_rows, options.limit or corpus.num_rows)  # passages; which can be drawn is seen later
     steps = count_steps(options.steps, options.epochs, most, options.batch)
     rip = RipOptions(steps=steps, **{name: getattr(options, name) for name in names})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,7 +21,7 @@ from jobs.cli import Common, human, run, say
 import tyro
 
 from indexing.artifact import Artifact
-from indexing.models import abandoned_checkpoints, checkpoint_names, model_folder
+from indexing.models import abandoned_checkpoints, model_folder, own_checkpoints
 from indexing.store import Store
 from retriever.errors import InputError
 
@@ -38,22 +39,25 @@ def main(options: StoreJob) -> None:
     store = Store(options.store).require()
     if options.action in ("show", "remove", "export") and options.key is None:
         raise InputError(f"{options.action}: expected an artifact; jobs/store.py list shows what there is")
+    if options.key is not None and options.action in ("list", "gc"):
+        raise InputError(f"{options.action} {options.key}: takes no artifact, it is for the whole store")
+    if options.limit is not None and options.action in ("remove", "export"):
+        raise InputError(f"{options.action} --limit {options.limit}: an artifact is taken whole")
+    if options.to is not None and options.action != "export":
+        raise InputError(f"{options.action} --to {options.to}: only export takes a folder")
     key = (options.key or "").strip("/")
     if options.action == "list":
         list_artifacts(store, options.limit)
     elif options.action == "show":
         show(store, key, options.limit)
-    elif options.action == "remove" and options.plan:
-        say(f"would remove {key}, {human(sum(size for _, size in store.storage.list(key)))}, unless another needs it")
     elif options.action == "remove":
-        freed = store.remove(key)
         kind, _, name = key.partition("/")
-        own = checkpoint_names(kind, name)
-        for file, size in abandoned_checkpoints(store):
-            if file.split("/")[1] in own:
+        files = store.removable(key) + own_checkpoints(store, kind, name)
+        if not options.plan:
+            for file, _ in files:
                 store.storage.delete(file)
-                freed += size
-        say(f"removed {key}, {human(freed)}")
+        freed = human(sum(size for _, size in files))
+        say(f"{'would remove' if options.plan else 'removed'} {key}, {freed}")
     elif options.action == "export":
         export(store, key, options)
     else:
@@ -86,18 +90,31 @@ def export(store: Store, key: str, options: StoreJob) -> None:
         raise InputError(f"--to {options.to}: expected a folder that this machine sees")
     if not artifact.group("file"):
         raise InputError(f"{key}: expected models/NAME or prompts/TASK, whose files have names")
-    target, size = Path(options.to), human(sum(part.bytes for part in artifact.parts))
+    target, size = Path(options.to).expanduser(), human(sum(part.bytes for part in artifact.parts))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"--to {target}: is there and is no empty folder")
     if options.plan:
         say(f"would copy {key}, {size}, to {target}")
         return
-    whole = target.resolve()
-    begun = whole.with_name(f".{whole.name}.part")  # what is killed leaves no half of a model under its name
-    shutil.rmtree(begun, ignore_errors=True)
-    shutil.copytree(model_folder(artifact), begun)
-    begun.rename(whole)
+    folder = model_folder(artifact)
+    try:
+        copy_whole(folder, target.resolve())
+    except OSError as error:  # shutil.Error too, which has a list of them
+        raise InputError(f"--to {target}: {error.strerror or error}") from error
     say(f"copied {key}, {size}, to {target}")
+
+
+def copy_whole(folder: Path, target: Path) -> None:
+    """A copy under its name once all is there, in place of an empty folder: half a model opens in some libraries."""
+    if target.exists():
+        target.rmdir()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    begun = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        shutil.copytree(folder, begun, dirs_exist_ok=True)
+        begun.rename(target)
+    finally:
+        shutil.rmtree(begun, ignore_errors=True)
 
 
 def show(store: Store, key: str, limit: int | None) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from retriever.options import EncoderOptions
-from retriever.packing import in_tiles, packs
+from retriever.packing import in_tiles, packs, reorders
 
 Mode = Literal["packed", "compiled", "eager"]
 
@@ -58,8 +58,12 @@ def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "ea
         vendor = f"cpu {cpu_vendor()}" if device.type == "cpu" else device.type
         unit = f"{vendor} {torch.backends.cpu.get_cpu_capability().lower()}"
     name = str(dtype).removeprefix("torch.")
-    tiles = " tiles" if mode == "packed" and dtype == torch.bfloat16 and in_tiles() else ""
-    return f"{unit} {name} {mode}{tiles} torch-{torch.__version__}"
+    way = ""
+    if mode == "packed" and dtype == torch.bfloat16 and in_tiles():
+        way = " tiles"
+    elif mode == "packed" and dtype == torch.float32 and reorders(dtype):
+        way = " reordered"
+    return f"{unit} {name} {mode}{way} torch-{torch.__version__}"
 
 
 def compiles(options: EncoderOptions, device: torch.device, dtype: torch.dtype) -> bool:

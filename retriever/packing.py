@@ -205,7 +205,7 @@ class _Norm:
         return values
 
 
-def _reorders(dtype: torch.dtype) -> bool:
+def reorders(dtype: torch.dtype) -> bool:
     """Whether this processor's products take reordered weights."""
     mkldnn = torch.backends.mkldnn
     return bool(
@@ -218,7 +218,7 @@ class _Linear:
     """x W^T + b, then GELU; the weights are kept as the processor's products take them."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False):
-        self.reordered = _reorders(weight.dtype)
+        self.reordered = reorders(weight.dtype)
         weight = weight.detach()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.reordered else weight
         self.bias = bias.detach()

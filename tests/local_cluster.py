@@ -94,8 +94,11 @@ class LocalCluster:
     def authentication(self) -> dict[str, str]:
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
-    def add(self, *, hide: Path | None = None, cores: int = 1, **variables: str) -> Node:
-        """Start one more node and wait until the cluster has it. `hide`: a folder that is empty for this node."""
+    def add(self, *, hide: Path | None = None, cores: int = 1, again: bool = True, **variables: str) -> Node:
+        """Start one more node and wait until the cluster has it. `hide`: a folder that is empty for this node.
+
+        again: once more where Ray gives a node up that did not come within its 30 s, as on cores that are busy.
+        """
         node_address = self._addresses.pop(0)
         command = [
             *RAY, "start", "--block", "--disable-usage-stats", f"--num-cpus={cores}", "--object-store-memory=100000000",
@@ -122,6 +125,9 @@ class LocalCluster:
         try:
             wait_for(lambda: node_address in self.alive(), "a node to join", process)
         except AssertionError as error:
+            if again and len(self.nodes) > 1 and "timed out during startup" in log.read_text():
+                self.lose(node)
+                return self.add(hide=hide, cores=cores, again=False, **variables)
             raise AssertionError(f"{error}\n{log.read_text()}") from None
         return node
 

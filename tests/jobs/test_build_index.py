@@ -117,11 +117,13 @@ def test_plan_says_what_and_does_nothing(world, done: Done) -> None:
     assert files_of(world.store, but=()) == before
 
 
-def test_auto_chooses_a_factory_and_the_name_is_the_embeddings(world, done: Done) -> None:
+def test_auto_chooses_a_factory_and_the_name_is_the_embeddings(world, done: Done, refused) -> None:
     out = done(*command(world, "--shards", 1))
     index, _ = opened(world, "enc")
     assert index.generations[0].config["factory"] in out
     assert index.recall["100"] >= 0.95
+    line = refused(*command(world, "--shards", 1, "--memory-gb", 1))
+    assert "was built otherwise (memory_bytes None, now 1000000000)" in line
 
 
 @pytest.mark.usefixtures("no_work")
@@ -132,6 +134,7 @@ def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path) -
     assert "--memory-gb 0.0" in refused(*command(world, "--memory-gb", 0))
     assert "--memory-gb 1.0: expected" in refused(*command(world, "--memory-gb", 1, "--factory", "Flat"))
     assert "fits 1000 bytes" in refused(*command(world, "--memory-gb", 1e-6))
+    assert "--memory-gb 1e+300: expected" in refused(*command(world, "--memory-gb", 1e300))
     assert "'IVF4,PQ7'" in refused(*command(world, "--factory", "IVF4,PQ7"))
     assert "'HNSW32'" in refused(*command(world, "--factory", "HNSW32"))
     assert "nonsense" in refused(*command(world, "--factory", "nonsense"))

@@ -53,6 +53,7 @@ def test_prompts_are_opened_by_task_and_begun_from(world, done: Done, refused: D
     out = done(*command(world, "--unit", "span", "--name", "begun", "--train", "prompts",
                          "--prompt-length", 5, "--steps", 2))  # fmt: skip
     assert "prompts/begun: 2 steps" in out
+    assert "only --train prompts has one" in refused(*command(world, "--name", "other", "--prompt-length", 5))
     done("encode_corpus", "--store", world.store, "--task", "begun", "--dtype", "float32", "--compile", "never")
     mine(Store(str(world.store)))
     tuned = ("tune_prompts", "--store", world.store, "--backbone", world.model, "--negatives", "hand", "--cpus", 1,

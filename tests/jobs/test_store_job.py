@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+from jobs.store import copy_whole
+
+import pytest
 from samples import files_of
 
 from indexing.models import Checkpoints, commit_files
@@ -125,17 +129,51 @@ def test_a_models_files_are_copied_out(world, done, refused, tmp_path: Path) -> 
     to = tmp_path / "legal"
     assert "would copy prompts/legal, 2 B" in done("store", "export", "prompts/legal", "--to", to, *at, "--plan")
     assert not to.exists()
-    (tmp_path / ".legal.part").mkdir()
-    (tmp_path / ".legal.part" / "of-one-that-was-killed").write_text("")
     to.mkdir()
     done("store", "export", "prompts/legal", "--to", to, *at)
-    assert not (tmp_path / ".legal.part").exists()
     assert [(file.name, file.is_symlink(), file.read_text()) for file in to.iterdir()] == [("prompt.json", False, "{}")]
     assert f"--to {to}: is there and is no empty folder" in refused("store", "export", "prompts/legal", "--to", to, *at)
     assert "--to None: expected a folder" in refused("store", "export", "prompts/legal", *at)
     other = refused("store", "export", "corpus/g0000", "--to", tmp_path / "other", *at)
     assert "corpus/g0000: expected models/NAME or prompts/TASK" in other
+    (tmp_path / "file").write_text("")
+    under = refused("store", "export", "prompts/legal", "--to", tmp_path / "file" / "legal", *at)
+    assert "Not a directory" in under or "File exists" in under
     done("store", "remove", "prompts/legal", *at)
+
+
+def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, to = tmp_path / "model", tmp_path / "to"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_text(name)
+    real = shutil.copyfile
+
+    def copy(source: Path, target: Path, **kwargs: Any) -> object:
+        if Path(source).name == "b":
+            raise OSError(28, "No space left on device")
+        return real(source, target, **kwargs)
+
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "copyfile", copy)
+        with pytest.raises(OSError, match="No space left"):
+            copy_whole(folder, to)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    copy_whole(folder, to)
+    assert sorted(path.name for path in to.iterdir()) == ["a", "b"]
+    with pytest.raises(OSError, match="not empty"):
+        copy_whole(folder, to)
+
+
+def test_nothing_else_than_artifacts_is_removed(world, done, refused) -> None:
+    at, before = ("--store", world.store), files_of(world.store, but=())
+    for key in ("../models/other", "..", "serving", "checkpoints/ce.models", "models", "models/none"):
+        for plan in ((), ("--plan",)):
+            refused("store", "remove", key, *at, *plan)
+    assert "only export takes" in refused("store", "gc", "--to", "x", *at)
+    assert "takes no artifact" in refused("store", "gc", "models/a", *at)
+    assert "taken whole" in refused("store", "remove", "models/a", "--limit", 1, *at)
+    assert files_of(world.store, but=()) == before
 
 
 def test_gc_ends_uploads_that_were_killed(bucket: str, done) -> None:

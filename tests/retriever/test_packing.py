@@ -216,7 +216,10 @@ def test_lengths_of_another_type_and_processors_without_reordering(
     tokens = encoder.tokenize(texts, side="query")
     found = encoder.forward(tokens)
     assert encoder.forward(replace(tokens, lengths=tokens.lengths.astype(np.int32))).tobytes() == found.tobytes()
-    monkeypatch.setattr(packing, "_reorders", lambda dtype: False)
+    assert packing.Packed is type(encoder._run)
+    assert {layer.widen.reordered for layer in encoder._run.layers} == {packing.reorders(encoder.dtype)}
+    assert packing.reorders(torch.float32) == torch.backends.mkldnn.is_available()
+    monkeypatch.setattr(packing, "reorders", lambda dtype: False)
     plain = Encoder(str(tiny("bert")), options).encode(texts)
     if dtype == "float32":
         np.testing.assert_allclose(plain, found, atol=1e-6)
