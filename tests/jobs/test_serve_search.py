@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,7 +25,8 @@ import torch
 from fastapi.testclient import TestClient
 from local_cluster import port
 from ray.exceptions import ActorDiedError, RayTaskError
-from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
 from serving import OPTIONS, SHAPE, K, questions, started, task_files
@@ -947,6 +948,32 @@ def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
         There(Handle(TimeoutError(), "late")).call("search").result(timeout_s=1)
     with pytest.raises(OverloadedError):  # a full queue is no loss
         There(Handle(BackPressureError(1, 1), "late")).call("search").result(timeout_s=1)
+
+
+def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    unavailable = DeploymentUnavailableError(DeploymentID(name="encoder"))
+
+    class Handle:
+        ends: ClassVar[list[Exception | None]] = []
+
+        def broadcast(self, *_: object) -> Handle:
+            return self
+
+        def results(self, timeout_s: float) -> None:
+            if end := self.ends.pop(0):
+                raise end
+
+    Handle.ends = [unavailable, None, InputError("not reached")]
+    There(Handle()).everywhere("prepare", "r1")
+    assert len(Handle.ends) == 1
+    with pytest.raises(InputError, match="not reached"):
+        There(Handle()).everywhere("prepare", "r1")
+    monkeypatch.setattr("serve.deployments.PREPARE_S", 0.0)
+    Handle.ends = [unavailable, TimeoutError()]
+    with pytest.raises(LostError, match="DeploymentUnavailableError"):
+        There(Handle()).everywhere("prepare", "r1")
+    with pytest.raises(LostError, match="not done after 0 s"):
+        There(Handle()).everywhere("prepare", "r1")
 
 
 @pytest.mark.slow
