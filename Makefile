@@ -4,13 +4,14 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SYSTEM := chaos or browser or ray_serve or quality
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install browser lint test test-fast chaos bench demo
+.PHONY: help install browser lint test test-fast test-system test-all bench demo
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## .venv with the project (editable), faiss-cpu and the developers' tools, at the versions of constraints.txt
 
@@ -30,14 +31,17 @@ lint: install  ## ruff, mypy, and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: install browser lint  ## lint and all tests, slow ones too; those that kill and those on clusters in their short form
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=25
+test: install lint  ## lint, and all tests but those of test-system
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "not ($(SYSTEM))"
 
 test-fast: install  ## the tests that need no more than seconds
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not chaos and not cluster"
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not cluster and not ($(SYSTEM))"
 
-chaos: install browser  ## the long form of the tests that kill, of those on clusters, and what is in the long form only
-	RIPTIDE_CHAOS=long HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "chaos or cluster or long"
+test-system: install browser  ## whole systems in a short form: random kills, a browser, Ray Serve, a published figure
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "$(SYSTEM)"
+
+test-all: install browser lint  ## every test in its long form, at most 90 minutes on two cores
+	RIPTIDE_TESTS=all HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=25
 
 bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \

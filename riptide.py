@@ -1,10 +1,16 @@
-"""riptide for Python users: an Encoder, a Store and what lies in it, a Client of a server.
+"""The public Python API: an Encoder, a Store with the artifacts in it, and a Client of a server.
 
 from riptide import Client, Corpus, Encoder, Store
 vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a riptide?"], side="query")
 passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
 hits = Client("http://127.0.0.1:8000").search("what is a riptide?")
+
+Encoder and Reranker need torch, which takes a second to load. They are imported when they are first used, so a program
+with a Client alone never loads it.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from indexing.corpus import Corpus, Passage
 from indexing.embeddings import Embeddings
@@ -13,11 +19,14 @@ from indexing.fusion import reciprocal_rank, weighted
 from indexing.index import Index
 from indexing.queries import Queries
 from indexing.store import Store
-from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
-from retriever.reranker import Reranker, RerankerOptions
+from retriever.options import EncoderOptions, RerankerOptions
 from serve.client import Client, ServerError
 from serve.protocol import FoundPassage
+
+if TYPE_CHECKING:
+    from retriever.encoder import Encoder
+    from retriever.reranker import Reranker
 
 __all__ = [
     "Client",
@@ -39,3 +48,12 @@ __all__ = [
     "reciprocal_rank",
     "weighted",
 ]
+
+_MODELS = {"Encoder": "retriever.encoder", "Reranker": "retriever.reranker"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a class that needs torch on its first use (PEP 562)."""
+    if name not in _MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODELS[name]), name)

@@ -1,11 +1,12 @@
-"""The encoding job through Ray against the bare encoder on the same parts: passages/s once the encoder is ready.
+"""Compares the speed of the encoding job with that of the bare encoder on the same parts, in passages/s.
 
     python benchmarks/encode_job.py --source examples/squad --part-size 200 --rounds 5
 
 A plain loop over the corpus' parts with an Encoder (compose, tokenise, forward; no reading ahead, nothing written), and
 jobs/encode_corpus.py. In each round both are up at once and take turns of seconds: while one runs, all processes of
 the other, Ray's among them, are stopped. What other work takes of a shared machine then falls on both alike, and
-seconds are counted that were a side's own. Start-up is reported beside the rates.
+seconds are counted that were a side's own. Start-up is reported separately. Other options go to the job: with
+--ray it runs on a private Ray, otherwise in its process.
 """
 
 from __future__ import annotations
@@ -53,21 +54,36 @@ def bare(store: str, limit: int) -> None:
                 break
 
 
-def job(store: str, limit: int, name: str, more: list[str]) -> None:
-    """What jobs/encode_corpus.py does, and how fast it was as a last line."""
-    from dataclasses import asdict
+def job(store: str, name: str, limit: int, more: list[str]) -> None:
+    """Does what jobs/encode_corpus.py does; says when an encoder was ready, and when each part was committed."""
+    from jobs import cli
+    from jobs.encode_corpus import EncodeCorpus, open_encoders, spec_of
 
-    from jobs import cli, encode_corpus
+    from indexing.encoding import EncodeCorpus as EncodeWork
+    from indexing.encoding import PartDone, numerics_of
+    from indexing.store import Store
+    from indexing.work.tasks import Resources
+    from indexing.work.work import Unit, run_work
 
-    def main(options: encode_corpus.EncodeCorpus) -> None:
-        opened = encode_corpus.Store(options.store)
-        spec = encode_corpus.spec_of(opened, options.encoder, options.task, options.encoder_options())
-        speed = encode_corpus.encode(opened, options, spec, name, spec.describe("passage"))
-        assert speed
-        print(json.dumps(asdict(speed)), flush=True)
+    rows = 0
 
-    sys.argv[1:] = ["--store", store, "--encoder", MODEL, "--name", name, "--limit", str(limit), *more]
-    cli.run(main, encode_corpus.EncodeCorpus)
+    def observe(unit: Unit, done: PartDone | dict[str, Any]) -> None:
+        nonlocal rows
+        done = done if isinstance(done, PartDone) else PartDone(**done)
+        rows += done.rows
+        print(json.dumps({"rows": rows, "ready": done.ready, "last": time.time()}), flush=True)
+
+    def main(options: EncodeCorpus) -> None:
+        corpus_store = Store(options.store)
+        spec = spec_of(corpus_store, options.encoder, options.task, options.encoder_options())
+        model_type = spec.describe("passage")["model_type"]
+        runner, resources = open_encoders(corpus_store, options, spec, model_type)
+        numerics = numerics_of(runner, spec.options, model_type, Resources(resources.cores, resources.gpus))
+        work = EncodeWork(corpus_store, spec, name, resources=resources, numerics=numerics, limit=limit)
+        run_work(corpus_store, work, runner, observe=observe)
+
+    sys.argv[1:] = ["--store", store, "--encoder", MODEL, "--name", name, *more]
+    cli.run(main, EncodeCorpus)
 
 
 class Side:
@@ -98,7 +114,7 @@ class Side:
         """How much of a span of time was its own."""
         return sum(max(0.0, min(end, last) - max(start, first)) for first, last in self.turns)
 
-    def found(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
         self.out.seek(0)
         return [json.loads(line) for line in self.out.read().splitlines() if line.startswith("{")]
 
@@ -116,18 +132,20 @@ def take_turns(alone: Side, through: Side) -> dict[str, float]:
         assert alone.turn(TURN), "the bare encoder ended"
     if through.process.returncode:
         raise SystemExit(f"the job ended with {through.process.returncode}: try its options with jobs/encode_corpus.py")
-    done = through.found()[-1]
-    parts = [part for part in alone.found() if done["first"] <= part["last"] <= done["last"]]
+    done = through.lines()
+    first, last = done[0]["last"], done[-1]["last"]
+    parts = [part for part in alone.lines() if first <= part["last"] <= last]
     if len(parts) < 3:
-        raise SystemExit(f"{len(parts)} parts of the bare encoder beside the job's: give more --passages, or a smaller "
-                         "--part-size")  # fmt: skip
+        raise SystemExit(
+            f"{len(parts)} parts of the bare encoder while the job ran: give more --passages, or a smaller --part-size"
+        )
     # Both from the end of a part to the end of another: the first ones are slower.
     rows, seconds = parts[-1]["rows"] - parts[0]["rows"], alone.seconds(parts[0]["last"], parts[-1]["last"])
     return {
         "bare": rows / seconds,
-        "job": (done["rows"] - done["first_rows"]) / through.seconds(done["first"], done["last"]),
+        "job": (done[-1]["rows"] - done[0]["rows"]) / through.seconds(first, last),
         "bare_startup": alone.seconds(alone.turns[0][0], parts[0]["ready"]),
-        "job_startup": through.seconds(through.turns[0][0], done["ready"]),
+        "job_startup": through.seconds(through.turns[0][0], done[0]["ready"]),
     }
 
 
@@ -143,7 +161,7 @@ def main() -> None:
     options, more = parser.parse_known_args()  # what is left goes to the job: --cpus 2
     if options.side:
         side, store = options.side
-        job(store, options.passages, options.name, more) if side == "job" else bare(store, options.passages)
+        job(store, options.name, options.passages, more) if side == "job" else bare(store, options.passages)
         return
     store = tempfile.mkdtemp(prefix="riptide-encode-")
     rounds = []
@@ -166,7 +184,7 @@ def main() -> None:
     finally:
         shutil.rmtree(store)
     median = statistics.median(found["ratio"] for found in rounds)
-    print(f"job through Ray / bare encoder: {median:.3f} (median of {len(rounds)} rounds)")
+    print(f"job / bare encoder: {median:.3f} (median of {len(rounds)} rounds)")
     path = Path(options.json)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"rounds": rounds, "median_ratio": median}, indent=1) + "\n")

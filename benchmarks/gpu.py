@@ -1,47 +1,87 @@
-"""Correctness in bf16 and timings on a GPU, each against its peer there; without one, a toy run on the CPU.
+"""Correctness in bfloat16 and timings on a GPU, each against its peer; without a GPU, toy sizes on the CPU.
 
-    python benchmarks/gpu.py --json results/gpu.json
+    python benchmarks/gpu.py --list
+    python benchmarks/gpu.py --out results/gpu.json
+    python benchmarks/gpu.py --out results/gpu.json --only exact-search rip --again
 
-One call takes less than ten minutes. Peers: sentence-transformers for the encoder and its trainer, plain torch for
-exact search, a call for each task for mixed batches. Weights are random (no download), of BERT-base's and
-RoBERTa-base's shape on a GPU and tiny ones without; RIP and prompts on SQuAD take all-MiniLM-L6-v2 where that is there.
+Needs torch, transformers, numpy, safetensors and sentence-transformers, and no network. Each measurement is a separate
+process with a time limit. The file is written after each measurement: a failure is recorded in one line and the others
+still run. The same command resumes with the measurements that are missing, were skipped or have failed. The exit status
+is 1 if a measurement failed.
+
+Peers: sentence-transformers for the encoder and for training, plain torch for exact search, one call per task for
+mixed batches. Weights are random (no download), with the shape of BERT-base and RoBERTa-base on a GPU and tiny shapes
+without one; rip and prompt-tuning use all-MiniLM-L6-v2 if it is in the local cache of Hugging Face.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import importlib.metadata
+import importlib.util
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from indexing.exact import exact_search
-from retriever.dual import DevSet, DualSystem, TuneOptions
-from retriever.encoder import Encoder, EncoderOptions
-from retriever.errors import InputError
-from retriever.files import resolve
-from retriever.numerics import choose_dtype
-from retriever.prompts import TaskPrompt, backbone_of
-from retriever.reranker_data import TrainingData
-from retriever.rip import RipData, RipOptions, RipSystem, eligible
-from retriever.system import System
-from retriever.training import LoopOptions, Trainer
-
 ROOT = Path(__file__).resolve().parents[1]
-PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense FLOP/s, from the makers' data sheets
-PAIRS = 5
+sys.path.insert(0, str(ROOT))
+
+PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense FLOP/s, from the manufacturer's data sheets
+ROUNDS = 5  # rounds of a comparison, after one that is not counted
+LIMIT_S = 480.0  # default time limit of a measurement
+MEASURING = 0.75  # fraction of the limit after which no round and no step starts
+PACKAGES = ("torch", "transformers", "sentence-transformers", "numpy")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The device and the time limit of a measurement.
+
+    Attributes:
+        device: "cuda" or "cpu"; on the CPU, sizes are toy sizes.
+        deadline: Value of time.monotonic() after which no round and no step starts.
+    """
+
+    device: str
+    deadline: float
+
+    @property
+    def gpu(self) -> bool:
+        return self.device == "cuda"
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+class SkippedError(Exception):
+    """The measurement needs a package that is not installed."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement, and one line that describes it."""
+
+    about: str
+    run: Callable[[Setting], dict[str, Any]]
 
 
 def save_model(folder: Path, large: bool) -> Path:
-    """A randomly initialised BERT with a word-piece vocabulary, in transformers' layout."""
+    """Saves a randomly initialised BERT with a word-piece vocabulary, as transformers opens it; returns the folder."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -60,178 +100,229 @@ def save_model(folder: Path, large: bool) -> Path:
 
 
 def peak(device: str) -> float | None:
-    """The chip's dense bfloat16 rate in FLOP/s, where it is known."""
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    return next((value for key, value in PEAK_BF16.items() if key in name), None)
+    """Returns the dense bfloat16 rate of the chip in FLOP/s; None if it is unknown."""
+    return next((value for key, value in PEAK_BF16.items() if key in device_name(device)), None)
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu, toy size"
 
 
 def passages(count: int) -> list[str]:
-    """Seeded texts of 20 to 300 words."""
+    """Returns texts of 20 to 300 words, the same in every run."""
     random = np.random.default_rng(0)
     lengths = random.integers(20, 300, count)
     return [" ".join(f"w{n}" for n in random.integers(0, 5_000, length)) for length in lengths]
 
 
-def pairs(ours: Callable[[], object], peer: Callable[[], object]) -> dict[str, float]:
-    """Median seconds of each and the median ratio (peer / ours), alternating, after one call of each."""
+def compare(ours: Callable[[], object], peer: Callable[[], object], setting: Setting) -> dict[str, float]:
+    """Returns the median seconds of both, the median ratio (peer / ours) and the number of rounds.
+
+    The two alternate for ROUNDS rounds after one that is not counted; fewer, but at least one, if time is short.
+    """
     seconds: list[tuple[float, float]] = []
-    for number in range(PAIRS + 1):
+    for number in range(ROUNDS + 1):
+        if seconds and setting.left_s < sum(seconds[-1]):
+            break
         row = []
         for function in (ours, peer):
             started = time.perf_counter()
             function()
-            if torch.cuda.is_available():
+            if setting.gpu:
                 torch.cuda.synchronize()
             row.append(time.perf_counter() - started)
         if number:
             seconds.append((row[0], row[1]))
     ours_s, peer_s = (statistics.median(column) for column in zip(*seconds, strict=True))
-    return {"ours_s": ours_s, "peer_s": peer_s, "ratio": statistics.median(p / o for o, p in seconds)}
+    ratio = statistics.median(p / o for o, p in seconds)
+    return {"ours_s": ours_s, "peer_s": peer_s, "ratio": ratio, "rounds": len(seconds)}
 
 
-def encoder_figures(device: str, count: int) -> dict[str, object]:
-    """bf16 against float32 vectors, and the time against sentence-transformers in bf16."""
+def measure_vectors(setting: Setting) -> dict[str, Any]:
+    """Compares bfloat16 with float32 vectors of the same texts."""
+    from retriever.encoder import Encoder
+    from retriever.options import EncoderOptions
+
+    texts = passages(256)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder), large=setting.gpu)
+        shared = {"pooling": "mean", "normalize": True}
+        half = Encoder(folder, EncoderOptions(**shared, dtype="bfloat16"), device=setting.device)
+        options = EncoderOptions(**shared, dtype="float32", compile="never")
+        precise = Encoder(folder, options, device=setting.device)
+        cosine = (half.encode(texts, side="passage") * precise.encode(texts, side="passage")).sum(axis=1)
+    return {"texts": len(texts), "lowest_cosine_to_float32": float(cosine.min()), "numerics": half.numerics}
+
+
+def measure_encoder(setting: Setting) -> dict[str, Any]:
+    """Compares the time of an encoder in bfloat16 with that of sentence-transformers in bfloat16."""
     from sentence_transformers import SentenceTransformer
 
-    texts = passages(count)
+    from retriever.encoder import Encoder
+    from retriever.options import EncoderOptions
+
+    texts = passages(20_000 if setting.gpu else 300)
     with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder), large=device == "cuda")
-        ours = Encoder(folder, EncoderOptions(pooling="mean", normalize=True, dtype="bfloat16"), device=device)
-        precise = Encoder(
-            folder, EncoderOptions(pooling="mean", normalize=True, dtype="float32", compile="never"), device=device
-        )
-        sample = texts[:256]
-        cosine = (ours.encode(sample, side="passage") * precise.encode(sample, side="passage")).sum(axis=1)
-        peer = SentenceTransformer(folder, device=device, model_kwargs={"dtype": torch.bfloat16})
-        found: dict[str, object] = dict(
-            pairs(
-                lambda: ours.encode(texts, side="passage"),
-                lambda: peer.encode(texts, batch_size=32 if device == "cpu" else 256, normalize_embeddings=True),
-            )
+        save_model(Path(folder), large=setting.gpu)
+        options = EncoderOptions(pooling="mean", normalize=True, dtype="bfloat16")
+        ours = Encoder(folder, options, device=setting.device)
+        peer = SentenceTransformer(folder, device=setting.device, model_kwargs={"dtype": torch.bfloat16})
+        batch = 256 if setting.gpu else 32
+        comparison = compare(
+            lambda: ours.encode(texts, side="passage"),
+            lambda: peer.encode(texts, batch_size=batch, normalize_embeddings=True),
+            setting,
         )
         tokens = int(ours.tokenize(texts, side="passage").lengths.sum())
         parameters = sum(p.numel() for p in peer.parameters()) - 5_005 * ours.dim
-    flops = 2.0 * parameters * tokens
-    rate = tokens / float(found["ours_s"])  # type: ignore[arg-type]
-    most = peak(device)
-    share = flops / float(found["ours_s"]) / most if most else None  # type: ignore[arg-type]
-    found |= {"tokens": tokens, "tokens_per_s": rate, "share_of_peak": share}
-    return found | {"lowest_cosine_to_float32": float(cosine.min())}
+    most = peak(setting.device)
+    share = 2.0 * parameters * tokens / comparison["ours_s"] / most if most else None
+    return {**comparison, "tokens": tokens, "tokens_per_s": tokens / comparison["ours_s"], "share_of_peak": share}
 
 
-def search_figures(device: str, count: int, queries: int, dim: int = 768) -> dict[str, object]:
-    """Exact top 200 against a plain torch product and topk in blocks, float16 vectors from the host for both."""
+def measure_search(setting: Setting, dim: int = 768) -> dict[str, Any]:
+    """Compares exact top 200 with a plain torch product and topk in blocks; both read float16 vectors from the host."""
+    from indexing.exact import exact_search
+
+    count, num_queries, block = (4_000_000, 4_096, 100_000) if setting.gpu else (20_000, 128, 100_000)
     random = np.random.default_rng(0)
-    vectors = random.standard_normal((count, dim), np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    stored = vectors.astype(np.float16)
-    asked = vectors[random.integers(0, count, queries)] + 0.02 * random.standard_normal((queries, dim), np.float32)
-    block = 100_000
+    vectors = np.empty((count, dim), np.float16)
+    for start in range(0, count, block):
+        rows = random.standard_normal((min(block, count - start), dim), np.float32)
+        vectors[start : start + block] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    noise = 0.02 * random.standard_normal((num_queries, dim), np.float32)
+    queries = vectors[random.integers(0, count, num_queries)].astype(np.float32) + noise
 
     def peer() -> np.ndarray:
-        right = torch.from_numpy(asked).to(device)
+        device_queries = torch.from_numpy(queries).to(setting.device)
         best_scores, best_rows = [], []
         for start in range(0, count, block):
-            left = torch.from_numpy(stored[start : start + block]).to(device).float()
-            scores, rows = (right @ left.T).topk(min(200, len(left)), dim=1)
+            device_vectors = torch.from_numpy(vectors[start : start + block]).to(setting.device).float()
+            scores, rows = (device_queries @ device_vectors.T).topk(min(200, len(device_vectors)), dim=1)
             best_scores.append(scores)
             best_rows.append(rows + start)
         order = torch.cat(best_scores, 1).topk(200, dim=1).indices
         return torch.cat(best_rows, 1).gather(1, order).cpu().numpy()
 
     def ours() -> np.ndarray:
-        return exact_search(asked, [(0, stored)], 200, device=device).rows
+        return exact_search(queries, [(0, vectors)], 200, device=setting.device).rows
 
-    found = pairs(ours, peer)
-    recall = np.mean([len(np.intersect1d(a, b)) / 200 for a, b in zip(ours(), peer(), strict=True)])
-    return {**found, "vectors": count, "queries": queries, "agreement_with_peer": float(recall)}
+    agreement = np.mean([len(np.intersect1d(a, b)) / 200 for a, b in zip(ours(), peer(), strict=True)])
+    comparison = compare(ours, peer, setting)
+    return {**comparison, "vectors": count, "queries": num_queries, "agreement_with_peer": float(agreement)}
 
 
-def task_figures(device: str, tasks: int, queries: int) -> dict[str, object]:
-    """Queries of many tasks in one call: seconds against one task's, and against a call for each; equality in bf16."""
+def measure_tasks(setting: Setting, tasks: int) -> dict[str, Any]:
+    """Encodes queries of many tasks in one call: time against one task and a call per task; equality in bfloat16."""
+    from retriever.encoder import Encoder
+    from retriever.options import EncoderOptions
+    from retriever.prompts import TaskPrompt, backbone_of
+
     random = np.random.default_rng(0)
-    texts = [" ".join(f"w{n}" for n in random.integers(0, 5_000, random.integers(4, 16))) for _ in range(queries)]
+    count = 20_000 if setting.gpu else 64
+    texts = [" ".join(f"w{n}" for n in random.integers(0, 5_000, random.integers(4, 16))) for _ in range(count)]
     with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder), large=device == "cuda")
+        save_model(Path(folder), large=setting.gpu)
         options = EncoderOptions(pooling="mean", normalize=True, dtype="bfloat16")
-        encoder = Encoder(folder, options, device=device, tasks={})
+        encoder = Encoder(folder, options, device=setting.device, tasks={})
         shape = encoder._shape
         assert shape is not None
         torch.manual_seed(0)
         for number in range(tasks):
             matrix = 0.3 * torch.randn(shape.layers, 2, shape.heads, 32, shape.head_dim)
-            prompt = TaskPrompt(backbone_of(encoder.config), options, matrix, None)
-            encoder.put_task(f"t{number}", prompt)
-        found: dict[str, object] = {"tasks": tasks, "queries": queries}
-        for many in (10, 100, 1_000):
-            if many > tasks:
-                continue
-            names = [f"t{n}" for n in random.integers(0, many, queries)]
-            by_task = {name: np.flatnonzero([other == name for other in names]) for name in set(names)}
+            encoder.put_task(f"t{number}", TaskPrompt(backbone_of(encoder.config), options, matrix, None))
+        names = [f"t{n}" for n in random.integers(0, tasks, count)]
+        by_task = {name: np.flatnonzero([other == name for other in names]) for name in set(names)}
 
-            def alone(names: list[str] = names, by_task: dict[str, np.ndarray] = by_task) -> np.ndarray:
-                vectors = np.empty((len(names), encoder.dim), np.float32)
-                for name, rows in by_task.items():
-                    vectors[rows] = encoder.encode([texts[row] for row in rows], task=name)
-                return vectors
+        def one_call_per_task() -> np.ndarray:
+            vectors = np.empty((count, encoder.dim), np.float32)
+            for name, rows in by_task.items():
+                vectors[rows] = encoder.encode([texts[row] for row in rows], task=name)
+            return vectors
 
-            def mixed(names: list[str] = names) -> np.ndarray:
-                return encoder.encode(texts, task=names)
+        def mixed() -> np.ndarray:
+            return encoder.encode(texts, task=names)
 
-            one = pairs(mixed, lambda: encoder.encode(texts, task="t0"))
-            each = pairs(mixed, alone)
-            found[f"{many} tasks"] = {
-                "mixed_s": one["ours_s"], "share_of_one_task's_throughput": one["ratio"],
-                "a_call_for_each / mixed": each["ratio"],
-                "largest_difference": float(np.abs(mixed() - alone()).max()),
-            }  # fmt: skip
-    return found
+        difference = float(np.abs(mixed() - one_call_per_task()).max())
+        one_task = compare(mixed, lambda: encoder.encode(texts, task="t0"), setting)
+        call_per_task = compare(mixed, one_call_per_task, setting)
+    return {
+        "tasks": tasks,
+        "queries": count,
+        "mixed_s": one_task["ours_s"],
+        "share_of_one_task's_throughput": one_task["ratio"],
+        "a_call_for_each / mixed": call_per_task["ratio"],
+        "largest_difference": difference,
+        "rounds": [one_task["rounds"], call_per_task["rounds"]],
+    }
 
 
-def training_figures(gpu: bool) -> dict[str, object]:
-    """benchmarks/training.py's: prompts against fine-tuning against sentence-transformers' trainer."""
-    sizes = (
-        ["--steps", "12", "--pairs", "1"]
-        if gpu
-        else ["--layers", "2", "--hidden", "64", "--steps", "3", "--pairs", "1"]
-    )
+def measure_training(setting: Setting, runs: Sequence[str], needed: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns figures of runs of benchmarks/training.py. Raises SkippedError if a needed package is missing."""
+    if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
+        raise SkippedError(f"{', '.join(missing)} not installed; the trainer of sentence-transformers needs it")
+    sizes = ["--steps", "12"] if setting.gpu else ["--layers", "2", "--hidden", "64", "--steps", "3"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "training.json")
-        command = [sys.executable, str(ROOT / "benchmarks/training.py"), *sizes, "--json", str(file)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        command = [
+            sys.executable,
+            str(ROOT / "benchmarks/training.py"),
+            *sizes,
+            "--pairs",
+            "1",
+            "--json",
+            str(file),
+            "--runs",
+            *runs,
+        ]
+        result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if result.returncode:
+            sys.stderr.write(result.stderr)
+            raise RuntimeError(last_line(result.stderr) or f"benchmarks/training.py ended with {result.returncode}")
         return dict(json.loads(file.read_text()))
 
 
-def trained(
-    system: System, steps: int, lr: float, device: str, dtype: torch.dtype, products: float
-) -> dict[str, object]:
-    """Steps of a system: loss of the first and last, tokens/s after the first two, share of the chip's peak.
+def train(system: Any, steps: int, lr: float, setting: Setting, dtype: torch.dtype, products: float) -> dict[str, Any]:
+    """Trains a system; returns first and last loss, tokens/s after the first two steps, and fraction of the peak rate.
 
-    products: how many matrix products there are of each of the backbone's weights and each token, on the way and back.
+    Args:
+        system: A retriever.system.System.
+        steps: Number of steps; fewer, but at least three, if time is short.
+        lr: Learning rate.
+        setting: Device and deadline.
+        dtype: The dtype of the forward and backward pass.
+        products: Matrix products per backbone weight and token, in the forward and backward pass together.
     """
-    trainer = Trainer(system, LoopOptions(steps=steps, lr=lr), device=torch.device(device), dtype=dtype)
+    from retriever.training import LoopOptions, Trainer
+
+    trainer = Trainer(system, LoopOptions(steps=steps, lr=lr), device=torch.device(setting.device), dtype=dtype)
     system.module.train()
     losses, seconds, tokens = [], [], []
     for number in range(steps):
-        counted = sum(chunk.tokens for chunk in system.batch(number, 0, 1).chunks)
+        if number > 2 and setting.left_s < 0:
+            break
+        num_tokens = sum(chunk.tokens for chunk in system.batch(number, 0, 1).chunks)
         started = time.perf_counter()
         losses.append(trainer.step(number))
-        if device == "cuda":
+        if setting.gpu:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-        tokens.append(counted)
+        tokens.append(num_tokens)
     system.module.eval()
     rate = sum(tokens[2:]) / sum(seconds[2:])
     weights = sum(p.numel() for name, p in system.module.named_parameters() if "encoder" in name)
-    most = peak(device)
+    most = peak(setting.device)
     return {
-        "loss": [losses[0], losses[-1]], "tokens_per_s": rate, "padding_included": True,
+        "steps": len(losses),
+        "loss": [losses[0], losses[-1]],
+        "tokens_per_s": rate,
+        "padding_included": True,
         "share_of_peak": 2 * products * weights * rate / most if most else None,
-    }  # fmt: skip
+    }
 
 
 def squad() -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
-    """The sample in examples/squad: passages, questions, and each split's question -> passage."""
+    """Returns the sample in examples/squad: passages and queries by id, and query -> relevant passage per split."""
     folder = ROOT / "examples/squad"
 
     def texts(name: str) -> dict[str, str]:
@@ -245,66 +336,230 @@ def squad() -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
     return texts("corpus.jsonl.gz"), texts("queries.jsonl.gz"), splits
 
 
-def squad_figures(device: str, batch: int, steps: int) -> dict[str, object]:
-    """RIP and prompt tuning on SQuAD's sample: rates, losses, and test MRR@10 among its passages before and after."""
-    corpus, questions, splits = squad()
+def find_backbone(random_weights: Path, setting: Setting) -> tuple[Path, str]:
+    """Returns folder and name of all-MiniLM-L6-v2, or of a model with random weights if it is not in the cache."""
+    from retriever.errors import InputError
+    from retriever.files import resolve
+
+    try:
+        return Path(resolve("sentence-transformers/all-MiniLM-L6-v2")), "all-MiniLM-L6-v2"
+    except InputError:
+        return save_model(random_weights, large=setting.gpu), "random weights"
+
+
+def sizes(setting: Setting) -> tuple[int, int]:
+    """Returns the batch size and the number of steps of rip and prompt-tuning."""
+    return (256, 100) if setting.gpu else (8, 4)
+
+
+def measure_rip(setting: Setting) -> dict[str, Any]:
+    """Measures RIP on the SQuAD sample. Without sentencex, sentences end at full stops; the figures say which."""
+    from retriever import rip
+    from retriever.numerics import choose_dtype
+
+    splitter = "sentencex"
+    if importlib.util.find_spec("sentencex") is None or importlib.util.find_spec("regex") is None:
+        splitter = "full stops"
+        rip.split_sentences = lambda text, _="en": [s.strip() for s in text.split(". ") if len(s.strip()) > 3]
+    batch, steps = sizes(setting)
+    texts = list(squad()[0].values())
+    device = torch.device(setting.device)
+    dtype = choose_dtype("auto", device)
+    with tempfile.TemporaryDirectory() as random:
+        folder, name = find_backbone(Path(random), setting)
+        options = rip.RipOptions(steps=steps, batch=batch, max_length=64, pooling="mean")
+        rows = np.flatnonzero(rip.eligible(texts, options))
+        data = rip.RipData(len(texts), lambda rows: [texts[row] for row in rows], rows)
+        system = rip.RipSystem(folder, options, data, device=device, dtype=dtype)
+        figures = train(system, steps, 1e-4, setting, dtype, 3)
+    return {"backbone": name, "batch": batch, "sentences": splitter, **figures}
+
+
+def measure_prompts(setting: Setting) -> dict[str, Any]:
+    """Measures prompt tuning on the SQuAD sample: rate, losses, and test MRR@10 among its passages before and after."""
+    from retriever.dual import DevSet, DualSystem, TuneOptions
+    from retriever.numerics import choose_dtype
+    from retriever.options import EncoderOptions
+    from retriever.reranker_data import TrainingData
+
+    batch, steps = sizes(setting)
+    corpus, queries, splits = squad()
     place = {name: row for row, name in enumerate(corpus)}
     texts = list(corpus.values())
-    dtype = choose_dtype("auto", torch.device(device))
+    device = torch.device(setting.device)
+    dtype = choose_dtype("auto", device)
+    ids = list(splits["train"])
+    training = TrainingData(
+        [queries[query] for query in ids],
+        [np.array([place[splits["train"][query]]]) for query in ids],
+        [np.array([], np.int64)] * len(ids),
+        len(texts),
+        lambda rows: ([""] * len(rows), [texts[row] for row in rows]),
+    )
+    judged = list(splits["test"])[: 2_000 if setting.gpu else 100]
+    pool = list(corpus)
+    if not setting.gpu:  # the judged passages and a few others: encoding all of them takes minutes
+        pool = sorted({*(splits["test"][query] for query in judged), *pool[:50]}, key=lambda name: place[name])
+    dev = DevSet(
+        [queries[query] for query in judged],
+        [np.array([pool.index(splits["test"][query])]) for query in judged],
+        [corpus[name] for name in pool],
+    )
     with tempfile.TemporaryDirectory() as random:
-        try:
-            folder, name = resolve("sentence-transformers/all-MiniLM-L6-v2"), "all-MiniLM-L6-v2"
-        except InputError:
-            folder, name = save_model(Path(random), large=device == "cuda"), "random weights"
-        rip = RipOptions(steps=steps, batch=batch, max_length=64, pooling="mean")
-        able = np.flatnonzero(eligible(texts, rip))
-        data = RipData(len(texts), lambda rows: [texts[row] for row in rows], able)
-        pretraining = RipSystem(folder, rip, data, device=torch.device(device), dtype=dtype)
-        found: dict[str, object] = {"backbone": name, "batch": batch, "steps": steps}
-        found["rip"] = trained(pretraining, steps, 1e-4, device, dtype, 3)
-        del pretraining
-        asked = list(splits["train"])
-        training = TrainingData(
-            [questions[query] for query in asked],
-            [np.array([place[splits["train"][query]]]) for query in asked],
-            [np.array([], np.int64)] * len(asked),
-            len(texts),
-            lambda rows: ([""] * len(rows), [texts[row] for row in rows]),
-        )
-        judged = list(splits["test"])[: 2_000 if device == "cuda" else 100]
-        dev = DevSet(
-            [questions[query] for query in judged],
-            [np.array([place[splits["test"][query]]]) for query in judged],
-            texts,
-        )
+        folder, name = find_backbone(Path(random), setting)
         options = TuneOptions(length=32, batch=batch, negatives_per_query=0)
         encoder = EncoderOptions(pooling="mean", normalize=True, query_length=32, passage_length=128)
-        tuning = DualSystem(folder, encoder, options, training, device=torch.device(device), dtype=dtype)
-        before = dev.mrr(tuning)
-        figures = trained(tuning, steps, 1e-2, device, dtype, 2)
-        found["prompt tuning"] = {**figures, "mrr@10": [before, dev.mrr(tuning)]}
-    return found
+        system = DualSystem(folder, encoder, options, training, device=device, dtype=dtype)
+        before = dev.mrr(system)
+        figures = train(system, steps, 1e-2, setting, dtype, 2)
+        return {"backbone": name, "batch": batch, **figures, "passages": len(pool), "mrr@10": [before, dev.mrr(system)]}
 
 
-def main() -> None:
+TRAINER = ("finetune", "sentence-transformers", "sentence-transformers-no-attention-dropout")
+MEASUREMENTS: dict[str, Measurement] = {
+    "exact-search": Measurement("exact top 200 of 4,096 queries over 4 million vectors, against torch", measure_search),
+    "vectors": Measurement("lowest cosine between bfloat16 and float32 vectors of the encoder", measure_vectors),
+    "encoder": Measurement("tokens/s of the encoder against sentence-transformers, and share of peak", measure_encoder),
+    **{
+        f"mixed-tasks-{number}": Measurement(
+            f"queries of {number:,} tasks in one call, against one task and against a call per task",
+            lambda setting, number=number: measure_tasks(setting, number),
+        )
+        for number in (10, 100, 1_000)
+    },
+    "training-prompts": Measurement(
+        "seconds and memory of a step: prompts of 32 and 128 tokens against fine-tuning",
+        lambda setting: measure_training(setting, ("finetune", "prompt-32", "prompt-128")),
+    ),
+    "training-loop": Measurement(
+        "seconds and memory of a step: fine-tuning against sentence-transformers' model and loss in a plain loop",
+        lambda setting: measure_training(setting, ("finetune", "sentence-transformers-loop")),
+    ),
+    "training-trainer": Measurement(
+        "the same against sentence-transformers' trainer; needs datasets and accelerate, otherwise skipped",
+        lambda setting: measure_training(setting, TRAINER, ("datasets", "accelerate")),
+    ),
+    "rip": Measurement("tokens/s, losses and share of peak of RIP on SQuAD's sample", measure_rip),
+    "prompt-tuning": Measurement("the same of prompt tuning, and MRR@10 before and after", measure_prompts),
+}
+
+
+def measure_here(name: str, seconds: float) -> dict[str, Any]:
+    """Runs a measurement in this process and returns its record. An exception becomes one line of the record."""
+    setting = Setting("cuda" if torch.cuda.is_available() else "cpu", time.monotonic() + MEASURING * seconds)
+    try:
+        return {"status": "done", "figures": MEASUREMENTS[name].run(setting)}
+    except SkippedError as reason:
+        return {"status": "skipped", "reason": str(reason)}
+    except Exception as error:
+        traceback.print_exc()
+        return {"status": "failed", "error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]}
+
+
+def measure_apart(name: str, seconds: float) -> dict[str, Any]:
+    """Runs a measurement in a separate process, which is killed after `seconds`; returns its record."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "record.json")
+        variables = {"HF_HUB_OFFLINE": "1", **os.environ}
+        process = subprocess.Popen(command_of(name, seconds, file), env=variables, start_new_session=True)
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return {"status": "failed", "error": f"it took longer than {seconds:g} s, its limit (--seconds)"}
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # including the processes that it started
+                process.wait()
+        if file.exists():
+            record: dict[str, Any] = json.loads(file.read_text())
+            return record
+    return {"status": "failed", "error": f"its process ended with status {status}, without figures"}
+
+
+def command_of(name: str, seconds: float, file: Path) -> list[str]:
+    """Returns the command that runs a measurement in its own process."""
+    return [sys.executable, __file__, "--here", name, "--seconds", str(seconds), "--out", str(file)]
+
+
+def last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
+
+
+def write(document: Mapping[str, Any], path: Path) -> None:
+    """Writes JSON under a temporary name, then renames it: the file is never incomplete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(document, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def read(path: Path, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the document to resume. Exits with one line if the file is of another machine or another program."""
+    if not path.exists():
+        return {**machine, "measurements": {}}
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+        before = {name: document[name] for name in machine}
+        document["measurements"].items()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sys.exit(f"error: {path}: not a file of this benchmark; give another --out")
+    if before != machine:
+        sys.exit(
+            f"error: {path}: its figures are of {json.dumps(before)}, here is {json.dumps(machine)}; give another --out"
+        )
+    return document
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", default="results/gpu.json")
-    options = parser.parse_args()
-    gpu = torch.cuda.is_available()
-    device = "cuda" if gpu else "cpu"
-    figures = {
-        "device": torch.cuda.get_device_name() if gpu else "cpu, toy size",
-        "encoder": encoder_figures(device, 20_000 if gpu else 300),
-        "exact_search": search_figures(device, 4_000_000 if gpu else 20_000, 4_096 if gpu else 128),
-        "mixed_tasks": task_figures(device, 1_000 if gpu else 10, 20_000 if gpu else 64),
-        "training": training_figures(gpu),
-        "squad": squad_figures(device, 256 if gpu else 8, 100 if gpu else 4),
-    }
-    for name, value in figures.items():
-        print(f"{name}: {json.dumps(value)}")
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+    names = list(MEASUREMENTS)
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", default=names, help="measurements to run")
+    parser.add_argument("--list", action="store_true", help="print the measurements, one line each, and exit")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "results/gpu.json",
+        help="the output file; an existing one is continued (default: results/gpu.json)",
+    )
+    parser.add_argument("--again", action="store_true", help="repeat measurements that are already in the file")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=LIMIT_S,
+        help="time limit of each measurement in seconds: it starts no round "
+        f"and no step after three quarters of it, and is killed at its end (default: {LIMIT_S:g})",
+    )
+    parser.add_argument("--here", choices=names, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if not options.seconds > 0:
+        parser.error(f"--seconds {options.seconds:g}: expected a number above 0")
+    if options.list:
+        print("\n".join(f"{name:18} {measurement.about}" for name, measurement in MEASUREMENTS.items()))
+        return 0
+    if options.here:
+        write(measure_here(options.here, options.seconds), options.out)
+        return 0
+    device = device_name("cuda" if torch.cuda.is_available() else "cpu")
+    versions = {package: importlib.metadata.version(package) for package in PACKAGES}
+    document = read(options.out, {"device": device, "versions": versions})
+    measurements, failed = document["measurements"], []
+    for name in dict.fromkeys(options.only):
+        if measurements.get(name, {}).get("status") == "done" and not options.again:
+            print(f"{name}: in the file already", flush=True)
+            continue
+        started = time.perf_counter()
+        record = measure_apart(name, options.seconds)
+        record["seconds"] = round(time.perf_counter() - started, 1)
+        measurements[name] = record
+        write(document, options.out)
+        text = record.get("error") or record.get("reason") or json.dumps(record.get("figures"))
+        print(f"{name}: {record['status']} in {record['seconds']:.1f} s: {text}", flush=True)
+        if record["status"] == "failed":
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}; the same command repeats them", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -35,14 +35,13 @@ def main() -> None:
     parser.add_argument("--json", default="results/mining.json")
     options = parser.parse_args()
     name = "benchmark"
-    own = f"{name}-limit{options.limit}" if options.limit else name
     sys.path.insert(0, str(ROOT))
     from indexing.store import Store
 
     store = Store(options.store)
     for kind in ("negatives/", "scores/", "candidates/"):
         for key in reversed([*store.keys(kind), *(k for k in store.incomplete() if k.startswith(kind))]):
-            if key.split("/")[1].startswith(own):
+            if key.split("/")[1].startswith(name):
                 store.remove(key)
     command = [sys.executable, "jobs/mine_negatives.py", "--store", options.store, "--split", options.split]
     command += ["--candidates", name, "--name", name, "--depth", str(options.depth), "--sources", *options.sources]
@@ -59,8 +58,8 @@ def main() -> None:
     told = job.stdout.read() if job.stdout else ""
     if job.returncode:
         sys.exit(job.returncode)
-    questions = store.open("negatives", own).rows
-    pool = store.open("candidates", own)
+    questions = store.open("negatives", name).rows
+    pool = store.open("candidates", name)
     found = {
         "questions": questions,
         "seconds": round(seconds, 1),

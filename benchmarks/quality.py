@@ -32,7 +32,7 @@ def main() -> None:
         job("build_index", "--factory", options.factory, "--shards", "4")
         for mode in ("exact", "dense"):
             job("search", "--mode", mode, "--k", "100", "--split", options.split, "--name", mode)
-        job("evaluate", "--run", "exact", "dense", "--split", options.split, "--json", options.json)
+        job("evaluate", "--run", "exact", "dense", "--split", options.split, "--json", options.json, "--overwrite")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Load: our server against FastAPI + sentence-transformers + FAISS, as it comes and tuned, on this machine in one run.
+"""Load test: our server against FastAPI + sentence-transformers + FAISS, default and tuned, on one machine in one run.
 
     python benchmarks/serving.py --store S --queries squad --seconds 10 --json results/serving.json
 
-Each server is a process of its own on loopback, and answers the same questions with the 10 best passages, texts
-included, from the same vectors: closed-loop clients on kept connections, rounds in turn. The peer as it comes encodes
-each request by itself (float32) and searches a flat index; tuned, it has bfloat16 where the processor multiplies that,
-its threads set, and requests that arrive together encoded together, over the same kind of index as ours.
+Each server is a separate process on loopback, and answers the same queries with the 10 best passages, texts included,
+from the same vectors: closed-loop clients on persistent connections; the servers alternate in rounds. The default peer
+encodes each request separately (float32) and searches a flat index. The tuned peer uses bfloat16 if the CPU has
+instructions to multiply it, sets its threads, encodes requests that arrive together in one batch, and searches the same
+kind of index as ours.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SERVERS = ("peer", "peer-tuned", "riptide", "riptide-colocated", "riptide-distri
 
 
 def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> None:
-    """FastAPI + sentence-transformers + FAISS, as their documentation shows."""
+    """Runs the peer: FastAPI + sentence-transformers + FAISS, as in their documentation."""
     import faiss
     import torch
     import uvicorn
@@ -71,7 +72,7 @@ def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> N
     index.add(vectors)
     app = FastAPI()
 
-    def found(texts: list[str], k: int) -> list[list[dict[str, Any]]]:
+    def best_passages(texts: list[str], k: int) -> list[list[dict[str, Any]]]:
         encoded = model.encode(texts, normalize_embeddings=True, show_progress_bar=False).astype(np.float32)
         scores, rows = index.search(encoded, k)
         return [
@@ -88,7 +89,7 @@ def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> N
                 batch = [await waiting.get()]
                 while len(batch) < 32 and not waiting.empty():
                     batch.append(waiting.get_nowait())
-                results = await asyncio.to_thread(found, [text for text, _ in batch], 10)
+                results = await asyncio.to_thread(best_passages, [text for text, _ in batch], 10)
                 for (_, future), result in zip(batch, results, strict=True):
                     future.set_result(result)
 
@@ -109,14 +110,20 @@ def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> N
 
         @app.post("/v1/search")
         def search(query: str = Body(), k: int = Body(10)) -> Any:
-            return {"hits": found([query], k)[0]}
+            return {"hits": best_passages([query], k)[0]}
 
     print(f"serving http://127.0.0.1:{port}/", flush=True)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
 
 
-def start(name: str, options: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
-    """A server's process, once it answers, and its port."""
+def start(name: str, options: argparse.Namespace, root: Path = ROOT) -> tuple[subprocess.Popen[str], int]:
+    """Starts a server, waits until it answers, and returns its process and port.
+
+    Args:
+        name: One of SERVERS.
+        options: The options of the benchmark.
+        root: The checkout whose server is started.
+    """
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -124,12 +131,12 @@ def start(name: str, options: argparse.Namespace) -> tuple[subprocess.Popen[str]
     if name.startswith("riptide"):
         topology = name.partition("-")[2] or "local"
         shards = ["--shards", "4"] if topology == "distributed" else []
-        command = [str(ROOT / "jobs/serve_search.py"), "--store", options.store, "--port", str(port),
+        command = [str(root / "jobs/serve_search.py"), "--store", options.store, "--port", str(port),
                    "--batch", str(options.batch), "--compile", options.compile, "--topology", topology,
                    *shards]  # fmt: skip
     else:
         command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(root)}
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     for line in process.stdout:
@@ -148,6 +155,7 @@ def start(name: str, options: argparse.Namespace) -> tuple[subprocess.Popen[str]
 
 
 def request(text: str) -> bytes:
+    """Returns a search request."""
     body = json.dumps({"query": text, "k": 10}).encode()
     head = (
         f"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
@@ -156,8 +164,8 @@ def request(text: str) -> bytes:
 
 
 class Asker(asyncio.Protocol):
-    """A client that asks again as soon as it is answered. It shares the cores with what it measures, so it does little:
-    of an answer it reads the status and the length."""
+    """A client that sends the next request as soon as it has a response. It shares the cores with the server that it
+    measures, so it does little work: it reads only the status and the length of a response."""
 
     def __init__(self, requests: Iterator[bytes], seconds: float):
         self.requests, self.seconds = requests, seconds
@@ -201,23 +209,25 @@ class Asker(asyncio.Protocol):
 
 
 def cpu_seconds(process: subprocess.Popen[str]) -> float:
-    """Of a server and all that it started and that still runs."""
+    """Returns the CPU time of a server and of all processes that it started and that still run."""
     parent, total = psutil.Process(process.pid), 0.0
-    for one in (parent, *parent.children(recursive=True)):
+    for member in (parent, *parent.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
-            times = one.cpu_times()
+            times = member.cpu_times()
             total += times.user + times.system
     return total
 
 
 async def load(port: int, clients: int, seconds: float, texts: list[str]) -> dict[str, Any]:
-    """Closed loop of so many clients, each over a connection of its own."""
+    """Runs a closed loop with a number of clients, each with a separate connection; returns rate and latencies."""
     requests = itertools.cycle([request(text) for text in texts])
-    loop, begun = asyncio.get_running_loop(), time.perf_counter()
-    made = [await loop.create_connection(lambda: Asker(requests, seconds), "127.0.0.1", port) for _ in range(clients)]
-    await asyncio.gather(*(asker.done for _, asker in made))
-    spent = time.perf_counter() - begun
-    taken = [one for _, asker in made for one in asker.taken]
+    loop, started = asyncio.get_running_loop(), time.perf_counter()
+    connections = [
+        await loop.create_connection(lambda: Asker(requests, seconds), "127.0.0.1", port) for _ in range(clients)
+    ]
+    await asyncio.gather(*(client.done for _, client in connections))
+    spent = time.perf_counter() - started
+    taken = [latency for _, client in connections for latency in client.taken]
     p50, p95, p99 = (1000 * float(q) for q in np.percentile(taken, [50, 95, 99]))
     return {"qps": len(taken) / spent, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
 
@@ -225,10 +235,10 @@ async def load(port: int, clients: int, seconds: float, texts: list[str]) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True)
-    parser.add_argument("--queries", help="may be left out where the store has one set only")
+    parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
     parser.add_argument("--servers", nargs="+", default=list(SERVERS[:3]), choices=SERVERS)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each round")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--compile", default="never", choices=["auto", "never"])
@@ -244,33 +254,33 @@ def main() -> None:
 
     texts = Queries.open(Store(options.store), options.queries).split("test").texts
     draw = np.random.default_rng(0)
-    asked = [texts[n] for n in draw.choice(len(texts), min(4_000, len(texts)), replace=False)]
+    queries = [texts[n] for n in draw.choice(len(texts), min(4_000, len(texts)), replace=False)]
     running: dict[str, tuple[subprocess.Popen[str], int]] = {}
-    found: dict[str, dict[int, list[dict[str, Any]]]] = {name: {} for name in options.servers}
+    results: dict[str, dict[int, list[dict[str, Any]]]] = {name: {} for name in options.servers}
     try:
         for name in options.servers:
             running[name] = start(name, options)
-            uvloop.run(load(running[name][1], 8, 3, asked))
+            uvloop.run(load(running[name][1], 8, 3, queries))
         for _ in range(options.rounds):
             for clients in options.clients:
                 for name, (process, port) in running.items():
                     before = cpu_seconds(process)
-                    one = uvloop.run(load(port, clients, options.seconds, asked))
-                    one["cpu_ms"] = 1000 * (cpu_seconds(process) - before) / (one["qps"] * options.seconds)
-                    found[name].setdefault(clients, []).append(one)
+                    figures = uvloop.run(load(port, clients, options.seconds, queries))
+                    figures["cpu_ms"] = 1000 * (cpu_seconds(process) - before) / (figures["qps"] * options.seconds)
+                    results[name].setdefault(clients, []).append(figures)
     finally:
         for process, _ in running.values():
             process.send_signal(signal.SIGTERM)
         for process, _ in running.values():
             process.wait(60)
     print(f"{'server':19} clients {'queries/s':>10} {'p50':>8} {'p95':>8} {'p99':>8} ms {'core':>8} ms a query")
-    for name, by_clients in found.items():
+    for name, by_clients in results.items():
         for clients, rounds in by_clients.items():
             keys = ("qps", "p50_ms", "p95_ms", "p99_ms", "cpu_ms")
-            middle = [statistics.median(one[key] for one in rounds) for key in keys]
-            print(f"{name:19} {clients:7} {middle[0]:10.1f} " + " ".join(f"{one:8.1f}" for one in middle[1:]))
+            middle = [statistics.median(figures[key] for figures in rounds) for key in keys]
+            print(f"{name:19} {clients:7} {middle[0]:10.1f} " + " ".join(f"{value:8.1f}" for value in middle[1:]))
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps({"options": vars(options), "servers": found}, indent=1) + "\n")
+    Path(options.json).write_text(json.dumps({"options": vars(options), "servers": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

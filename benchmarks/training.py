@@ -1,11 +1,12 @@
-"""A training step: deep prompts against fine-tuning, and fine-tuning against sentence-transformers' trainer.
+"""Cost of a training step: deep prompts against fine-tuning, and fine-tuning against sentence-transformers.
 
     python benchmarks/training.py --pairs 3                 # RoBERTa-base's shape, random weights
-    python benchmarks/training.py --layers 2 --hidden 64    # a toy, to see that it runs
+    python benchmarks/training.py --layers 2 --hidden 64    # toy size, to check that it runs
 
-Each run is a process of its own, so that its peak memory is its own: 32 queries of 32 tokens, 64 passages of 128 (one
-mined negative each). All take bfloat16 where the processor has it, AdamW, the same texts. Runs are taken in turn, so
-that a slow spell of the machine meets all of them; ratios are medians over the rounds.
+Each run is a separate process, so that its peak memory is measured separately: 32 queries of 32 tokens, 64 passages of
+128 (one mined negative each). All runs use bfloat16 if the device supports it, AdamW, and the same texts. Runs
+alternate, so that a slow period of the machine affects all of them; ratios are medians over the rounds. The peer is the
+trainer of sentence-transformers (it needs the packages datasets and accelerate), or its model and loss in a plain loop.
 """
 
 from __future__ import annotations
@@ -27,11 +28,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 QUERIES, QUERY_TOKENS, PASSAGE_TOKENS, WORDS = 32, 32, 128, 5_000
-RUNS = ("finetune", "prompt-32", "prompt-128", "sentence-transformers", "sentence-transformers-no-attention-dropout")
+RUNS = (
+    "finetune",
+    "prompt-32",
+    "prompt-128",
+    "sentence-transformers",
+    "sentence-transformers-no-attention-dropout",
+    "sentence-transformers-loop",
+)
 
 
 def save_backbone(folder: Path, layers: int, hidden: int) -> Path:
-    """RoBERTa of random weights, and a tokenizer of whole words."""
+    """Saves a RoBERTa with random weights and a whole-word tokenizer; returns the folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
@@ -54,13 +62,13 @@ def save_backbone(folder: Path, layers: int, hidden: int) -> Path:
 
 
 def texts(count: int, tokens: int, seed: int) -> list[str]:
-    """Of exactly so many tokens, special ones included."""
+    """Returns texts of exactly `tokens` tokens, special tokens included."""
     draw = np.random.default_rng(seed)
     return [" ".join(f"w{n}" for n in draw.integers(WORDS, size=tokens - 2)) for _ in range(count)]
 
 
 def ours(folder: Path, method: str, length: int, steps: int) -> list[float]:
-    """Seconds of each step."""
+    """Returns the seconds of each step of Riptide's training loop."""
     from retriever.dual import DualSystem, TuneOptions
     from retriever.numerics import choose_device, choose_dtype
     from retriever.options import EncoderOptions
@@ -84,16 +92,16 @@ def ours(folder: Path, method: str, length: int, steps: int) -> list[float]:
     system.module.train()
     seconds = []
     for number in range(steps):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         trainer.step(number)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     return seconds
 
 
 def peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
-    """sentence-transformers' trainer with MultipleNegativesRankingLoss: seconds of each step."""
+    """Returns the seconds of each step of sentence-transformers' trainer with MultipleNegativesRankingLoss."""
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -110,7 +118,7 @@ def peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
     device = choose_device(None)
     config = {} if attention_dropout else {"attention_probs_dropout_prob": 0.0}
     transformer = Transformer(str(folder), max_seq_length=PASSAGE_TOKENS, config_kwargs=config)
-    model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "cls")],
+    model = SentenceTransformer(modules=[transformer, Pooling(dim_of(transformer), "cls")],
                                 device=str(device))  # fmt: skip
     passages = texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
     rows = Dataset.from_dict({"anchor": texts(steps * QUERIES, QUERY_TOKENS, 1), "positive": passages[::2],
@@ -140,10 +148,57 @@ def peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
     return list(np.diff(ends))
 
 
+def peer_loop(folder: Path, steps: int) -> list[float]:
+    """Returns the seconds of each step of sentence-transformers' model and loss in a loop without its trainer.
+
+    The loop does the same as the trainer in a step: tokenise, forward under autocast, backward, clip, AdamW.
+    """
+    from sentence_transformers import SentenceTransformer, losses, models, util
+
+    from retriever.numerics import choose_device, choose_dtype
+
+    device = choose_device(None)
+    transformer = models.Transformer(str(folder), max_seq_length=PASSAGE_TOKENS)
+    model = SentenceTransformer(modules=[transformer, models.Pooling(dim_of(transformer), "cls")], device=str(device))
+    loss = losses.MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=util.dot_score)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    tokenize = getattr(model, "preprocess", None) or model.tokenize
+    queries, passages = texts(steps * QUERIES, QUERY_TOKENS, 1), texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    labels = torch.arange(QUERIES, device=device)
+    half = choose_dtype("auto", device) == torch.bfloat16
+    model.train()
+    seconds = []
+    for number in range(steps):
+        started = time.perf_counter()
+        step_rows = slice(number * QUERIES, (number + 1) * QUERIES)
+        features = [
+            {name: value.to(device) if torch.is_tensor(value) else value for name, value in tokenize(column).items()}
+            for column in (queries[step_rows], passages[::2][step_rows], passages[1::2][step_rows])
+        ]
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            value = loss(features, labels)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def dim_of(transformer: Any) -> int:
+    """Returns the hidden size of a sentence-transformers module; the method's name depends on the version."""
+    method = getattr(transformer, "get_embedding_dimension", None) or transformer.get_word_embedding_dimension
+    return int(method())
+
+
 def run(name: str, folder: Path, steps: int) -> dict[str, float]:
-    """In this process: the median second of a step but the first two, and the peak of its memory in bytes."""
+    """Trains in this process; returns the median seconds per step without the first two, and peak memory in bytes."""
     torch.set_num_threads(min(torch.get_num_threads(), 16))
-    if name.startswith("sentence-transformers"):
+    if name == "sentence-transformers-loop":
+        seconds = peer_loop(folder, steps)
+    elif name.startswith("sentence-transformers"):
         seconds = peer(folder, steps, name == "sentence-transformers")
     else:
         method, _, length = name.partition("-")
@@ -159,8 +214,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--steps", type=int, default=6, help="of each run; the first two are not counted")
-    parser.add_argument("--pairs", type=int, default=3, help="rounds over all runs")
+    parser.add_argument("--steps", type=int, default=6, help="steps per run; the first two are not counted")
+    parser.add_argument("--pairs", type=int, default=3, help="number of rounds over all runs")
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS)
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--only", help=argparse.SUPPRESS)
@@ -175,8 +230,8 @@ def main() -> None:
         for _ in range(options.pairs):
             for name in options.runs:
                 command = [sys.executable, __file__, "--only", name, "--folder", folder, "--steps", str(options.steps)]
-                told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-                figures[name].append(json.loads(told.splitlines()[-1]))
+                output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+                figures[name].append(json.loads(output.splitlines()[-1]))
                 print(f"{name:44} {figures[name][-1]['seconds']:7.2f} s a step, peak "
                       f"{figures[name][-1]['peak'] / 2**30:6.2f} GiB", flush=True)  # fmt: skip
     ratios = {}

@@ -1,8 +1,8 @@
-"""The whole way on 1,995 real SQuAD passages: import, encode, index, search, measure. `make demo` runs it.
+"""End-to-end demo on 1,995 real SQuAD passages: import, encode, index, search, measure. `make demo` runs it.
 
     python examples/demo.py [STORE]
 
-Every step is a job that you can run yourself: the commands are printed as they go.
+Every step is a job that you can run yourself; the demo prints the command of each step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUESTIONS_SHOWN = 3
 
 
 def job(name: str, *arguments: str) -> None:
-    """Run a job as a person would, and stop where it fails."""
+    """Runs a job as a user would, and exits if it fails."""
     print(f"\n$ python jobs/{name}.py {' '.join(arguments)}", flush=True)
     status = subprocess.run([sys.executable, str(ROOT / "jobs" / f"{name}.py"), *arguments], cwd=ROOT).returncode
     if status:
@@ -27,7 +27,7 @@ def job(name: str, *arguments: str) -> None:
 
 
 def show(store_url: str, run: str) -> None:
-    """Print some questions with their best passages."""
+    """Prints some questions with their best passages."""
     from indexing.runs import read_run
     from riptide import Corpus, Queries, Store
 
@@ -36,11 +36,11 @@ def show(store_url: str, run: str) -> None:
     hits = next(iter(read_run(store.open("runs", run))))
     relevant = dict(zip(*(queries.qrels("test")[c].to_pylist() for c in ("query_id", "corpus_id")), strict=True))
     texts = dict(zip(*queries.split("test"), strict=True))
-    asked = hits["query_id"].to_pylist()
+    query_ids = hits["query_id"].to_pylist()
     step = len(texts) // QUESTIONS_SHOWN
     for query in list(texts)[:: max(1, step)][:QUESTIONS_SHOWN]:
         print(f"\n{texts[query]}")
-        first = asked.index(query)
+        first = query_ids.index(query)
         best = hits.slice(first, 3)
         for passage, score in zip(corpus.passages(best["row"].to_numpy()), best["score"].to_pylist(), strict=True):
             mark = "*" if passage.id == relevant[query] else " "
@@ -57,8 +57,9 @@ def main() -> None:
     job("build_index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
     job("build_bm25", *at)
     for mode in MODES:
-        job("search", *at, "--mode", mode, "--k", "100", "--name", f"demo-{mode}", "--run", f"results/demo-{mode}.trec")
-    job("evaluate", *at, "--run", *(f"demo-{mode}" for mode in MODES), "--json", "results/demo.json")
+        files = ("--run", f"results/demo-{mode}.trec", "--overwrite")
+        job("search", *at, "--mode", mode, "--k", "100", "--name", f"demo-{mode}", *files)
+    job("evaluate", *at, "--run", *(f"demo-{mode}" for mode in MODES), "--json", "results/demo.json", "--overwrite")
     show(store, "demo-hybrid")
     print(f"\nThe store is {store} (python jobs/store.py list --store {store}), the runs are results/demo-*.trec, the")
     print(

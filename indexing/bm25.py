@@ -7,7 +7,8 @@ import functools
 import itertools
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,13 @@ from indexing.corpus import Corpus, open_table
 from indexing.exact import Hits, nothing
 from indexing.lucene import LuceneSearch, LuceneShard, analyzer, versions, write_shard
 from indexing.store import Store, generation
-from indexing.tasks import node_cores, num_slots, run_tasks
+from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
+from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
 from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the name of one that was not given another
-SHARD_ROWS = 1_000_000  # passages of a shard, at most, where their number is left open
-LEAST_QUERIES = 256  # of one task: a smaller one is mostly its own start
+SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given
+MIN_TASK_QUERIES = 256  # queries of a task; a smaller one is mostly its own start
 
 
 class Bm25:
@@ -63,13 +65,13 @@ class Bm25:
     def searcher(self) -> LuceneSearch:
         """The shards, opened in this process; kept for the next call that asks for the same.
 
-        Raises InputError where this Lucene is not the one that they were made with: its terms may be others.
+        Raises InputError if they were made with another version of Lucene, whose terms may differ.
         """
         check_versions(self.generations[0])
         files = []
         for artifact, part in self.shards:
-            small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small"].items())
-            files.append((part.facts["bulk"], small, str(artifact.local(part))))
+            small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small_files"].items())
+            files.append((part.facts["segment_file"], small, str(artifact.local(part))))
         return _searcher(tuple(files), self.k1, self.b, self.language)
 
 
@@ -82,7 +84,7 @@ def _searcher(
 
 
 def check_versions(of: Artifact | Draft) -> None:
-    """Raises InputError where this process' Lucene is not the one that is pinned."""
+    """Raises InputError if this process has another Lucene than the pinned one."""
     for package, version in versions().items():
         if of.config[package] != version:
             raise InputError(
@@ -104,8 +106,14 @@ def check_lineage(generations: Sequence[Artifact], corpus: Corpus) -> None:
                 )
 
 
-class Bm25Building:
-    """bm25/NAME, or its next generation, begun: which shards are left to fill."""
+class BuildBm25(WorkDefaults):
+    """The work that makes bm25/NAME, or its next generation: Lucene shards, each filled by one worker.
+
+    Attributes:
+        first_row, end: The rows to be indexed.
+        num_shards: The number of shards that are filled in parallel.
+        complete: Whether the existing generations cover the corpus.
+    """
 
     def __init__(
         self,
@@ -119,81 +127,136 @@ class Bm25Building:
         shards: int | None = None,
         limit: int | None = None,
     ):
-        """Raises InputError for values that BM25 does not take, and where others were pinned."""
+        """Checks the settings, also against those of the existing generations.
+
+        Raises:
+            InputError: If BM25 does not accept a value, or if the existing generations have other settings.
+        """
         if not (0 <= k1 < float("inf") and 0 <= b <= 1):
-            raise InputError(f"--k1 {k1} --b {b}: expected k1 >= 0 and 0 <= b <= 1")
+            raise InputError(f"parameter k1 {k1}, parameter b {b}: expected k1 >= 0 and 0 <= b <= 1")
         if shards is not None and shards < 1:
-            raise InputError(f"--shards {shards}: expected at least 1")
-        self.store, self.corpus = store, corpus
-        self.name = name if limit is None else f"{name}-limit{limit}"
-        self.language = language
+            raise InputError(f"parameter shards {shards}: expected at least 1")
+        self.corpus, self.language = corpus, language
+        self.name = name
         self.previous = store.generations("bm25", self.name)
         check_lineage(self.previous, corpus)
-        config = {"k1": k1, "b": b, "language": language, "shards": shards, "limit": limit, "title": "space"}
-        first = self.previous[0].config if self.previous else None
-        if first and {**first, **config} != first:
-            changed = ", ".join(f"{key} {first[key]}, now {config[key]}" for key in config if first[key] != config[key])
-            raise InputError(
-                f"{store.url}/bm25/{self.name} was built otherwise ({changed}): give the same options or another --name"
-            )
+        self.config = {"k1": k1, "b": b, "language": language, "shards": shards, "limit": limit, "title": "space"}
+        if self.previous:
+            check_same_options(self.previous[0], self.config)
         self.first_row = Bm25(self.name, self.previous).num_rows if self.previous else 0
         self.end = min(corpus.num_rows, limit or corpus.num_rows)
         rows = self.end - self.first_row
         self.num_shards = max(1, min(shards or -(-rows // SHARD_ROWS), rows))
-        self._config = config
-        self._draft: Draft | None = None
+        self.complete = bool(self.previous) and self.first_row >= self.end
+
+    def pin_versions(self, runner: Runner) -> None:
+        """Adds the versions of Lucene and Anserini to the configuration, as a worker reports them.
+
+        Raises:
+            InputError: If Java does not work there or does not know the language, or if the existing generations were
+                built with other versions.
+        """
+        [(_, found)] = runner.run(LuceneVersions(self.language), [None])
+        before = {key: self.previous[0].config[key] for key in found} if self.previous else found
+        if before != found:
+            raise InputError(
+                f"{self.previous[0].url} was built with {before}, this is {found}, whose terms may differ: build "
+                "another one (parameter name)"
+            )
+        self.config |= found
 
     @property
-    def complete(self) -> bool:
-        """Whether nothing is left to do."""
-        return bool(self.previous) and self.first_row >= self.end
-
-    def ranges(self) -> list[tuple[int, int, int]]:
-        """(number, first row, end) of each shard to be."""
-        bounds = np.linspace(self.first_row, self.end, self.num_shards + 1).astype(np.int64)
-        return [(n, int(bounds[n]), int(bounds[n + 1])) for n in range(self.num_shards)]
-
-    def fill(self) -> Iterator[tuple[bool, int]]:
-        """Fill the shards that are left; yields (kept from an earlier run, passages) for each; then it is complete."""
-        [(_, made)] = run_tasks(made_with, [self.language])
-        before = {key: self.previous[0].config[key] for key in made} if self.previous else made
-        if before != made:
-            raise InputError(
-                f"{self.store.url}/bm25/{self.name} was built with {before}, this is {made}, whose terms may differ: "
-                "build another one (--name)"
-            )
+    def targets(self) -> list[Target]:
+        """Returns the generation to be made."""
         inputs = {f"corpus/{n}": artifact for n, artifact in enumerate(self.corpus.generations)}
         if self.previous:
             inputs["previous"] = self.previous[-1]
         number = len(self.corpus.generations) - 1
-        key = f"{self.name}/{generation(number)}"
-        with self.store.create("bm25", key, inputs=inputs, config={**self._config, **made}) as draft:
-            committed = draft.committed()
-            todo = [entry for entry in self.ranges() if f"shard-{entry[0]:05d}" not in committed]
-            yield True, sum(end - first for n, first, end in self.ranges() if f"shard-{n:05d}" in committed)
-            for (_, first, end), _ in run_tasks(fill_shard, todo, draft, self.corpus.parts, self.language):
-                yield False, end - first
+        return [] if self.complete else [Target("bm25", f"{self.name}/{generation(number)}", inputs, self.config)]
+
+    @property
+    def stages(self) -> list[FillLucene]:
+        """Returns the one stage: filling the shards."""
+        return [
+            FillLucene(
+                corpus=self.corpus,
+                language=self.language,
+                first_row=self.first_row,
+                end=self.end,
+                num_shards=self.num_shards,
+            )
+        ]
 
 
-def made_with(language: str) -> dict[str, str]:
-    """One task: whether this Java works and knows the language, and whose terms it makes."""
-    analyzer(language)
-    return versions()
+@dataclass(frozen=True, kw_only=True)
+class FillLucene(RangeStage):
+    """The stage that fills Lucene shards."""
+
+    corpus: Corpus
+    language: str
+    title: str = "index text"
+    noun: str = "passages"
+
+    def task(self, drafts: Sequence[Draft]) -> FillLuceneTask:
+        """Returns the task of a worker."""
+        return FillLuceneTask(drafts[0], self.corpus.parts, self.language)
 
 
-def fill_shard(shard: tuple[int, int, int], draft: Draft, parts: Sequence[RowPart], language: str) -> None:
-    """One task: the passages of the rows [first, end) into their own shard. Raises InputError for another Lucene."""
-    number, first, end = shard
-    if draft.find(f"shard-{number:05d}"):  # by an earlier try whose end nobody heard of
-        return
-    check_versions(draft)
-    with tempfile.TemporaryDirectory(prefix="riptide-lucene-") as folder:
-        made = write_shard(contents(parts, first, end), Path(folder), language=language)
-        small = {name: base64.b64encode(content).decode() for name, content in sorted(made.small.items())}
-        draft.commit(
-            f"shard-{number:05d}", ".cfs", lambda path: shutil.move(Path(folder) / made.bulk, path), rows=end - first,
-            first_row=first, end=end, bulk=made.bulk, small=small,
-        )  # fmt: skip
+@dataclass(frozen=True)
+class FillLuceneTask:
+    """Writes the passages of a range of rows to a Lucene segment and commits it."""
+
+    draft: Draft
+    parts: Sequence[RowPart]
+    language: str
+    resources: Resources = JVM_CORE  # pyjnius binds a method to the object that a thread used last: no threads
+    reports: bool = True
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
+        check_versions(self.draft)
+        return self._fill
+
+    def _fill(self, unit: Unit, report: Report) -> None:
+        [name] = unit.names
+        first, end = unit.payload
+        if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
+            return
+        with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
+            texts = counted(contents(self.parts, first, end), report)
+            made = write_shard(texts, Path(folder), language=self.language)
+            small = {file: base64.b64encode(content).decode() for file, content in sorted(made.small.items())}
+            self.draft.commit(
+                name,
+                ".cfs",
+                lambda path: shutil.move(Path(folder) / made.bulk, path),
+                rows=end - first,
+                first_row=first,
+                end=end,
+                segment_file=made.bulk,
+                small_files=small,
+            )
+
+
+@dataclass(frozen=True)
+class LuceneVersions:
+    """Returns the versions of Lucene and Anserini of a worker, and checks that its Java knows the language."""
+
+    language: str
+    resources: Resources = JVM_CORE  # a thread that ends while the JVM knows it brings the JVM down
+
+    def open(self, place: Place) -> Callable[[None, Report], dict[str, str]]:
+        """Returns the worker. Raises InputError if Java does not work or does not know the language."""
+        analyzer(self.language)
+        return lambda item, report: versions()
+
+
+def counted(texts: Iterable[str], report: Report, every: int = 1_000) -> Iterator[str]:
+    """Yields the texts and reports their number now and then."""
+    for number, text in enumerate(texts):
+        if number % every == 0:
+            report(number)
+        yield text
 
 
 def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
@@ -207,21 +270,37 @@ def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
                     yield f"{title} {text}" if title else text
 
 
-def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray) -> Hits:
-    """The top k of some questions, less the `deleted` rows (int64, ascending), by tasks on the cluster."""
-    cores = node_cores()
-    pieces = max(1, min(num_slots(cores), len(queries) // LEAST_QUERIES))
-    bounds = np.linspace(0, len(queries), pieces + 1).astype(int)
-    ranges = [(int(a), int(b)) for a, b in itertools.pairwise(bounds)]
-    found = dict(run_tasks(bm25_block, ranges, list(queries), bm25, k, deleted, cores, num_cpus=cores))
-    return Hits(*(np.concatenate(column) for column in zip(*(found[piece] for piece in ranges), strict=True)))
+def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray, runner: Runner) -> Hits:
+    """Returns the top k of each query by BM25.
+
+    Args:
+        bm25: The shards.
+        queries: The texts of the queries.
+        k: Hits per query.
+        deleted: Rows to exclude, int64, ascending. They still count in the statistics.
+        runner: What spreads the queries over workers.
+    """
+    task = SearchBm25Task(bm25, k, deleted)
+    pieces = max(1, min(runner.slots(task.resources), len(queries) // MIN_TASK_QUERIES))
+    bounds = np.linspace(0, len(queries), pieces + 1).astype(int).tolist()
+    blocks = [(first, list(queries[first:end])) for first, end in itertools.pairwise(bounds)]
+    found = {first: hits for (first, _), hits in runner.run(task, blocks)}
+    return Hits(*(np.concatenate(column) for column in zip(*(found[first] for first, _ in blocks), strict=True)))
 
 
-def bm25_block(
-    block: tuple[int, int], queries: Sequence[str], bm25: Bm25, k: int, deleted: np.ndarray, threads: int
-) -> Hits:
-    """One task of `search_bm25`. Deleted passages still count in the statistics: they keep their rows."""
-    return search_alive(bm25.searcher(), queries[block[0] : block[1]], k, deleted, threads)
+@dataclass(frozen=True)
+class SearchBm25Task:
+    """Searches a block of queries: an item is (number of the first query, texts)."""
+
+    bm25: Bm25
+    k: int
+    deleted: np.ndarray
+    resources: Resources = ALL_CORES
+
+    def open(self, place: Place) -> Callable[[tuple[int, list[str]], Report], Hits]:
+        """Returns the worker, with the shards opened."""
+        searcher = self.bm25.searcher()
+        return lambda block, report: search_alive(searcher, block[1], self.k, self.deleted, place.cores)
 
 
 def search_alive(searcher: LuceneSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int) -> Hits:

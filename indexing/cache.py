@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import time
 import uuid
 from dataclasses import dataclass
@@ -124,10 +125,10 @@ class NodeCache:
 def node_cache() -> NodeCache:
     """The cache of this node: RIPTIDE_CACHE (default ~/.cache/riptide), RIPTIDE_CACHE_BYTES (default 100 GB)."""
     folder = Path(os.environ.get("RIPTIDE_CACHE", "~/.cache/riptide")).expanduser()
-    size = os.environ.get("RIPTIDE_CACHE_BYTES", "100_000_000_000")
+    size = os.environ.get("RIPTIDE_CACHE_BYTES", "100000000000")
     check = os.environ.get("RIPTIDE_CHECK", "once")
-    if not size.replace("_", "").isdigit() or check not in ("once", "always", "size"):
-        raise InputError(f"RIPTIDE_CACHE_BYTES={size} RIPTIDE_CHECK={check}: expected bytes, and once, always or size")
+    if not re.fullmatch("[0-9]{1,18}", size) or check not in ("once", "always", "size"):
+        raise InputError(f"RIPTIDE_CACHE_BYTES={size} RIPTIDE_CHECK={check}: expected digits, and once, always or size")
     return NodeCache(folder, int(size), check)  # type: ignore[arg-type]
 
 

@@ -1,13 +1,14 @@
-"""The pool of unified negative mining (DPTDR, section 3.3): candidates/NAME, every source's hits, part by part.
+"""Pools the hits of all sources for unified negative mining (DPTDR, section 3.3).
 
-candidates/NAME      part-*.parquet   PART_QUERIES questions each, pooled (mining.pool)
+candidates/NAME      copies.parquet   the passages with the text of a positive (copies.search)
+                     part-*.parquet   the pooled hits of PART_QUERIES queries each (mining.pool)
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +18,9 @@ import pyarrow.compute as pc
 
 from indexing import mining
 from indexing.answers import AnswerMatcher, answers_of
-from indexing.artifact import Artifact, Draft
+from indexing.artifact import Draft
+from indexing.copies.search import PART as COPIES
+from indexing.copies.search import Copies, commit_copies, find_copies, read_copies
 from indexing.corpus import Corpus
 from indexing.exact import Hits
 from indexing.queries import Queries
@@ -25,42 +28,59 @@ from indexing.retrieval import QUERY_BLOCK, label
 from indexing.retrievers import Retrievers, SearchOptions
 from indexing.runs import write_parquet
 from indexing.store import Store
-from indexing.tasks import run_tasks
+from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
+from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
 from retriever.errors import InputError
 
-PART_QUERIES = 512  # whose pairs a processor's re-ranker scores in a minute or two
+PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs in a minute or two
 
 
-class Asked(NamedTuple):
-    """Some questions of a split: ids, texts, known answers, and the rows that are relevant (int64 arrays)."""
+class MiningQueries(NamedTuple):
+    """Queries of a split: ids, texts, known answers, and the rows of the relevant passages.
+
+    The rows are int64 arrays, in the order of the judgements.
+    """
 
     ids: list[str]
     texts: list[str]
     answers: list[list[str]]
     positives: list[np.ndarray]
 
-    def part(self, start: int, count: int) -> Asked:
+    def part(self, start: int, count: int) -> MiningQueries:
+        """Returns `count` queries from `start` on."""
         piece = slice(start, start + count)
-        return Asked(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece])
+        return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece])
 
 
 @dataclass(frozen=True)
 class MiningOptions:
-    """What shapes the pool."""
+    """The options that shape the pool.
+
+    Attributes:
+        sources: Names of sources, in the grammar of sources.
+        depth: Hits of each source (DPTDR, section 4.1).
+        drop_answers: Whether to leave out passages that contain a known answer.
+        part_queries: Queries per part, the unit of work and of resume.
+    """
 
     sources: tuple[str, ...]
-    depth: int = 200  # hits of each source (DPTDR, section 4.1)
-    drop_answers: bool = False  # passages that contain a known answer are no negatives
-    part_queries: int = PART_QUERIES  # of a part, the unit of work and of resume
+    depth: int = 200
+    drop_answers: bool = False
+    part_queries: int = PART_QUERIES
 
     def __post_init__(self) -> None:
         for name in ("depth", "part_queries"):
             if getattr(self, name) < 1:
-                raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected at least 1")
+                raise InputError(f"parameter {name} {getattr(self, name)}: expected at least 1")
 
 
-class Mining:
-    """The pool of a split's questions, begun: which parts are left."""
+class PoolCandidates(WorkDefaults):
+    """The work that makes candidates/NAME: the pooled hits of all sources for the queries of a split.
+
+    Attributes:
+        name: The name of the pool.
+        mined: The queries of the split.
+    """
 
     def __init__(
         self,
@@ -73,137 +93,203 @@ class Mining:
         search: SearchOptions | None = None,
         limit: int | None = None,
     ):
-        """Raises InputError where something is missing, or was not made from what it is asked to fit."""
+        """Opens and checks everything that mining needs.
+
+        Raises:
+            InputError: If an artifact is missing, or was not made from the ones that it is searched with.
+        """
         self.store, self.options = store, options
         self.corpus = Corpus.open(store)
         self.queries = Queries.open(store, queries)
-        self.asked = read_asked(self.corpus, self.queries, split, limit, answers=options.drop_answers)
-        if options.drop_answers and not any(self.asked.answers):
+        self.mined = read_queries(self.corpus, self.queries, split, limit, answers=options.drop_answers)
+        if options.drop_answers and not any(self.mined.answers):
             raise InputError(
-                f"--drop-answers: no query of {self.queries.artifact.key} {split} has answers in its metadata"
+                f"parameter drop_answers: no query of {self.queries.artifact.key} {split} has answers in its metadata"
             )
-        self._sources = Retrievers(store, self.corpus, search or SearchOptions())
-        self.retrievers = [self._sources.open(source) for source in options.sources]
+        self.sources = Retrievers(store, self.corpus, search or SearchOptions())
+        self.retrievers = [self.sources.open(source) for source in options.sources]
         sources = [retriever.source for retriever in self.retrievers]
         if len(set(sources)) < len(sources) or not sources:
-            raise InputError(f"--sources {' '.join(options.sources)}: expected at least one, and each once")
-        self.limit = limit
-        self.name = self.limited(
-            name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{label('+'.join(sources))}"
-        )
-        config = {
+            raise InputError(f"parameter sources {' '.join(options.sources)}: expected at least one, and each once")
+        self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{label('+'.join(sources))}"
+        self.config = {
             "sources": sources,
-            "dials": {retriever.source: retriever.dials for retriever in self.retrievers},
+            "search_parameters": {retriever.source: retriever.search_parameters for retriever in self.retrievers},
             "split": split,
             "depth": options.depth,
             "drop_answers": options.drop_answers,
+            "copies": "excluded",
             "part_queries": options.part_queries,
             "limit": limit,
         }
+
+    def parts(self) -> list[tuple[str, MiningQueries]]:
+        """Returns the name and the queries of each part."""
+        size = self.options.part_queries
+        starts = range(0, len(self.mined.ids), size)
+        return [(f"part-{number:05d}", self.mined.part(start, size)) for number, start in enumerate(starts)]
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the pool."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
         for retriever in self.retrievers:
             inputs |= retriever.inputs()
-        self._lineage: dict[str, Any] = {"inputs": inputs, "config": config}
+        return [Target("candidates", self.name, inputs, self.config)]
 
-    def limited(self, name: str) -> str:
-        """A name for what is made of these questions: another one with a limit."""
-        return name if self.limit is None else f"{name}-limit{self.limit}"
+    @property
+    def stages(self) -> list[CopiesStage | PoolStage]:
+        """Returns the stages: finding copies of the positives; searching and pooling."""
+        return [CopiesStage(self), PoolStage(self)]
 
-    def draft(self) -> Draft:
-        return self.store.create("candidates", self.name, **self._lineage)
 
-    def parts(self) -> list[tuple[str, Asked]]:
-        """The name and the questions of each part."""
-        size = self.options.part_queries
-        starts = range(0, len(self.asked.ids), size)
-        return [(f"part-{number:05d}", self.asked.part(start, size)) for number, start in enumerate(starts)]
+class CopiesStage(StageDefaults):
+    """The stage that finds the passages with the title and text of a positive, which are no negatives either."""
 
-    def pool(self) -> Iterator[tuple[bool, int]]:
-        """Search for the questions of the parts that are left, and pool; yields (kept, questions)."""
-        with self.draft() as draft:
-            committed = draft.committed()
-            for part in committed.values():
-                self._sources.pin(part.facts)
-            left = {name for name, _ in self.parts()} - committed.keys()
-            yield True, sum(len(part.ids) for name, part in self.parts() if name not in left)
-            # A block is searched whole where one of its parts is left: vectors and FAISS' sums depend on the batch.
-            per_block = max(1, QUERY_BLOCK // self.options.part_queries)
-            for first in range(0, len(self.parts()), per_block):
-                block = self.parts()[first : first + per_block]
-                if any(name in left for name, _ in block):
-                    yield from self._pool_block(draft, block, left)
+    title = "find copies"
+    noun = "passages"
 
-    def _pool_block(
-        self, draft: Draft, parts: Sequence[tuple[str, Asked]], left: Container[str]
-    ) -> Iterator[tuple[bool, int]]:
-        asked = [part for _, part in parts]
-        texts = [text for part in asked for text in part.texts]
+    def __init__(self, work: PoolCandidates):
+        self.work = work
+        self.total: int | None = work.corpus.num_rows
+
+    def units(self, committed: Committed) -> list[Unit]:
+        """Returns the one unit."""
+        return [Unit((COPIES,), self.work.corpus.num_rows, None)]
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Reads the corpus and commits the copies."""
+        positives = np.concatenate([*self.work.mined.positives, np.empty(0, np.int64)])
+        commit_copies(draft, find_copies(self.work.corpus, positives, runner, counter.count))
+
+
+class PoolStage(StageDefaults):
+    """The stage that searches blocks of queries with every source and pools the hits of each part.
+
+    A block is searched completely even if only one of its parts is pending: vectors and FAISS's sums depend on the
+    batch.
+    """
+
+    title = "pool"
+    noun = "queries"
+
+    def __init__(self, work: PoolCandidates):
+        self.work = work
+        self.total: int | None = len(work.mined.ids)
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each block of parts; pins the numerics classes of the committed parts."""
+        for name, part in committed[0].items():
+            if name != COPIES:
+                self.work.sources.pin(part.facts)
+        parts = self.work.parts()
+        size = max(1, QUERY_BLOCK // self.work.options.part_queries)
+        for first in range(0, len(parts), size):
+            block = parts[first : first + size]
+            yield Unit(tuple(name for name, _ in block), sum(len(queries.ids) for _, queries in block), block)
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Searches a block and commits its missing parts."""
+        work, block = self.work, unit.payload
+        texts = [text for _, queries in block for text in queries.texts]
         # Positives are dropped from a list of `depth`: the first hits of each source, as they were found.
-        found = {r.source: r.search(texts, self.options.depth) for r in self.retrievers}
-        ends = np.cumsum([len(part.ids) for part in asked])
-        items = []
-        for (name, _), part, end in zip(parts, asked, ends, strict=True):
-            start = end - len(part.ids)
-            if name in left:
-                items.append((name, part, {s: Hits(h.scores[start:end], h.rows[start:end]) for s, h in found.items()}))
-        corpus = self.corpus if self.options.drop_answers else None
-        shared = (draft, self.options.depth, corpus, self._sources.numerics())
-        for (_, part, _), _ in run_tasks(pool_part, items, *shared, num_cpus=1):
-            yield False, len(part.ids)
+        found = {each.source: each.search(texts, work.options.depth, runner) for each in work.retrievers}
+        items, start = [], 0
+        for name, queries in block:
+            end = start + len(queries.ids)
+            if name in missing:
+                hits = {source: Hits(each.scores[start:end], each.rows[start:end]) for source, each in found.items()}
+                items.append((name, queries, hits))
+            else:
+                counter.count(len(queries.ids), kept=True)
+            start = end
+        corpus = work.corpus if work.options.drop_answers else None
+        task = PoolTask(draft, work.options.depth, corpus, work.sources.numerics(), read_copies(draft))
+        for (_, queries, _), _ in runner.run(task, items):
+            counter.count(len(queries.ids))
 
-    def candidates(self) -> Artifact:
-        return self.store.open("candidates", self.name)
+
+@dataclass(frozen=True)
+class PoolTask:
+    """Pools the hits of a part's queries and commits them: an item is (name of the part, queries, hits by source)."""
+
+    draft: Draft
+    depth: int
+    corpus: Corpus | None
+    facts: Mapping[str, Any]
+    copies: Copies
+    resources: Resources = ONE_CORE
+
+    def open(self, place: Place) -> Callable[[tuple[str, MiningQueries, Mapping[str, Hits]], Report], None]:
+        """Returns the worker."""
+        return lambda item, report: pool_part(item, self.draft, self.depth, self.corpus, self.facts, self.copies)
 
 
-def read_asked(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> Asked:
-    """The split's first `limit` questions with their positives and, where asked for, their `answers`.
+def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> MiningQueries:
+    """Returns the first `limit` queries of a split with their positives and, if requested, their known answers.
 
-    Raises InputError for a split without qrels, and for answers that are not texts.
+    Raises:
+        InputError: If the split has no qrels, or if an answer is not a text.
     """
     qrels = queries.qrels(split).filter(pc.field("score") > 0)
     chosen = queries.split(split, limit)
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
     passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
     rows = corpus.rows_of(passages.dictionary.to_pylist())[passages.indices.to_numpy()]
-    positives: dict[str, set[int]] = {}  # a pair may be judged twice
+    positives: dict[str, dict[int, None]] = {}  # a pair may be judged twice
     for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
         if row >= 0:  # deleted since
-            positives.setdefault(query, set()).add(row)
-    return Asked(
+            positives.setdefault(query, {})[row] = None
+    return MiningQueries(
         chosen.ids,
         chosen.texts,
         [_checked_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
-        [np.array(sorted(positives.get(id, [])), np.int64) for id in chosen.ids],
+        [np.array([*positives.get(id, {})], np.int64) for id in chosen.ids],
     )
 
 
 def _checked_answers(metadata: str, where: str) -> list[str]:
-    """The answers in a question's metadata. Raises InputError where they are no texts: nothing would contain them."""
+    """Returns the answers in a query's metadata. Raises InputError if they are not texts."""
     fields = json.loads(metadata) if metadata else {}
     given = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
     for answer in given if isinstance(given, list) else [given]:
         if isinstance(answer, dict | list):
+            found = json.dumps(answer, ensure_ascii=False)[:60]
             raise InputError(
-                f"--drop-answers: {where}: its metadata's answers hold {json.dumps(answer, ensure_ascii=False)[:60]}, "
+                f"parameter drop_answers: {where}: its metadata's answers hold {found}, "
                 'expected texts, {"answers": ["a", "b"]}: write them so and import the queries again'
             )
     return answers_of(metadata)
 
 
 def pool_part(
-    item: tuple[str, Asked, Mapping[str, Hits]], draft: Draft, depth: int, corpus: Corpus | None,
+    item: tuple[str, MiningQueries, Mapping[str, Hits]],
+    draft: Draft,
+    depth: int,
+    corpus: Corpus | None,
     facts: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
-    """One task: pool a part's hits, leave out what answers the question, commit. `corpus`: to look for answers in."""
-    name, asked, found = item
-    table = mining.pool(asked.ids, found, asked.positives, depth)
+    copies: Copies | None = None,
+) -> None:
+    """Pools a part's hits and commits them.
+
+    Args:
+        item: The name of the part, its queries, and the hits of each source.
+        draft: The artifact.
+        depth: Hits of each source.
+        corpus: The corpus, to exclude passages that contain an answer; None: they are kept.
+        facts: Facts of the committed part.
+        copies: Passages with equal texts: copies of a positive are excluded; None: there are none.
+    """
+    name, queries, hits = item
+    copied_rows = None if copies is None else copies.of(queries.positives)
+    table = mining.pool(queries.ids, hits, queries.positives, depth, copied_rows)
     if corpus is not None:
-        table = without_answers(table, asked.answers, corpus)
+        table = without_answers(table, queries.answers, corpus)
     draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **(facts or {}))
 
 
 def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: Corpus) -> pa.Table:
-    """The pool without the passages that contain an answer that is known for their question."""
+    """Returns the pool without the passages that contain a known answer of their query."""
     rows = np.unique(table["row"].to_numpy())
     matcher = AnswerMatcher()
     texts = {row: passage.text for row, passage in zip(rows.tolist(), corpus.passages(rows), strict=True)}

@@ -1,7 +1,8 @@
-"""Chains of generations: what grows with its corpus is read as one run of global rows."""
+"""Chains of generations: an artifact that grows with its corpus is read as one sequence of global rows."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,3 +46,9 @@ def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[Row
     for index in np.unique(owner):
         positions = np.flatnonzero(owner == index)
         yield parts[index], positions, rows[positions] - starts[index]
+
+
+def split_range(first: int, end: int, pieces: int) -> list[tuple[int, int]]:
+    """Splits the rows [first, end) into `pieces` ranges of nearly equal length."""
+    bounds = np.linspace(first, end, pieces + 1).astype(np.int64).tolist()
+    return list(itertools.pairwise(bounds))

@@ -1,15 +1,16 @@
-"""Denoising and drawing (DPTDR, section 3.3): a re-ranker's scores of a pool's pairs, and negatives drawn by them.
+"""Denoises a pool with a re-ranker and samples negatives from it (DPTDR, section 3.3).
 
-scores/NAME/g0000    part-*.parquet   the pairs of the pool's part that a re-ranker scored, once and for all
-negatives/NAME       part-*.parquet   what was drawn, a row for each question (mining.sample)
+scores/NAME/g0000    part-*.parquet   the pairs of the pool's part that a re-ranker scored; for margins also those of
+                                      the queries and their positives
+negatives/NAME       part-*.parquet   the sampled negatives, a row for each query (mining.sample)
 
-A later generation of scores holds only pairs that no earlier one has: another threshold needs no pair twice. Each
-part says for which options it was scored, so that a generation which was abandoned is ended with others.
+A later generation of scores holds only pairs that no earlier one has, so no pair is scored twice. Each part records the
+options that it was scored for, so that an abandoned generation can be completed with other options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,106 +22,258 @@ import pyarrow.parquet as pq
 
 from indexing import mining
 from indexing.artifact import Artifact, Draft, fingerprint_of
-from indexing.candidates import Asked, Mining
+from indexing.candidates import MiningQueries, PoolCandidates
+from indexing.copies.search import read_copies
 from indexing.corpus import Corpus
 from indexing.queries import Queries
-from indexing.rescoring import RerankWorker, open_reranker, rerank_resources, reranker_inputs
+from indexing.rescoring import (
+    RESOURCES,
+    PairScorer,
+    RerankerSpec,
+    numerics_of_reranker,
+    open_reranker,
+    reranker_inputs,
+)
 from indexing.retrieval import label
 from indexing.store import Store, generation
-from indexing.tasks import run_tasks
+from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner, ignore
+from indexing.work.work import (
+    Committed,
+    Progress,
+    StageDefaults,
+    Target,
+    Unit,
+    WorkDefaults,
+    complete_artifact,
+    run_work,
+    silent,
+)
 from retriever.errors import InputError
 
-DIGITS = 6  # of the re-ranker's fingerprint, in the name of its scores
+DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
 
 
 @dataclass(frozen=True)
-class DrawOptions:
-    """What is drawn from the pool (DPTDR, section 4.1). Without a re-ranker nothing is denoised."""
+class NegativeOptions:
+    """How many negatives are sampled for each query (DPTDR, section 4.1).
 
-    undenoised: int = 30
-    denoised: int = 30
-    threshold: float = 0.1  # a pair whose probability is smaller is a denoised negative
-    score_all: bool = False  # also the pairs that are not needed
+    Attributes:
+        pool_negatives: Negatives from the whole pool, denoised or not.
+        denoised_negatives: Negatives from the pairs that the re-ranker considers irrelevant; 0 without a re-ranker. A
+            passage that is drawn in both groups is one negative, a denoised one.
+        denoise_threshold: Probability of relevance below which a pair is considered irrelevant.
+        score_all: Whether pairs that are not needed are scored too.
+        seed: The seed of the sampling.
+        margins: Limits on the scores of negatives. With a re-ranker all pairs are scored then, and the positives too.
+    """
+
+    pool_negatives: int = 30
+    denoised_negatives: int = 30
+    denoise_threshold: float = 0.1
+    score_all: bool = False
     seed: int = 0
+    margins: mining.Margins = mining.NO_MARGINS
+
+    @property
+    def needs(self) -> dict[str, Any]:
+        """Returns what decides which pairs a re-ranker scores."""
+        return {
+            "denoised_negatives": self.denoised_negatives,
+            "denoise_threshold": self.denoise_threshold,
+            "score_all": self.score_all or bool(self.margins),
+            "seed": self.seed,
+            **({"positives": True} if self.margins else {}),
+        }
 
     def __post_init__(self) -> None:
-        for name in ("undenoised", "denoised", "seed"):
+        for name in ("pool_negatives", "denoised_negatives", "seed"):
             if getattr(self, name) < 0:
-                raise InputError(f"--{name} {getattr(self, name)}: expected 0 or more")
-        if not 0 < self.threshold <= 1:
-            raise InputError(f"--denoise-threshold {self.threshold}: expected a probability above 0")
+                raise InputError(f"parameter {name} {getattr(self, name)}: expected 0 or more")
+        if not 0 < self.denoise_threshold <= 1:
+            raise InputError(f"parameter denoise_threshold {self.denoise_threshold}: expected a probability above 0")
 
 
-class Scores:
-    """What a re-ranker has to say about the pairs of a pool, and is still to say for some options."""
+def check_scales(draw: NegativeOptions, num_sources: int) -> None:
+    """Raises InputError for limits on the scores of several sources, which have different scales."""
+    limits = {"max_score": draw.margins.max_score, "absolute_margin": draw.margins.absolute_margin}
+    for name, value in limits.items():
+        if value is not None and num_sources > 1:
+            raise InputError(
+                f"parameter {name} {value}: the scores of {num_sources} sources have different scales, expected one "
+                "source or a re-ranker; give one of these, or parameter relative_margin instead"
+            )
 
-    def __init__(self, store: Store, candidates: Artifact, reranker: str, draw: DrawOptions, *, numerics: str):
-        """Raises InputError where the scores under this name are another re-ranker's or pool's."""
+
+class ScoreCandidates(WorkDefaults):
+    """The work that makes the next generation of scores/NAME: a re-ranker's scores of a pool's pairs.
+
+    Several generations may be needed; see `score_candidates`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        candidates: Artifact,
+        reranker: str,
+        draw: NegativeOptions,
+        *,
+        numerics: str,
+        parts: Mapping[str, MiningQueries] | None = None,
+    ):
+        """Opens the re-ranker and the existing generations.
+
+        Args:
+            store: The store.
+            candidates: The pool.
+            reranker: Name of the re-ranker.
+            draw: The options that decide which pairs are scored.
+            numerics: The numerics class of the scores.
+            parts: The queries of each part of the pool, which margins need.
+
+        Raises:
+            InputError: If the scores under this name are those of another re-ranker or pool.
+        """
         self.store, self.candidates, self.draw = store, candidates, draw
-        self.reranker = reranker
-        self._options, self.config = open_reranker(store, reranker)
+        self.parts = parts if draw.margins else None
+        options, config = open_reranker(store, reranker)
+        self.spec = RerankerSpec(store, reranker, options, config, numerics)
         self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
         pool, model = candidates.key.partition("/")[2], label(reranker.rstrip("/").rpartition("/")[2])
-        self.name = f"{pool}-{model}-{fingerprint_of(self.config)[:DIGITS]}"  # a/model and b/model end alike
-        self.numerics = numerics
-        for artifact in store.generations("scores", self.name):
+        self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # a/model and b/model end alike
+        self.previous = store.generations("scores", self.name)
+        for artifact in self.previous:
             if artifact.inputs["candidates"]["fingerprint"] != candidates.fingerprint:
                 raise InputError(f"{artifact.url} is of other candidates than {candidates.url}: remove it")
-            if artifact.config["reranker"] != self.config:
+            if artifact.config["reranker"] != config:
                 raise InputError(f"{artifact.url} was scored by another re-ranker than {reranker}: remove it")
 
     @property
     def complete(self) -> bool:
-        """Whether the generations scored all that these options need."""
-        return self._suffice(self.store.generations("scores", self.name))
+        """Whether the existing generations have all scores that the options need."""
+        return self._suffice(self.previous)
 
     def _suffice(self, generations: Sequence[Artifact]) -> bool:
         """Whether each part was once scored for options that need as much as these."""
-        done = {part.name for a in generations for part in a.group("part") if satisfies(part.facts["draw"], self.draw)}
+        done = {
+            part.name for a in generations for part in a.group("part") if satisfies(part.facts["scored_for"], self.draw)
+        }
         return bool(generations) and done == {part.name for part in self.candidates.group("part")}
-
-    def run(self) -> Iterator[tuple[bool, int]]:
-        """Score what is left as new generations; yields (kept, pairs).
-
-        One that was begun for other options, and left, is gone on with: its parts are kept, the others scored for
-        these; what its own lack for them comes with the next.
-        """
-        while not self._suffice(previous := self.store.generations("scores", self.name)):
-            yield from self._run_one(previous)
-
-    def _run_one(self, previous: list[Artifact]) -> Iterator[tuple[bool, int]]:
-        inputs = dict(self._inputs)
-        if previous:
-            inputs["previous"] = previous[-1]
-        name = f"{self.name}/{generation(len(previous))}"
-        config = {"reranker": self.config, "numerics": self.numerics}
-        # By content: which pairs are scored is up to each part.
-        with self.store.create("scores", name, inputs=inputs, config=config, by_content=True) as draft:
-            committed = draft.committed()
-            yield True, sum(part.rows for part in committed.values())
-            corpus = Corpus.open(self.store)
-            queries = self.store.open(*self.candidates.inputs["queries"]["artifact"].split("/", 1))
-            worker = RerankWorker(self.store, self.reranker, self._options, self.config, self.numerics)
-            shared = (draft, self.candidates, previous, corpus, Queries(queries), worker, self.draw)
-            names = [part.name for part in self.candidates.group("part") if part.name not in committed]
-            for _, pairs in run_tasks(score_part, names, *shared, **rerank_resources()):
-                yield False, pairs
 
     @property
     def generations(self) -> list[Artifact]:
-        """Those that these options need: later ones, for other options, change nothing that is drawn."""
-        every = self.store.generations("scores", self.name)
-        enough = [number for number in range(1, len(every) + 1) if self._suffice(every[:number])]
-        return every[: enough[0]] if enough else every
+        """The generations that the options need; later ones, for other options, do not change what is sampled."""
+        enough = [n for n in range(1, len(self.previous) + 1) if self._suffice(self.previous[:n])]
+        return self.previous[: enough[0]] if enough else self.previous
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the next generation. Its fingerprint depends on the parts: which pairs they hold is up to each."""
+        inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
+        config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
+        return [Target("scores", f"{self.name}/{generation(len(self.previous))}", inputs, config, by_content=True)]
+
+    @property
+    def stages(self) -> list[ScoreStage]:
+        """Returns the one stage: scoring."""
+        return [ScoreStage(self)]
 
 
-def satisfies(done: dict[str, Any], draw: DrawOptions) -> bool:
-    """Whether all pairs that `draw` needs of a part are scored where it was scored for the options `done`."""
+def score_candidates(
+    store: Store,
+    candidates: Artifact,
+    reranker: str,
+    draw: NegativeOptions,
+    runner: Runner,
+    progress: Progress = silent,
+    *,
+    parts: Mapping[str, MiningQueries] | None = None,
+) -> ScoreCandidates:
+    """Scores the pairs of a pool, as new generations, until the options have all scores that they need.
+
+    A generation that was begun for other options, and abandoned, is resumed: its parts are kept, the others are scored
+    for these options, and the pairs that its parts lack are scored in the next generation.
+
+    Args:
+        store: The store.
+        candidates: The pool.
+        reranker: Name of the re-ranker.
+        draw: The options that decide which pairs are scored.
+        runner: What spreads the parts over workers.
+        progress: Shows the progress.
+        parts: The queries of each part of the pool, which margins need.
+
+    Returns:
+        The work, complete, with all generations.
+    """
+    numerics = numerics_of_reranker(runner)
+    while True:
+        work = ScoreCandidates(store, candidates, reranker, draw, numerics=numerics, parts=parts)
+        if work.complete:
+            return work
+        run_work(store, work, runner, progress)
+
+
+class ScoreStage(StageDefaults):
+    """The stage that scores pairs, one unit for each part of the pool."""
+
+    title = "rerank"
+    noun = "pairs"
+    total: int | None = None
+
+    def __init__(self, work: ScoreCandidates):
+        self.work = work
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each part of the pool. Its number of pairs is known only after scoring."""
+        for part in self.work.candidates.group("part"):
+            scored = committed[0].get(part.name)
+            queries = self.work.parts[part.name] if self.work.parts else None
+            yield Unit((part.name,), scored.rows if scored else 0, queries)
+
+    def task(self, drafts: Sequence[Draft]) -> ScoreTask:
+        """Returns the task of a worker."""
+        work = self.work
+        queries = work.store.open(*work.candidates.inputs["queries"]["artifact"].split("/", 1))
+        return ScoreTask(
+            drafts[0], work.candidates, work.previous, Corpus.open(work.store), Queries(queries), work.spec, work.draw
+        )
+
+    def rows_of(self, unit: Unit, result: int) -> int:
+        """Returns the number of pairs that a unit scored."""
+        return result
+
+
+@dataclass(frozen=True)
+class ScoreTask:
+    """Scores the pairs of a part of a pool and commits the scores."""
+
+    draft: Draft
+    candidates: Artifact
+    previous: Sequence[Artifact]
+    corpus: Corpus
+    queries: Queries
+    spec: RerankerSpec
+    draw: NegativeOptions
+    resources: Resources = RESOURCES
+    reports: bool = True
+
+    def open(self, place: Place) -> Callable[[Unit, Report], int]:
+        """Returns the worker, with the re-ranker opened."""
+        scorer = self.spec.open(place)
+        shared = (self.draft, self.candidates, self.previous, self.corpus, self.queries, scorer, self.draw)
+        return lambda unit, report: score_part(unit.names[0], *shared, report=report, mined=unit.payload)
+
+
+def satisfies(done: dict[str, Any], draw: NegativeOptions) -> bool:
+    """Whether a part that was scored for the options `done` has all pairs that `draw` needs."""
+    needs = draw.needs
+    if "positives" in needs and not done.get("positives"):
+        return False
     return done["score_all"] or (
-        not draw.score_all
+        not needs["score_all"]
         and done["seed"] == draw.seed
-        and done["denoised"] >= draw.denoised
-        and done["threshold"] <= draw.threshold
+        and done["denoised_negatives"] >= draw.denoised_negatives
+        and done["denoise_threshold"] <= draw.denoise_threshold
     )
 
 
@@ -131,116 +284,247 @@ def score_part(
     previous: Sequence[Artifact],
     corpus: Corpus,
     queries: Queries,
-    worker: RerankWorker,
-    draw: DrawOptions,
+    scorer: PairScorer,
+    draw: NegativeOptions,
+    *,
+    report: Report = ignore,
+    mined: MiningQueries | None = None,
 ) -> int:
-    """One task: score a part's pairs in each question's seeded order, until enough are negatives. Returns the pairs."""
+    """Scores a part's pairs in each query's seeded order until enough of them are negatives.
+
+    Args:
+        name: The part.
+        draft: The generation of scores.
+        candidates: The pool.
+        previous: The generations before.
+        corpus: The corpus.
+        queries: The query set.
+        scorer: The re-ranker.
+        draw: The options that decide which pairs are scored.
+        report: Called with the number of pairs that are scored so far.
+        mined: The queries of the part, whose positives are scored too; None: they are not.
+
+    Returns:
+        The number of pairs that were scored.
+    """
     if done := draft.find(name):
         return done.rows
     table = read_part(candidates, name)
     known = probabilities(table, name, previous)
     fresh = np.zeros(len(table), bool)
-    texts = question_texts(queries, table)
+    texts = query_texts(queries, table)
     while len(
         chosen := mining.to_score(
-            table, known, wanted=draw.denoised, threshold=draw.threshold, seed=draw.seed, all_pairs=draw.score_all
+            table,
+            known,
+            wanted=draw.denoised_negatives,
+            threshold=draw.denoise_threshold,
+            seed=draw.seed,
+            all_pairs=draw.needs["score_all"],
         )
     ):
-        asked = [texts[id] for id in table["query_id"].take(chosen).to_pylist()]
-        known[chosen] = worker.score(asked, corpus, table["row"].to_numpy()[chosen])
+        pairs = [texts[id] for id in table["query_id"].take(chosen).to_pylist()]
+        known[chosen] = scorer.score(pairs, corpus, table["row"].to_numpy()[chosen])
         fresh[chosen] = True
+        report(int(fresh.sum()))
     at = np.flatnonzero(fresh)
     scored = table.select(["query", "row"]).take(at).append_column("probability", pa.array(known[at], pa.float32()))
-    asked_for = {k: v for k, v in asdict(draw).items() if k != "undenoised"}
+    if mined is not None and (positives := _unscored_positives(mined, name, previous)):
+        numbers, rows = np.array(positives).T
+        probabilities_of_positives = scorer.score([mined.texts[number] for number in numbers], corpus, rows)
+        pairs = [pa.array(numbers, pa.int32()), pa.array(rows), pa.array(probabilities_of_positives, pa.float32())]
+        scored = pa.concat_tables([scored, pa.table(pairs, schema=scored.schema)])
     draft.commit(
         name, ".parquet", lambda path: pq.write_table(scored, path, compression="zstd"), rows=len(scored),
-        draw=asked_for,
+        scored_for=draw.needs,
     )  # fmt: skip
     return len(scored)
 
 
+def _unscored_positives(mined: MiningQueries, name: str, generations: Sequence[Artifact]) -> list[tuple[int, int]]:
+    """Returns the pairs (number of the query in its part, row of a positive) that no generation has scored."""
+    scores = positive_scores(mined, name, generations)
+    return [
+        (number, row)
+        for number, (rows, known) in enumerate(zip(mined.positives, scores, strict=True))
+        for row, score in zip(rows.tolist(), known.tolist(), strict=True)
+        if np.isnan(score)
+    ]
+
+
+def positive_scores(mined: MiningQueries, name: str, generations: Sequence[Artifact]) -> list[np.ndarray]:
+    """Returns the re-ranker's scores of the positives of each query of a part: float32 [any], NaN if unknown."""
+    lengths = [len(rows) for rows in mined.positives]
+    queries = np.repeat(np.arange(len(lengths)), lengths)
+    wanted = _pair_keys(queries, np.concatenate([*mined.positives, np.empty(0, np.int64)]))
+    scores = np.full(len(wanted), np.nan, np.float32)
+    for artifact in generations:
+        table = pq.read_table(artifact.local(name))
+        keys = _keys(table)
+        order = np.argsort(keys)
+        places = np.searchsorted(keys[order], wanted)
+        known = np.flatnonzero(np.append(keys[order], -1)[places] == wanted)
+        scores[known] = table["probability"].to_numpy()[order[places[known]]]
+    return np.split(scores, np.cumsum(lengths)[:-1]) if lengths else []
+
+
 def read_part(candidates: Artifact, name: str) -> pa.Table:
+    """Returns a part of a pool."""
     return pq.read_table(candidates.local(name))
 
 
 def probabilities(table: pa.Table, name: str, generations: Sequence[Artifact]) -> np.ndarray:
-    """What is known of a part's pairs, in the order of its table: float32 [pairs], NaN where nothing is."""
+    """Returns the known probabilities of a part's pairs, in the order of its table: float32 [pairs], NaN if unknown."""
     known = np.full(len(table), np.nan, np.float32)
     keys = _keys(table)
     for artifact in generations:
         scored = pq.read_table(artifact.local(name))
-        known[np.searchsorted(keys, _keys(scored))] = scored["probability"].to_numpy()
+        scored_keys = _keys(scored)
+        places = np.searchsorted(keys, scored_keys)
+        is_candidate = np.append(keys, -1)[places] == scored_keys  # other pairs are those of positives
+        known[places[is_candidate]] = scored["probability"].to_numpy()[is_candidate]
     return known
 
 
 def _keys(table: pa.Table) -> np.ndarray:
-    """One ascending number for each pair of a part: (question, row)."""
-    return (table["query"].to_numpy().astype(np.int64) << 44) | table["row"].to_numpy()
+    """Returns an ascending number for each pair (query, row) of a part."""
+    return _pair_keys(table["query"].to_numpy(), table["row"].to_numpy())
 
 
-def question_texts(queries: Queries, table: pa.Table) -> dict[str, str]:
-    """id -> text of the questions of a part."""
+def _pair_keys(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns a number for each pair of a query and a row."""
+    return (queries.astype(np.int64) << 44) | rows
+
+
+def query_texts(queries: Queries, table: pa.Table) -> dict[str, str]:
+    """Returns the texts of a part's queries by id."""
     every = queries.table.select(["id", "text"])
     mine = every.filter(pc.is_in(every["id"], table["query_id"].combine_chunks().unique()))
     return dict(zip(mine["id"].to_pylist(), mine["text"].to_pylist(), strict=True))
 
 
-class Drawing:
-    """negatives/NAME, begun: the last, cheap step."""
+class SampleNegatives(WorkDefaults):
+    """The work that makes negatives/NAME from a pool and its scores."""
 
-    def __init__(self, mining_: Mining, scores: Scores | None, draw: DrawOptions, name: str | None = None):
-        self.mining, self.draw = mining_, draw
-        self.candidates = mining_.candidates()
+    def __init__(
+        self, pool: PoolCandidates, scores: ScoreCandidates | None, draw: NegativeOptions, name: str | None = None
+    ):
+        self.pool, self.draw = pool, draw
+        self.candidates = pool.store.open("candidates", pool.name)
         self.scores = scores.generations if scores else []
-        self.name = name or mining_.name
-        config: dict[str, Any] = {**asdict(draw), "denoised": draw.denoised if scores else 0}
-        del config["score_all"]
+        self.name = name or pool.name
+        self.num_denoised = draw.denoised_negatives if scores else 0
+        self.config: dict[str, Any] = {
+            **asdict(draw),
+            **{limit: value for limit, value in asdict(draw.margins).items() if value is not None},
+            "denoised_negatives": self.num_denoised,
+            "pool_draws": "all candidates",
+        }
+        del self.config["score_all"], self.config["margins"]
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the negatives."""
         inputs = {
-            "queries": mining_.queries.artifact,
-            "corpus": mining_.corpus.generations[-1],
+            "queries": self.pool.queries.artifact,
+            "corpus": self.pool.corpus.generations[-1],
             "candidates": self.candidates,
         }
         inputs |= {f"scores/{number}": artifact for number, artifact in enumerate(self.scores)}
-        self._lineage: dict[str, Any] = {"inputs": inputs, "config": config}
+        return [Target("negatives", self.name, inputs, self.config)]
 
-    def draft(self) -> Draft:
-        return self.mining.store.create("negatives", self.name, **self._lineage)
-
-    def run(self) -> Iterator[tuple[bool, int]]:
-        """Draw the parts that are left; yields (kept, questions)."""
-        with self.draft() as draft:
-            committed = draft.committed()
-            yield True, sum(part.rows for part in committed.values())
-            items = [(name, part) for name, part in self.mining.parts() if name not in committed]
-            for (_, part), _ in run_tasks(draw_part, items, draft, self.candidates, self.scores, self.draw, num_cpus=1):
-                yield False, len(part.ids)
+    @property
+    def stages(self) -> list[SampleStage]:
+        """Returns the one stage: sampling."""
+        return [SampleStage(self)]
 
     def pools(self) -> Iterator[tuple[pa.Table, np.ndarray | None]]:
-        """What was drawn from, part by part: (pool, probabilities float32 with NaN for none; None without scores)."""
-        for name, _ in self.mining.parts():
+        """Yields each part of the pool with its probabilities, float32, NaN for none; None without scores."""
+        for name, _ in self.pool.parts():
             table = read_part(self.candidates, name)
             yield table, probabilities(table, name, self.scores) if self.scores else None
 
     def tables(self) -> Iterator[pa.Table]:
-        """The parts of the complete artifact, in order."""
-        artifact = self.mining.store.open("negatives", self.name)
+        """Yields the parts of the complete artifact, in order."""
+        artifact = self.pool.store.open("negatives", self.name)
         for part in artifact.group("part"):
             yield pq.read_table(artifact.local(part))
 
 
+def complete_negatives(
+    store: Store, pool: PoolCandidates, reranker: str | None, draw: NegativeOptions, name: str | None
+) -> Artifact | None:
+    """Returns the negatives if they are complete, with the pool and the scores that they need; otherwise None."""
+    candidates = complete_artifact(store, pool)
+    if candidates is None:
+        return None
+    scores = None if reranker is None else ScoreCandidates(store, candidates, reranker, draw, numerics="")
+    if scores and not scores.complete:
+        return None
+    return complete_artifact(store, SampleNegatives(pool, scores, draw, name))
+
+
+class SampleStage(StageDefaults):
+    """The stage that samples negatives, one unit for each part of the pool."""
+
+    title = "sample"
+    noun = "queries"
+
+    def __init__(self, work: SampleNegatives):
+        self.work = work
+        self.total: int | None = len(work.pool.mined.ids)
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each part of the pool."""
+        for name, queries in self.work.pool.parts():
+            yield Unit((name,), len(queries.ids), queries)
+
+    def task(self, drafts: Sequence[Draft]) -> SampleTask:
+        """Returns the task of a worker."""
+        return SampleTask(drafts[0], self.work.candidates, self.work.scores, self.work.draw)
+
+
+@dataclass(frozen=True)
+class SampleTask:
+    """Samples the negatives of a part's queries and commits them."""
+
+    draft: Draft
+    candidates: Artifact
+    scores: Sequence[Artifact]
+    draw: NegativeOptions
+    resources: Resources = ONE_CORE
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        """Returns the worker."""
+        shared = (self.draft, self.candidates, self.scores, self.draw)
+        return lambda unit, report: draw_part((unit.names[0], unit.payload), *shared)
+
+
 def draw_part(
-    item: tuple[str, Asked], draft: Draft, candidates: Artifact, scores: Sequence[Artifact], draw: DrawOptions
+    item: tuple[str, MiningQueries],
+    draft: Draft,
+    candidates: Artifact,
+    scores: Sequence[Artifact],
+    draw: NegativeOptions,
 ) -> None:
-    """One task: draw the negatives of a part's questions, and commit them."""
-    name, asked = item
+    """Samples the negatives of a part's queries and commits them."""
+    name, queries = item
     table = read_part(candidates, name)
     known = probabilities(table, name, scores) if scores else None
     drawn = mining.sample(
-        table, known, query_ids=asked.ids, positives=asked.positives, undenoised=draw.undenoised,
-        denoised=draw.denoised if scores else 0, threshold=draw.threshold, seed=draw.seed,
+        table, known, query_ids=queries.ids, positives=queries.positives, pool_negatives=draw.pool_negatives,
+        denoised_negatives=draw.denoised_negatives if scores else 0, threshold=draw.denoise_threshold, seed=draw.seed,
+        copies=read_copies(candidates).of(queries.positives), margins=draw.margins,
+        reranked_positives=_lowest_positives(queries, name, scores) if scores else None,
     )  # fmt: skip
 
     def write(path: Path) -> None:
         pq.write_table(drawn, path, compression="zstd")
 
     draft.commit(name, ".parquet", write, rows=len(drawn))
+
+
+def _lowest_positives(queries: MiningQueries, name: str, scores: Sequence[Artifact]) -> np.ndarray:
+    """Returns the re-ranker's lowest score of each query's positives: float32 [queries], NaN for none."""
+    known = positive_scores(queries, name, scores)
+    return np.array([values.min() if len(values) else np.nan for values in known], np.float32)

@@ -1,28 +1,40 @@
-"""An encoder as artifacts name it: a model and its options, or a task of the store, opened the same on every node."""
+"""Encoders as artifacts name them: a model with options, or a task of the store; opened the same way on every node.
+
+Importing this module loads no torch: the functions that open or describe a model import it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from indexing.artifact import Artifact
 from indexing.models import model_folder, resolve_model
 from indexing.store import Store
-from retriever.encoder import Encoder, describe
 from retriever.errors import InputError
-from retriever.options import EncoderOptions, Side
-from retriever.prompt_table import task_config
-from retriever.prompts import TaskPrompt, load_prompt
+from retriever.options import SIDES, EncoderOptions, Side
 
-# Of an encoder's configuration, what concerns questions alone: passages' vectors do not depend on it.
+if TYPE_CHECKING:
+    from retriever.encoder import Encoder
+    from retriever.prompts import TaskPrompt
+
+# Settings of an encoder that apply to queries only: the vectors of passages do not depend on them.
 _QUESTIONS = ("query_prefix", "query_length")
+# Settings of an encoder whose values are sha256 hashes of contents, which mean nothing to a reader.
+_CONTENTS = ("backbone", "weights", "tokenizer", "tokenizer_args", "head", "prompt")
 
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """name: a Hugging Face name, a folder, or models/NAME of the store. task: prompts/TASK, whose prompts its texts
-    take; None: no prompts. Travels to workers, and is resolved there."""
+    """An encoder by name; workers receive it and resolve it on their node.
+
+    Attributes:
+        store: The store that the names refer to.
+        name: A Hugging Face name, a folder, or models/NAME of the store.
+        options: The options of the encoder.
+        task: Use the prompts of prompts/TASK; None: no prompts.
+    """
 
     store: Store
     name: str
@@ -34,34 +46,47 @@ class EncoderSpec:
         return resolve_model(self.store, self.name)
 
     def prompt(self) -> TaskPrompt | None:
-        """Raises InputError for a damaged one."""
+        """Returns the task's prompt; None without a task. Raises InputError if the prompt is damaged."""
+        from retriever.prompts import load_prompt
+
         return None if self.task is None else load_prompt(model_folder(self.store.open("prompts", self.task)))
 
     def describe(self, side: Side) -> dict[str, Any]:
-        """What shapes a side's vectors, JSON-able; loads no model."""
+        """Returns the settings that shape the vectors of a side, JSON-able; loads no model."""
+        from retriever.prompt_table import task_config
+        from retriever.recipe import describe
+
         return task_config(describe(self.folder, self.options), self.prompt(), side)
 
-    def open(self, *, device: str | None = None, threads: int | None = None) -> Encoder:
+    def open(self, *, device: str, threads: int | None = None) -> Encoder:
+        """Loads the model with the task's prompt. The device is the one that the caller's runner assigned."""
+        from retriever.encoder import Encoder
+
         prompt = self.prompt()
         tasks = None if prompt is None or self.task is None else {self.task: prompt}
         return Encoder(self.folder, self.options, device=device, threads=threads, tasks=tasks)
 
     def config_of(self, encoder: Encoder, side: Side) -> dict[str, Any]:
-        """`describe`, of an encoder that is open: what this node's files made it."""
+        """Returns the same as `describe`, for an open encoder, from the files of this node."""
+        from retriever.prompt_table import task_config
+
         return task_config(encoder.config, self.prompt(), side)
 
     def inputs(self) -> dict[str, Artifact]:
-        """The artifacts of the store that it is made of."""
-        found = {"prompt": self.store.open("prompts", self.task)} if self.task else {}
-        kind, _, own = self.name.partition("/")
-        return found | ({"model": self.store.open(kind, own)} if kind == "models" and own else {})
+        """Returns the artifacts of the store that the encoder consists of."""
+        artifacts = {"prompt": self.store.open("prompts", self.task)} if self.task else {}
+        kind, _, name = self.name.partition("/")
+        return artifacts | ({"model": self.store.open(kind, name)} if kind == "models" and name else {})
 
 
 def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOptions) -> EncoderSpec:
-    """The encoder that `--encoder NAME` or `--task T` names: a task's own options count, but for dtype and compile.
+    """Returns the encoder that `--encoder NAME` or `--task T` names.
 
-    A task is prompts/T, or models/T where it was fine-tuned. Raises InputError where not just one is named, or none is
-    there.
+    A task is prompts/T, or models/T if it was fine-tuned. It has its own options, of which only dtype and compile are
+    replaced by those of `options`.
+
+    Raises:
+        InputError: If not exactly one of them is named, or if it does not exist.
     """
     if (name is None) == (task is None):
         raise InputError("give one of --encoder NAME and --task T")
@@ -73,20 +98,69 @@ def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOp
                          f"--encoder models/{task}, or remove one of them")  # fmt: skip
     if task in store.names("prompts"):
         artifact = store.open("prompts", task)
-        own = EncoderOptions(**artifact.notes["options"])
-        return EncoderSpec(store, artifact.notes["backbone"], _as_asked(own, options), task)
+        task_options = EncoderOptions(**artifact.notes["options"])
+        return EncoderSpec(store, artifact.notes["backbone"], _as_asked(task_options, options), task)
     if task in store.names("models"):
-        own = EncoderOptions(**store.open("models", task).notes.get("options", {}))
-        return EncoderSpec(store, f"models/{task}", _as_asked(own, options))
+        task_options = EncoderOptions(**store.open("models", task).notes.get("options", {}))
+        return EncoderSpec(store, f"models/{task}", _as_asked(task_options, options))
     have = ", ".join([*store.names("prompts"), *store.names("models")]) or "none"
     raise InputError(f"--task {task}: {store.url} has no such prompt and no such model (there are: {have})")
 
 
-def _as_asked(own: EncoderOptions, options: EncoderOptions) -> EncoderOptions:
-    return replace(own, dtype=options.dtype, compile=options.compile)
+def _as_asked(task_options: EncoderOptions, options: EncoderOptions) -> EncoderOptions:
+    return replace(task_options, dtype=options.dtype, compile=options.compile)
 
 
-def differing(made: Mapping[str, Any], found: Mapping[str, Any], *, passages: bool = False) -> list[str]:
-    """Names of the settings in which two encoders differ. passages: of those that passages' vectors depend on."""
-    left_out = _QUESTIONS if passages else ()
-    return [key for key in {**made, **found} if key not in left_out and made.get(key) != found.get(key)]
+def differing(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> list[str]:
+    """Returns the names of the settings in which two encoders differ.
+
+    Args:
+        expected: The result of `describe` for the first encoder.
+        actual: The result of `describe` for the second encoder.
+        passages: Compare only the settings that the vectors of passages depend on.
+    """
+    ignored = _QUESTIONS if passages else ()
+    return [key for key in {**expected, **actual} if key not in ignored and expected.get(key) != actual.get(key)]
+
+
+def differences(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> str:
+    """Returns the differences that `differing` finds, in words: `passage_length 128 instead of 256, another prompt`."""
+
+    def in_words(key: str) -> str:
+        if key in _CONTENTS:
+            return f"another {key}"
+        return f"{key} {_short(actual.get(key))} instead of {_short(expected.get(key))}"
+
+    return ", ".join(map(in_words, differing(expected, actual, passages=passages)))
+
+
+def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
+    """Checks, without loading a model, that an encoder can serve a prompt along with others.
+
+    Args:
+        prompt: A task's prompt.
+        spec: The encoder, with the options that all its texts share; its task is ignored.
+
+    Raises:
+        InputError: If the prompt was trained for another backbone, or with other settings that shape vectors, or if
+            the backbone has too few positions for texts that start after it.
+    """
+    from retriever.files import resolve
+    from retriever.prompts import check_backbone, check_offsets
+    from retriever.recipe import describe, read_recipe
+
+    described = describe(spec.folder, spec.options)
+    check_backbone(prompt, described)
+    check_offsets(read_recipe(resolve(spec.folder), spec.options), {side: prompt.offset(side) for side in SIDES})
+    prompt_settings = describe(spec.folder, _as_asked(prompt.options, spec.options))
+    if differ := differences(described, prompt_settings):
+        raise InputError(
+            f"its prompt was trained with other settings than the encoder has: {differ}; serve embeddings "
+            "with the prompt's settings, or tune the task again with the encoder's"
+        )
+
+
+def _short(value: Any) -> str:
+    """Returns the value of a setting as messages show it."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

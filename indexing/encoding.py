@@ -1,16 +1,14 @@
-"""Corpus to embeddings: Ray Data drives a pool of encoders over part references, one embeddings part each."""
+"""Encodes a corpus: each part of it gives one part of embeddings."""
 
 from __future__ import annotations
 
 import functools
-import math
 import platform
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,177 +17,185 @@ from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table
 from indexing.encoders import EncoderSpec, differing
 from indexing.store import Store, generation
-from indexing.tasks import node_cores, num_slots
-from retriever.encoder import Encoder, EncoderOptions
+from indexing.work.tasks import Place, Report, Resources, Runner, ignore
+from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit
 from retriever.errors import InputError
-from retriever.numerics import expected_numerics
+from retriever.options import EncoderOptions
 
-_PROCESS = 1 << 30  # bytes of an encoder's process beside its model's weights, compiled and not
-AT_ONCE = 2  # parts of an encoder: one is read, tokenised or written, the other is on the device
-GROWS_AT = 0.75  # of what a pool can hold at once: that is never more than all, as nothing waits at an actor
-RESTARTS = 100  # of an encoder whose process or node is lost; what it had begun is done again
+if TYPE_CHECKING:
+    from retriever.encoder import Encoder
 
-
-@dataclass(frozen=True)
-class Pool:
-    """How many encoders run, and what each holds. A GPU encoder takes one GPU."""
-
-    min_workers: int
-    max_workers: int
-    cpus: int  # cores, and threads, of each
-    gpus: int
-
-    @property
-    def device(self) -> str:
-        return "cuda" if self.gpus else "cpu"
+CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
+MOST_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
 
 
 @dataclass(frozen=True)
 class PartDone:
-    """A part that is committed: passages, tokens, and when its encoder was ready (seconds since the epoch)."""
+    """A worker's report of a part that it committed.
+
+    Attributes:
+        rows, tokens: Number of passages, and of their tokens.
+        ready: The time at which the encoder was ready, in seconds since the epoch.
+        startup: Seconds that the encoder took to start.
+    """
 
     rows: int
     tokens: int
     ready: float
     startup: float
-    error: str = ""  # of an InputError: Ray Data would wrap it beyond recognition, and print its trace
 
 
-class Encoding:
-    """The embeddings of a corpus, begun: what is left to do, and the doing."""
+class EncodeCorpus:
+    """The work that makes embeddings/NAME: one part of vectors for each part of the corpus.
 
-    def __init__(self, store: Store, spec: EncoderSpec, name: str, *, numerics: str, limit: int | None = None):
-        """Pin configuration and inputs of each generation. Raises InputError where others were pinned."""
-        self.store, self.spec, self.numerics = store, spec, numerics
-        self.corpus = Corpus.open(store)
-        self.name = limited_name(name, limit)
-        config = {"encoder": spec.describe("passage"), "numerics": numerics, "limit": limit}
-        self.drafts: list[Draft] = []
-        self.items: list[dict[str, int]] = []  # parts to encode: index in corpus.parts, rows
-        self.rows_kept = 0
-        committed: dict[tuple[str, str], Any] = {}
-        for number, artifact in enumerate(self.corpus.generations):
-            key = f"{self.name}/{generation(number)}"
-            draft = store.create("embeddings", key, inputs={"corpus": artifact, **spec.inputs()}, config=config)
-            self.drafts.append(draft)
-            committed |= {(artifact.key, part): entry for part, entry in draft.committed().items()}
-        left = self.corpus.num_rows if limit is None else limit
-        for index, part in enumerate(self.corpus.parts):
-            rows = min(part.part.rows, left)
-            left -= rows
-            if rows and (part.artifact.key, part.part.name) in committed:
-                self.rows_kept += rows
-            elif rows:
-                self.items.append({"part": index, "rows": rows})
+    Args:
+        store: The store with the corpus.
+        spec: The encoder.
+        name: The name of the embeddings.
+        resources: The resources of an encoder.
+        numerics: The numerics class of the workers; see `numerics_of`.
+        limit: Encodes only the first passages of the corpus.
+        allow_unknown_tokens: Whether a part may consist mostly of tokens that the tokenizer does not know. Affects no
+            vector, so it does not enter the fingerprint.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spec: EncoderSpec,
+        name: str,
+        *,
+        resources: Resources,
+        numerics: str,
+        limit: int | None = None,
+        allow_unknown_tokens: bool = False,
+    ):
+        self.corpus, self.spec, self.name = Corpus.open(store), spec, name
+        self.described = spec.describe("passage")
+        self.config = {"encoder": self.described, "numerics": numerics, "limit": limit}
+        total = min(limit or self.corpus.num_rows, self.corpus.num_rows)
+        self._stage = EncodeStage(self.corpus, spec, resources, numerics, total, allow_unknown_tokens)
 
     @property
-    def rows_left(self) -> int:
-        return sum(item["rows"] for item in self.items)
+    def targets(self) -> list[Target]:
+        """Returns one generation of embeddings for each generation of the corpus."""
+        own = self.spec.inputs()
+        return [
+            Target("embeddings", f"{self.name}/{generation(number)}", {"corpus": artifact, **own}, self.config)
+            for number, artifact in enumerate(self.corpus.generations)
+        ]
 
-    def run(self, pool: Pool) -> Iterator[PartDone]:
-        """Encode what is left on the cluster; yields each part as it is committed."""
-        if not self.items:
-            return
-        import ray
+    @property
+    def stages(self) -> list[EncodeStage]:
+        """Returns the one stage: encoding."""
+        return [self._stage]
 
-        set_up(ray.data.DataContext.get_current())
-        pooled = ray.data.ActorPoolStrategy(
-            min_size=pool.min_workers,
-            max_size=pool.max_workers,
-            initial_size=max(pool.min_workers, min(pool.max_workers, places(pool.cpus, pool.gpus), len(self.items))),
-            max_concurrent_calls_per_actor=AT_ONCE,
-            max_tasks_in_flight_per_actor=AT_ONCE,  # not more ahead: an encoder may be ready later
-            enable_true_multi_threading=True,
-        )
-        parts = ray.data.from_items(self.items, override_num_blocks=len(self.items))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the last two have no other name yet
-            dataset = parts.map(
-                EncodeWorker,
-                fn_constructor_args=(self.store, self.drafts, self.spec, self.numerics, pool),
-                compute=pooled,
-                num_cpus=pool.cpus,
-                num_gpus=pool.gpus,
-                max_restarts=RESTARTS,
-                max_task_retries=-1,  # they are spent while a lost encoder waits for a place; restarts are the bound
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes what readers of the embeddings need to open the encoder."""
+        spec = self.spec
+        for draft in drafts:
+            draft.note(
+                encoder=spec.name,
+                options=asdict(spec.options),
+                task=spec.task,
+                dim=self.described["dim"],
+                similarity=similarity_of(self.described),
             )
-        for row in dataset.iter_rows():
-            done = PartDone(**row)
-            if done.error:
-                raise InputError(done.error)
-            yield done
-
-    def finish(self, dim: int, similarity: str) -> None:
-        """Complete every generation."""
-        for draft in self.drafts:
-            if not draft.complete:
-                spec = self.spec
-                draft.note(encoder=spec.name, options=asdict(spec.options), task=spec.task, dim=dim,
-                           similarity=similarity)  # fmt: skip
-                draft.finish()
 
 
-def set_up(context: Any) -> None:
-    """Ray Data's DataContext, for an encoding."""
-    context.enable_progress_bars = False
-    context.max_errored_blocks = 0  # a part that fails ends the job: nothing is dropped
-    context.actor_task_retry_on_errors = False
-    context.autoscaling_config.actor_pool_util_upscaling_threshold = GROWS_AT
+@dataclass(frozen=True)
+class EncodeStage(StageDefaults):
+    """The stage that encodes the first `total` passages of a corpus."""
+
+    corpus: Corpus
+    spec: EncoderSpec
+    resources: Resources
+    numerics: str
+    total: int
+    allow_unknown_tokens: bool = False
+    title: str = "encode"
+    noun: str = "passages"
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each part of the corpus."""
+        numbers = {artifact.key: number for number, artifact in enumerate(self.corpus.generations)}
+        for index, part in enumerate(self.corpus.parts):
+            rows = min(part.part.rows, self.total - part.first_row)
+            if rows > 0:
+                yield Unit((part.part.name,), rows, index, target=numbers[part.artifact.key])
+
+    def task(self, drafts: Sequence[Draft]) -> EncodeTask:
+        """Returns the task of a worker."""
+        return EncodeTask(
+            self.corpus, tuple(drafts), self.spec, self.resources, self.numerics, self.allow_unknown_tokens
+        )
+
+
+@dataclass(frozen=True)
+class EncodeTask:
+    """Encodes parts of a corpus and commits their vectors."""
+
+    corpus: Corpus
+    drafts: tuple[Draft, ...]
+    spec: EncoderSpec
+    resources: Resources
+    numerics: str
+    allow_unknown_tokens: bool
+    reports: bool = True
+
+    def open(self, place: Place) -> EncodeWorker:
+        """Returns the worker. Raises InputError if its encoder or numerics class is not the pinned one."""
+        return EncodeWorker(self, place)
 
 
 class EncodeWorker:
-    """An encoder in a process of its own: from a part reference to a committed part of embeddings."""
+    """An open encoder that takes two calls at once: one part is read or written while the other is encoded."""
 
-    def __init__(self, store: Store, drafts: list[Draft], spec: EncoderSpec, numerics: str, pool: Pool):
+    def __init__(self, task: EncodeTask, place: Place):
         started = time.time()
-        self.error = ""
-        # All that runs the model runs in this one thread. OpenMP keeps a pool of threads for each thread that calls it,
-        # and once these are more than the cores its workers sleep between steps instead of waiting at the ready.
-        self.device = ThreadPoolExecutor(1, "device")
-        try:
-            self.device.submit(self._open, store, drafts, spec, numerics, pool).result()
-        except InputError as error:
-            self.error = str(error)
+        self.task, self.place = task, place
+        # The model runs in this one thread only. OpenMP keeps a pool of threads for each thread that calls it; if these
+        # exceed the number of cores, its workers sleep between steps instead of spinning.
+        self.model_thread = ThreadPoolExecutor(1, "riptide-model")
+        self.encoder = self.model_thread.submit(self._open).result()
         self.ready = 0.0
         self.startup = time.time() - started
 
-    def _open(self, store: Store, drafts: list[Draft], spec: EncoderSpec, numerics: str, pool: Pool) -> None:
-        self.corpus = Corpus.open(store)
-        self.drafts = {f"corpus/{draft.key.rpartition('/')[2]}": draft for draft in drafts}
-        self.encoder, self.task = spec.open(device=pool.device, threads=pool.cpus), spec.task
-        check_encoder(spec.config_of(self.encoder, "passage"), drafts[0].config["encoder"])
-        if self.encoder.numerics != numerics:
+    def _open(self) -> Encoder:
+        task, pinned = self.task, self.task.drafts[0]
+        encoder = task.spec.open(device=self.place.device, threads=self.place.cores)
+        check_encoder(task.spec.config_of(encoder, "passage"), pinned.config["encoder"])
+        if encoder.numerics != task.numerics:
             raise InputError(
-                f"{drafts[0].url} is of the numerics class `{numerics}`, this worker's is `{self.encoder.numerics}`: "
-                "one artifact has one class; use workers of one kind, or set --dtype and --compile"
+                f"{pinned.url} is of the numerics class `{task.numerics}`, this worker's is `{encoder.numerics}`: one "
+                "artifact has one class; use workers of one kind, or set parameter dtype and parameter compile"
             )
+        return encoder
 
-    def __call__(self, item: Mapping[str, int]) -> dict[str, Any]:
-        rows = tokens = 0
+    def __call__(self, unit: Unit, report: Report) -> PartDone:
+        """Encodes and commits a part of the corpus. Raises InputError as `encode_part` does."""
         self.ready = self.ready or time.time()
-        error = self.error
-        try:
-            if not error:
-                rows, tokens = self.encode(item)
-        except InputError as raised:
-            error = str(raised)
-        return asdict(PartDone(rows, tokens, self.ready, self.startup, error))
-
-    def encode(self, item: Mapping[str, int]) -> tuple[int, int]:
-        """Encode and commit a part; (passages, tokens)."""
-        part, rows = self.corpus.parts[item["part"]], item["rows"]
-        if self.drafts[part.artifact.key].find(part.part.name):
-            return rows, 0  # Ray tries again what it did not hear the end of
-        tokens, vectors = encode_part(self.encoder, part, rows, self.device, self.task)
-        draft = self.drafts[part.artifact.key]
-        draft.commit(
-            part.part.name, ".npy", lambda path: np.save(path, vectors), rows=rows, corpus_sha256=part.part.sha256
+        task, part = self.task, self.task.corpus.parts[unit.payload]
+        draft = task.drafts[unit.target]
+        if draft.find(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
+            return PartDone(unit.rows, 0, self.ready, self.startup)
+        tokens, vectors = encode_part(
+            self.encoder,
+            part,
+            unit.rows,
+            self.model_thread,
+            task.spec.task,
+            allow_unknown_tokens=task.allow_unknown_tokens,
+            report=report,
         )
-        return rows, tokens
+        draft.commit(
+            part.part.name, ".npy", lambda path: np.save(path, vectors), rows=unit.rows, corpus_sha256=part.part.sha256
+        )
+        return PartDone(unit.rows, tokens, self.ready, self.startup)
 
 
 def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
-    """Raises InputError unless this worker's encoder is the pinned one: another machine may hold other weights."""
+    """Raises InputError unless this worker's encoder is the pinned one: another node may have other weights."""
     if differ := differing(pinned, config):
         names = ", ".join(differ)
         raise InputError(
@@ -198,124 +204,95 @@ def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
 
 
 def encode_part(
-    encoder: Encoder, part: RowPart, rows: int, device: Executor, task: str | None = None
+    encoder: Encoder,
+    part: RowPart,
+    rows: int,
+    model_thread: Executor,
+    task: str | None = None,
+    *,
+    allow_unknown_tokens: bool = False,
+    report: Report = ignore,
 ) -> tuple[int, np.ndarray]:
-    """(tokens, float16 [rows, dim]) of the first `rows` passages of a part; the model runs on the thread of `device`.
+    """Encodes the first `rows` passages of a part; the model runs on one thread.
 
-    Beside a GPU, one part is tokenised while another is on it. On the processor both would want all cores at once, and
-    the model's threads would wait for one another.
+    On a GPU node, one part is tokenised while another is on the GPU. On the CPU both would compete for all cores, so
+    tokenising runs on the model's thread too.
+
+    Args:
+        encoder: The encoder.
+        part: A part of the corpus.
+        rows: The number of passages.
+        model_thread: An executor with a single thread.
+        task: The task whose prompt is used; None: no prompt.
+        allow_unknown_tokens: Whether the part may consist mostly of tokens that the tokenizer does not know.
+        report: Called with the number of passages that are encoded.
+
+    Returns:
+        The number of tokens, and the vectors, float16 [rows, dim].
+
+    Raises:
+        InputError: If more than half of the tokens (special tokens excluded) are unknown, or if a vector is not finite
+            or does not fit float16.
     """
     table = open_table(part).slice(0, rows)
     texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
     if encoder.device.type == "cpu":
-        tokens = device.submit(encoder.tokenize, texts, side="passage").result()
+        tokens = model_thread.submit(encoder.tokenize, texts, side="passage").result()
     else:
         tokens = encoder.tokenize(texts, side="passage")
-    vectors = device.submit(functools.partial(encoder.forward, tokens, side="passage", task=task)).result()
+    if not allow_unknown_tokens:
+        check_known(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
+    forward = functools.partial(encoder.forward, tokens, side="passage", task=task, report=report)
+    vectors = model_thread.submit(forward).result()
     half = vectors.astype(np.float16)
     if not np.isfinite(half).all():
         row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
         raise InputError(
             f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit float16 "
-            f"(largest {np.abs(vectors[row]).max():.3g}); normalise it (--normalize)"
+            f"(largest {np.abs(vectors[row]).max():.3g}); normalise it (parameter normalize)"
         )
     return int(tokens.lengths.sum()), half
 
 
-def choose_pool(
-    min_workers: int,
-    max_workers: int | None,
-    cpus: int | None,
-    gpus: int | None,
-    weights: int = 0,
-    packed: Callable[[], bool] = lambda: False,
-) -> Pool:
-    """Fill in what was left open, from the cluster as it is. Raises InputError for what it cannot give.
-
-    weights: the model's bytes. packed: tells whether batches are not padded, and each is one thread's. Without GPUs
-    such encoders share a node's cores in about fours, one copy of the weights for all threads of each. Others get as
-    few cores each as memory allows: one of one core makes 7% more of it than one of two, whose threads wait for each
-    other.
-    """
-    import ray
-
-    if cpus is not None and cpus < 1:
-        raise InputError(f"--cpus {cpus}: expected at least 1")
-    if gpus not in (None, 0, 1):
-        raise InputError(f"--gpus {gpus}: expected 0 or 1")
-    if min_workers < 1:
-        raise InputError(f"--min-workers {min_workers}: expected at least 1")
-    if max_workers is not None and max_workers < min_workers:
-        raise InputError(f"--max-workers {max_workers}: expected at least the {min_workers} of --min-workers")
-    total = ray.cluster_resources()
-    gpus = gpus if gpus is not None else int(total.get("GPU", 0) >= 1)
-    if gpus > total.get("GPU", 0) and max_workers is None:
+def check_known(unknown: int, total: int, part: str) -> None:
+    """Raises InputError if more than MOST_UNKNOWN of a part's tokens are unknown to the tokenizer."""
+    if unknown > MOST_UNKNOWN * total:
         raise InputError(
-            f"--gpus {gpus}: the cluster has {total.get('GPU', 0):.0f} GPUs now; name --max-workers to wait for more"
+            f"{part}: the tokenizer does not know {unknown:,} of {total:,} tokens ({unknown / total:.0%}), so the "
+            "vectors say little about the texts: use another encoder, or set parameter allow_unknown_tokens"
         )
-    if cpus is not None and max_workers is None:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        largest = max((node.get("CPU", 0) for node in nodes if node.get("GPU", 0) >= gpus), default=0)
-        if cpus > largest:
-            raise InputError(
-                f"--cpus {cpus}: the largest node{' with a GPU' * gpus} has {largest:.0f} cores now; "
-                "name --max-workers to wait for a larger one"
-            )
-    cpus = cpus or (min(4, node_cores()) if gpus else _cores_each(weights, _shared() if packed() else 1))
-    return Pool(min_workers, max(min_workers, max_workers or places(cpus, gpus)), cpus, gpus)
 
 
-def places(cpus: int, gpus: int) -> int:
-    """How many encoders of so many cores and GPUs the cluster has room for, now."""
-    import ray
+@dataclass(frozen=True)
+class EncoderNumerics:
+    """Returns the numerics class of a worker's encoder, without loading weights. kind: the backbone's model_type."""
 
-    return int(ray.cluster_resources().get("GPU", 0) // gpus) if gpus else num_slots(cpus)
+    options: EncoderOptions
+    kind: str
+    resources: Resources
 
+    def open(self, place: Place) -> Callable[[None, Report], str]:
+        """Returns the worker."""
+        from retriever.numerics import expected_numerics
 
-def _shared() -> int:
-    """Cores of each encoder, eight at most (its threads share Python's lock): next to four, of those that leave a tenth
-    of all nodes' cores idle at most, or else the fewest."""
-    import ray
-
-    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-    sizes, tenth = range(1, 1 + min(8, max([1, *nodes]))), sum(nodes) / 10
-    return min(sizes, key=lambda each: (max(tenth, sum(cores % each for cores in nodes)), abs(each - 4), -each))
+        return lambda item, report: expected_numerics(self.options, place.device, self.kind)
 
 
-def _cores_each(weights: int, least: int) -> int:
-    """The fewest cores for an encoder of so many bytes at which those of a node fill half its memory at most, and not
-    below `least`; never more than the largest node has."""
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-    each = _PROCESS + 2 * weights
-    cores = max((node["CPU"] * each / (node.get("memory", 0) / 2 or each) for node in nodes), default=1)
-    return min(int(max((node["CPU"] for node in nodes), default=1)), max(least, math.ceil(cores)))
-
-
-def numerics_of(pool: Pool, options: EncoderOptions, kind: str) -> str:
-    """The numerics class of this pool's workers, asked of one of them; waits until the cluster has room for it. kind:
-    the backbone's `model_type`."""
-    import ray
-
-    task = ray.remote(num_cpus=pool.cpus, num_gpus=pool.gpus, max_retries=RESTARTS)(expected_numerics)
-    return ray.get(task.remote(options, pool.device, kind))
+def numerics_of(runner: Runner, options: EncoderOptions, kind: str, resources: Resources) -> str:
+    """Returns the numerics class of the encoders that the runner opens; waits until there is room for one."""
+    [(_, numerics)] = runner.run(EncoderNumerics(options, kind, resources), [None])
+    return numerics
 
 
 def similarity_of(described: Mapping[str, Any]) -> str:
-    """What the inner product of an encoder's vectors is: cosine where its head ends by normalising them."""
+    """Returns what the inner product of an encoder's vectors is: cosine if its head normalises them, else dot."""
     return "cosine" if described["head"] and described["head"][-1] == "normalize" else "dot"
 
 
-def limited_name(name: str, limit: int | None) -> str:
-    """`name`, or `name-limitN` for the embeddings of the first N passages."""
-    return name if limit is None else f"{name}-limit{limit}"
-
-
 def is_encoded(store: Store, name: str, described: Mapping[str, Any], limit: int | None) -> bool:
-    """Whether every generation of the corpus has complete embeddings of this encoder, of whatever numerics class."""
+    """Whether every generation of the corpus has complete embeddings of this encoder, in any numerics class."""
     corpus = Corpus.open(store)
-    made = store.generations("embeddings", limited_name(name, limit))
+    made = store.generations("embeddings", name)
     return len(made) == len(corpus.generations) and all(
         one.inputs["corpus"]["fingerprint"] == other.fingerprint
         and one.config["encoder"] == described

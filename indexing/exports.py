@@ -1,14 +1,11 @@
-"""Mined negatives as training files of other programs: Tevatron's JSON lines, sentence-transformers' Parquet.
+"""Export mined negatives as training files of other programs: Tevatron's JSON lines, sentence-transformers' Parquet.
 
-Both read the tables that `mining.sample` makes, part by part, and hold one block of questions at a time.
+Both exports read the tables that `mining.sample` makes, part by part, and hold one block of queries at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,37 +14,52 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indexing.corpus import Corpus, Passage
-from indexing.runs import result_path
+from indexing.runs import whole_file
 from retriever.errors import InputError
 
-BLOCK_QUERIES = 128  # whose passages are held at once: some 8,000 with 60 negatives each
+BLOCK_QUERIES = 128  # queries whose passages are in memory at once: some 8,000 passages with 60 negatives per query
 
 
 class Exported(NamedTuple):
-    """How many lines or rows were written, and the ids of the questions that make none, in order."""
+    """The number of lines or rows written, and the ids of the queries that are left out, in order."""
 
     rows: int
     left_out: list[str]
 
 
 class _Group(NamedTuple):
-    """A question with its passages, positives and negatives in the order of the table."""
+    """A query with its passages, positives and negatives in the order of the table."""
 
     query_id: str
     positives: list[Passage]
     negatives: list[Passage]
 
 
-def export_tevatron(tables: Iterable[pa.Table], questions: Mapping[str, str], corpus: Corpus, path: str) -> Exported:
-    """JSON lines for Tevatron's trainer (--dataset_name json --dataset_path PATH), one for each question:
+def export_tevatron(
+    tables: Iterable[pa.Table], questions: Mapping[str, str], corpus: Corpus, path: str, *, overwrite: bool = False
+) -> Exported:
+    """Writes JSON lines for Tevatron's trainer (--dataset_name json --dataset_path PATH), one per query:
 
         {"query_id", "query", "positive_passages": [{"docid", "title", "text"}, …], "negative_passages": [the same]}
 
-    questions: id -> text. The file appears when it is whole. A question without a positive or without a negative is
-    left out: Tevatron's trainer stops at one. Raises InputError for a question without text, and where none is left.
+    The file appears when it is complete. A query without a positive or without a negative is left out, because
+    Tevatron's trainer stops at one.
+
+    Args:
+        tables: Tables of negatives from `mining.sample`.
+        questions: Query id -> text.
+        corpus: The corpus of the passages.
+        path: The file.
+        overwrite: Replace a file that has other content; see whole_file.
+
+    Returns:
+        The number of lines, and the ids of the queries that are left out.
+
+    Raises:
+        InputError: If a query has no text, or if all queries are left out.
     """
     rows, left_out = 0, []
-    with whole_file(path) as temporary, open(temporary, "wb") as file:
+    with whole_file(path, overwrite=overwrite) as temporary, open(temporary, "wb") as file:
         for block in _blocks(tables, corpus):
             for group in block:
                 if not group.positives or not group.negatives:
@@ -68,24 +80,43 @@ def export_tevatron(tables: Iterable[pa.Table], questions: Mapping[str, str], co
 
 
 def export_sentence_transformers(
-    tables: Iterable[pa.Table], questions: Mapping[str, str], corpus: Corpus, path: str, *, num_negatives: int
+    tables: Iterable[pa.Table],
+    questions: Mapping[str, str],
+    corpus: Corpus,
+    path: str,
+    *,
+    num_negatives: int,
+    overwrite: bool = False,
 ) -> Exported:
-    """Parquet for sentence-transformers' losses on n-tuples (MultipleNegativesRankingLoss): columns of strings
+    """Writes Parquet for sentence-transformers' losses on n-tuples (MultipleNegativesRankingLoss): columns of strings
 
         query, positive, negative_1, … negative_N       N = num_negatives
 
-    one row for each question and positive; a passage is its title, a space and its text. The losses take the same
-    number of negatives in every row and no nulls, and a repeated one would count twice. So, as in that library's own
-    mining, a question with fewer than N is left out; so is one without a positive. Of more than N the first are taken
-    (the denoised ones come first). The file appears when it is whole.
-    Raises InputError for N < 1, for a question without text, and where no question is left.
+    with one row per query and positive; a passage is its title, a space and its text. The losses require the same
+    number of negatives in every row and no nulls, and a repeated negative would count twice. So, as in that library's
+    mining, a query with fewer than N negatives is left out; so is a query without a positive. If a query has more than
+    N, the first N are taken (the denoised ones come first). The file appears when it is complete.
+
+    Args:
+        tables: Tables of negatives from `mining.sample`.
+        questions: Query id -> text.
+        corpus: The corpus of the passages.
+        path: The file.
+        num_negatives: Negatives per row, at least 1.
+        overwrite: Replace a file that has other content; see whole_file.
+
+    Returns:
+        The number of rows, and the ids of the queries that are left out.
+
+    Raises:
+        InputError: If num_negatives is below 1, if a query has no text, or if all queries are left out.
     """
     if num_negatives < 1:
         raise InputError(f"{num_negatives} negatives in a row: expected at least 1")
     names = ["query", "positive", *(f"negative_{number}" for number in range(1, num_negatives + 1))]
     schema = pa.schema([(name, pa.string()) for name in names])
     rows, most, left_out = 0, 0, []
-    with whole_file(path) as temporary:
+    with whole_file(path, overwrite=overwrite) as temporary:
         with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
             for block in _blocks(tables, corpus):
                 tuples = []
@@ -109,6 +140,7 @@ def export_sentence_transformers(
 
 
 def _blocks(tables: Iterable[pa.Table], corpus: Corpus) -> Iterator[list[_Group]]:
+    """Yields the queries of the tables in blocks, with the texts of their passages."""
     for table in tables:
         for first in range(0, len(table), BLOCK_QUERIES):
             columns = table.select(["query_id", "positives", "negatives"]).slice(first, BLOCK_QUERIES).to_pydict()
@@ -132,20 +164,5 @@ def _passage(passage: Passage) -> dict[str, Any]:
 
 
 def _contents(passage: Passage) -> str:
-    """As BM25 indexes it."""
+    """Returns title and text of a passage as BM25 indexes them."""
     return f"{passage.title} {passage.text}" if passage.title else passage.text
-
-
-@contextlib.contextmanager
-def whole_file(path: str) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its name when the block ends and goes when it fails.
-
-    Makes the folder. Raises InputError where no file can be.
-    """
-    target = result_path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        yield temporary
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -2,18 +2,24 @@
 
 The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search
 returns candidates only: `indexing.exact.rescore` scores them from the float16 embeddings, so compression costs no
-precision. Training and filling give the same bytes for the same input, whatever the number of threads: products are
-shared out among threads only where that leaves every sum as it is.
+precision.
+
+Training and filling give the same bytes for the same input on one kind of CPU. If several threads share a product, its
+sums may depend on their number. So training uses a number of threads that is part of the index's configuration, and
+filling runs in parallel over fixed blocks of rows, each of which is one thread's.
+
+A process that also uses torch should import torch first: then both share one pool of OpenMP threads, which is about
+10% faster when they alternate.
 """
 
 import importlib
-import logging
 import math
 import os
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +31,11 @@ from retriever.native import processor
 
 
 def _import_faiss() -> Any:
-    """faiss, with the matrix products that this processor deserves.
+    """Returns the module faiss, with the kernels of OpenBLAS that suit this CPU.
 
-    faiss-cpu 1.15.1 brings OpenBLAS 0.3.15, which takes a processor that is younger than itself (Sapphire Rapids) for
-    the oldest it knows: SSE3, products at a quarter of the speed. It reads this variable when it is loaded. Without
-    AVX-512 its products for Haswell are not taken: their sums depend on how many threads share them (`_share`).
+    faiss-cpu 1.15.1 contains OpenBLAS 0.3.15, which treats a CPU newer than itself (Sapphire Rapids) as the oldest one
+    that it knows: SSE3, products at a quarter of the speed. It reads this variable when it is loaded. Without AVX-512
+    the kernels for Haswell are avoided: their sums depend on the number of threads (`_search_threads`).
     """
     unset = "OPENBLAS_CORETYPE" not in os.environ
     flags = processor()[0]
@@ -44,20 +50,27 @@ def _import_faiss() -> Any:
 
 faiss = _import_faiss()
 
-SMALL = 50_000  # vectors: below, scoring all takes as long as probing lists, and less where questions come together
-POINTS_PER_CENTROID = 64  # FAISS asks for 39 to 256
-ADD_ROWS = 65_536  # rows per call of add: bounds the float32 copy
-# Where OpenMP may grant fewer threads than it is asked for, OpenBLAS waits for the others for ever.
+SMALL = 50_000  # below this number of vectors, scoring all takes as long as probing lists, and less for many queries
+POINTS_PER_CENTROID = 64  # FAISS recommends 39 to 256
+TRAINING_THREADS = 2  # threads that share a product in training: part of the configuration, not of the machine
+ADD_ROWS = 65_536  # rows per block that one thread adds: bounds the float32 copy
+# With these variables OpenMP may grant fewer threads than requested, and OpenBLAS would wait for the others forever.
 _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
-
-log = logging.getLogger(__name__)
 
 
 def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None, shards: int = 1) -> str:
-    """A FAISS factory string for num_vectors of dim dimensions and a recall@100 (after re-scoring) to be reached.
+    """Returns a FAISS factory string.
 
-    memory_bytes bounds the index as a whole, each shard's centroids among it, without the embeddings (they stay on
-    disk); InputError if nothing fits.
+    Args:
+        num_vectors: Number of vectors.
+        dim: Their dimensions.
+        recall: The recall@100, after re-scoring, that the index should reach.
+        memory_bytes: Bound on the whole index, with the centroids of every shard and without the embeddings, which stay
+            on disk; None: no bound.
+        shards: Number of shards.
+
+    Raises:
+        InputError: If no index fits.
     """
     if num_vectors < 1 or dim < 1 or not 0 < recall <= 1:
         raise InputError(f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}")
@@ -79,14 +92,14 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
 
 
 def _lists_for(num_vectors: int) -> int:
-    """A power of two near 4 sqrt(n), with enough vectors to train each centroid."""
+    """Returns a power of two near 4 sqrt(n), with enough vectors to train each centroid."""
     wanted = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
     most = 2 ** int(math.log2(max(2, num_vectors / 39)))
     return min(wanted, most, 1 << 18)
 
 
 def _codes(dim: int, recall: float) -> list[tuple[str, int]]:
-    """(code, bytes per vector) from the one that finds most to the smallest."""
+    """Returns (code, bytes per vector), from the code with the best recall to the smallest one."""
     one_bit = ("RaBitQ", dim // 8 + 8)
     codes = [one_bit] if recall <= 0.99 else [("SQ8", dim), one_bit]
     for sub in (4, 8, 16):  # dimensions per 4-bit code
@@ -96,22 +109,32 @@ def _codes(dim: int, recall: float) -> list[tuple[str, int]]:
 
 
 def check_factory(factory: str, dim: int) -> None:
-    """Raise InputError, in one line, unless factory makes an index of dim dimensions that shards, repeats and masks."""
+    """Raises InputError unless an index of this factory is reproducible, can be sharded and can skip rows."""
     _create(factory, dim)
 
 
 def training_size(factory: str, num_vectors: int) -> int:
-    """Vectors to train on: 64 per list, 65,536 at least (for the codes), all if there are fewer; 0 for Flat."""
+    """Returns the size of the training sample: 64 vectors per list, at least 65,536, at most all; 0 for Flat."""
     if factory == "Flat":
         return 0
     return min(num_vectors, max(POINTS_PER_CENTROID * num_lists(factory), 65_536))
 
 
-def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int | None = None) -> Any:
-    """An empty, trained faiss.Index (inner product) from a sample, float32 [n, dim]; the same bytes for the same seed.
+def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int = TRAINING_THREADS) -> Any:
+    """Returns an empty, trained faiss.Index (inner product); the same bytes for the same arguments.
 
-    Raises InputError if the sample is too small for the factory.
+    Args:
+        sample: float32 [n, dim].
+        factory: FAISS's factory string.
+        seed: Seed of k-means.
+        threads: Threads that share a product. They may shape the bytes, so they belong to the configuration of an index
+            and do not follow the number of cores: with fewer cores, training takes longer.
+
+    Raises:
+        InputError: If the sample is too small for the factory, or if OpenMP may not grant the threads.
     """
+    if threads > 1 and (variables := sorted(_RATIONED & os.environ.keys())):
+        raise InputError(f"{variables[0]} is set, so training may get fewer than its {threads} threads: unset it")
     sample = np.ascontiguousarray(sample, dtype=np.float32)
     _check_finite(sample, "the training sample")
     index = _create(factory, sample.shape[1])
@@ -127,14 +150,11 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which a build measures
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # minutes of training for a search mode that is never used here
-    together = _share(threads, index)
-    for transform in _transforms(index):
-        if not transform.is_trained:
-            with _threads(1):  # a covariance is summed over the vectors, as many as there are
+    with _threads(threads):
+        for transform in _transforms(index):
+            if not transform.is_trained:
                 transform.train(sample)
-        with _threads(together):
             sample = transform.apply(sample)
-    with _threads(together):
         if isinstance(inner, faiss.IndexIVF) and getattr(faiss, "get_num_gpus", lambda: 0)() > 0:
             gpu = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(inner.d))
             inner.clustering_index = gpu  # k-means assigns on the GPUs
@@ -146,12 +166,12 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
 
 
 def write_index(index: Any, path: str | Path) -> None:
-    """Write a FAISS file. It carries no checksum: whoever stores it keeps its hash."""
+    """Writes a FAISS file. It has no checksum, so the caller stores its hash."""
     faiss.write_index(index, str(path))
 
 
 def read_index(path: str | Path, *, mmap: bool = False) -> Any:
-    """Read a FAISS file, or map it into memory (shared between processes, read on demand). Raises InputError."""
+    """Reads a FAISS file, or maps it into memory (shared between processes, read on demand). Raises InputError."""
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
     except RuntimeError as error:
@@ -159,24 +179,70 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
 
 
 def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
-    """A new index with trained's quantizer and the vectors of parts, float [n, dim], as rows first_row, + 1, ...
+    """Returns a new index with the quantizer of `trained` and the given vectors; the same bytes for any threads.
 
-    The same bytes from run to run and for any threads. trained itself stays empty. Raises InputError for NaN and Inf.
+    Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained`, and the copies are merged in the
+    order of the rows. Flat indexes, and fast-scan codes (`fs`), whose packed lists cannot be merged to the same bytes,
+    are filled by one thread.
+
+    Args:
+        trained: The result of `train_quantizer`; it stays empty.
+        parts: Vectors, float [n, dim] each.
+        first_row: Id of the first vector; the others follow it.
+        threads: Blocks that are added at the same time; None: one for each core.
+
+    Raises:
+        InputError: For vectors of another shape, NaN and Inf.
     """
     index = faiss.clone_index(trained)
-    if not isinstance(_inner(index), faiss.IndexIVF):
-        index = faiss.IndexIDMap2(index)
-    row = first_row
-    with _threads(_share(threads, index)):
-        for part in parts:
-            for start in range(0, len(part), ADD_ROWS):
-                block = np.ascontiguousarray(part[start : start + ADD_ROWS], dtype=np.float32)
-                if block.ndim != 2 or block.shape[1] != index.d:
-                    raise InputError(f"vectors from row {row} have shape {block.shape}, expected [n, {index.d}]")
-                _check_finite(block, f"the part with row {row}")
-                index.add_with_ids(block, np.arange(row, row + len(block), dtype=np.int64))
-                row += len(block)
+    is_list_index = isinstance(_inner(index), faiss.IndexIVF)
+    if not is_list_index or isinstance(_inner(index), faiss.IndexIVFFastScan):
+        index = index if is_list_index else faiss.IndexIDMap2(index)
+        with _threads(1):
+            for row, block in _blocks(parts, first_row, index.d):
+                index.add_with_ids(*_finite(row, block))
+        return index
+    workers = threads or available_threads()
+    spare = [faiss.clone_index(trained) for _ in range(workers)]
+
+    def add(copy: Any, row: int, block: np.ndarray) -> Any:
+        with _threads(1):  # a setting of this thread alone
+            copy.add_with_ids(*_finite(row, block))
+        return copy
+
+    def merge(filled: Any) -> None:
+        _inner(index).merge_from(_inner(filled), 0)
+        index.ntotal, filled.ntotal = _inner(index).ntotal, 0
+        spare.append(filled)
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="fill") as pool:
+        pending: deque[Future[Any]] = deque()
+        for row, block in _blocks(parts, first_row, index.d):
+            if not spare:
+                merge(pending.popleft().result())
+            pending.append(pool.submit(add, spare.pop(), row, block))
+        while pending:
+            merge(pending.popleft().result())
     return index
+
+
+def _blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (first row, vectors) of blocks of at most ADD_ROWS rows, which are cut alike for any number of threads."""
+    row = first_row
+    for part in parts:
+        for start in range(0, len(part), ADD_ROWS):
+            block = part[start : start + ADD_ROWS]
+            if block.ndim != 2 or block.shape[1] != dim:
+                raise InputError(f"vectors from row {row} have shape {block.shape}, expected [n, {dim}]")
+            yield row, block
+            row += len(block)
+
+
+def _finite(row: int, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a block as float32, and its rows. Raises InputError for NaN and Inf."""
+    block = np.ascontiguousarray(block, dtype=np.float32)
+    _check_finite(block, f"the part with row {row}")
+    return block, np.arange(row, row + len(block), dtype=np.int64)
 
 
 def search_shard(
@@ -189,10 +255,19 @@ def search_shard(
     allowed: np.ndarray | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
-    """Candidate rows, int64 [q, depth], best first by the index's approximate score, -1 where there are none.
+    """Returns the candidates of each query, best first by the index's approximate score: int64 [q, depth], -1 for none.
 
-    queries float32 [q, dim]; nprobe: lists to probe (a flat index has none and looks at all); deleted: int64 rows to
-    skip; allowed: int64 rows to look at alone, the deleted ones not among them.
+    Args:
+        index: A filled shard.
+        queries: float32 [q, dim].
+        depth: Number of candidates per query.
+        nprobe: Lists to probe; a flat index scores all vectors.
+        deleted: int64 rows that are excluded.
+        allowed: int64 rows that alone are considered, without deleted ones.
+        threads: None: one for each core.
+
+    Raises:
+        InputError: For queries of another shape, and for a depth or nprobe below 1.
     """
     queries = np.ascontiguousarray(queries, dtype=np.float32)
     if queries.ndim != 2 or queries.shape[1] != index.d:
@@ -203,8 +278,8 @@ def search_shard(
     if allowed is not None:
         options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed, dtype=np.int64))
     elif deleted is not None and len(deleted):
-        gone = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
-        options["sel"] = faiss.IDSelectorNot(gone)
+        excluded = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
+        options["sel"] = faiss.IDSelectorNot(excluded)
     inner = _inner(index)
     if isinstance(inner, faiss.IndexIVF):
         parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, inner.nlist), **options)
@@ -212,17 +287,17 @@ def search_shard(
         parameters = faiss.SearchParameters(**options)
     if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
         parameters = faiss.SearchParametersPreTransform(index_params=parameters, **options)
-    with _threads(_share(threads, index)):
+    with _threads(_search_threads(threads, index)):
         return index.search(queries, depth, params=parameters)[1]
 
 
 def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:
-    """Rows, sorted int64, of the corpus' own vectors to measure recall with where there are no real queries."""
+    """Returns sorted int64 rows whose vectors serve as queries when recall is measured without real queries."""
     return np.sort(np.random.default_rng(seed).choice(num_vectors, min(count, num_vectors), replace=False))
 
 
 def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
-    """k -> the mean share of a query's exact top k among its first k found; rows int64 [q, >= k], -1 for none."""
+    """Returns recall@k by k: the mean share of the exact top k among the first k found; rows int64 [q, >= k]."""
     recalls = {}
     for k in ks:
         shares = []
@@ -247,7 +322,7 @@ def _create(factory: str, dim: int) -> Any:
     plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
     linear = all(isinstance(transform, faiss.LinearTransform) for transform in _transforms(index))
     if not plain or not linear or not isinstance(inner, kinds):
-        # Graphs differ from run to run, refinement and id maps are done here, the others cannot skip deleted rows.
+        # Graphs differ from run to run, refinement and id maps are added here, and the others cannot skip deleted rows.
         raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(f"index {factory!r} is not made for inner products")
@@ -255,7 +330,7 @@ def _create(factory: str, dim: int) -> Any:
 
 
 def _inner(index: Any) -> Any:
-    """The index that holds the codes, below a transform or an id map."""
+    """Returns the index that holds the codes, below a transform or an id map."""
     index = faiss.downcast_index(index)
     while isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
         index = faiss.downcast_index(index.index)
@@ -271,7 +346,7 @@ def _transforms(index: Any) -> Iterator[Any]:
 
 
 def num_lists(factory: str) -> int:
-    """The inverted lists that a factory string asks for, 0 if none."""
+    """Returns the number of inverted lists of a factory string; 0: none."""
     lists = re.search(r"IVF(\d+)", factory)
     return int(lists[1]) if lists else 0
 
@@ -289,42 +364,20 @@ def _code_bits(inner: Any) -> Iterator[int]:
         yield inner.pq.nbits
 
 
-def _share(threads: int | None, index: Any) -> int:
-    """How many threads may share out the products of index: threads, or one where several would change a sum.
+def _search_threads(threads: int | None, index: Any) -> int:
+    """Returns the number of threads of a search: `threads`, or 1 if several would change a sum.
 
-    OpenBLAS cuts sums over many dimensions (more than 320, by kernel): for one thread in halves that are multiples of
-    its registers (16 numbers), for several in halves as they come. Multiples of 32 are cut alike.
+    OpenBLAS splits sums over more than 320 dimensions (the number depends on the kernel): for one thread into halves
+    that are multiples of its registers (16 numbers), for several threads into plain halves. Multiples of 32 are split
+    alike by the kernels that `_import_faiss` selects; a user may select others.
     """
     wanted = threads or available_threads()
-    if wanted == 1 or _RATIONED & os.environ.keys():
-        return 1  # what one thread does needs no others for the trial
+    if _RATIONED & os.environ.keys() or "OPENBLAS_CORETYPE" in os.environ:
+        return 1
     inner = _inner(index)
     dims = [inner.d, *(transform.d_in for transform in _transforms(index))]
     dims += [inner.pq.dsub] if hasattr(inner, "pq") else []
-    alike = all(dim <= 320 or dim % 32 == 0 for dim in dims) and _shared_products_are_the_same()
-    return wanted if alike else 1
-
-
-@cache
-def _shared_products_are_the_same() -> bool:
-    """Whether several threads compute what one does, on this processor: by trying, once, in some 30 ms on free cores.
-    Where they do not, that is logged."""
-    rng = np.random.default_rng(0)
-    for d_in, d_out, count in [(64, 33, 1_021), (768, 36, 510)]:
-        product = faiss.RandomRotationMatrix(d_in, d_out)
-        product.init(0)
-        vectors = rng.standard_normal((count, d_in), dtype=np.float32)
-        made = []
-        for threads in (1, 2, 3, 4):
-            with _threads(threads):
-                made.append(product.apply(vectors).tobytes())
-        if len(set(made)) > 1:
-            log.warning(
-                "FAISS works with one thread, which takes longer: several would change its sums "
-                "(OPENBLAS_CORETYPE is set, faiss was imported before riptide, or the processor is of another kind)"
-            )
-            return False
-    return True
+    return wanted if all(dim <= 320 or dim % 32 == 0 for dim in dims) else 1
 
 
 @contextmanager
@@ -343,6 +396,6 @@ def _check_finite(vectors: np.ndarray, what: str) -> None:
 
 
 def _reason(error: RuntimeError) -> str:
-    """FAISS' message without its source position, on one line."""
+    """Returns the message of FAISS without its source position, in one line."""
     text = " ".join(str(error).split())
     return re.sub(r"^Error in .*?: (Error: )?", "", text)[:160]

@@ -1,4 +1,4 @@
-"""Measured quality: ir-measures over runs and qrels, and a paired test between runs."""
+"""Metrics of ranked lists (by ir-measures) with a paired test between runs (by scipy), and metrics of vectors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ import pyarrow as pa
 
 from retriever.errors import InputError
 
-RESAMPLES = 9_999
+RESAMPLES = 9_999  # random sign patterns of the paired test
+BATCH_NUMBERS = 1_000_000  # signs that are drawn at once: bounds the memory of the paired test
 
 
 def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-    """Each metric's value for every judged query, in the order of their ids: {metric: float64 [queries]}.
+    """Returns the value of each metric for every judged query.
 
-    qrels: query_id, corpus_id, score; run: query_id, id, score, higher is better. A judged query without hits counts
-    as 0, a query without judgements is left out. Raises InputError for a metric that ir-measures does not know.
+    Args:
+        qrels: Columns query_id, corpus_id, score.
+        run: Columns query_id, id, score; higher is better. Queries without judgements are ignored.
+        metrics: Names as ir-measures has them, for example nDCG@10.
+
+    Returns:
+        float64 [queries] by metric, in the order of the judged queries' ids; a query without hits has 0.
+
+    Raises:
+        InputError: For a metric that ir-measures does not know.
     """
     import ir_measures
 
@@ -45,27 +54,45 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
 
 
 def paired_test(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:
-    """Two-sided p-value of a paired randomisation test of equal means over the same queries (Smucker et al. 2007).
+    """Returns the two-sided p-value of a paired randomisation test of equal means (Smucker et al. 2007).
 
-    Signs of the differences are flipped at random, RESAMPLES times with `seed`; two float64 [queries].
+    Under the null hypothesis the sign of each difference is random. scipy compares the mean difference with those of
+    RESAMPLES random sign patterns.
+
+    Args:
+        one: A metric of the first run, float64 [queries].
+        other: The same metric of the other run, for the same queries.
+        seed: Seed of the random signs.
     """
     differences = other - one
     differences = differences[differences != 0]
     if not len(differences):
         return 1.0
+    from scipy.stats import monte_carlo_test
+
     random = np.random.default_rng(seed)
-    observed = abs(differences.sum()) * (1 - 1e-12)
-    extreme, drawn = 0, 0
-    while drawn < RESAMPLES:
-        rows = min(RESAMPLES - drawn, max(1, 10_000_000 // len(differences)))
-        signs = random.integers(0, 2, (rows, len(differences)), dtype=np.int8) * 2 - 1
-        extreme += int((np.abs(signs @ differences) >= observed).sum())
-        drawn += rows
-    return (extreme + 1) / (RESAMPLES + 1)
+
+    def draw(size: tuple[int, int]) -> np.ndarray:
+        """Returns random patterns, uint8 [patterns, queries]: 1 flips the sign of a difference."""
+        packed = np.frombuffer(random.bytes(size[0] * (-(-size[1] // 8))), np.uint8).reshape(size[0], -1)
+        return np.unpackbits(packed, axis=1, count=size[1])
+
+    def mean(patterns: np.ndarray, axis: int) -> np.ndarray:
+        return (differences.sum() - 2 * (patterns.astype(np.float64) @ differences)) / len(differences)
+
+    result = monte_carlo_test(
+        np.zeros(len(differences), np.uint8),
+        draw,
+        mean,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        batch=max(1, BATCH_NUMBERS // len(differences)),
+    )
+    return float(result.pvalue)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """p-values adjusted for their number (Holm 1979)."""
+    """Returns p-values adjusted for their number (Holm 1979), by name."""
     adjusted, largest = {}, 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda entry: entry[1])):
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))
@@ -74,15 +101,20 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def alignment(one: np.ndarray, other: np.ndarray) -> float:
-    """How far partners are from each other: mean |x - x+|^2 over rows (Wang & Isola 2020; lower is better).
+    """Returns the alignment of pairs of vectors: mean |x - x+|^2 over rows (Wang & Isola 2020; lower is better).
 
-    one, other: float [n, dim], row by row a pair, as they are: DPTDR's figures are of raw vectors.
+    Args:
+        one: float [n, dim]. The vectors are not normalised: the figures of DPTDR are of raw vectors.
+        other: float [n, dim]; row i is the partner of row i of `one`.
     """
     return float(((one.astype(np.float64) - other.astype(np.float64)) ** 2).sum(axis=1).mean())
 
 
 def uniformity(vectors: np.ndarray) -> float:
-    """log mean e^(-2 |x - y|^2) over pairs of different rows (Wang & Isola 2020; lower is better): float [n, dim]."""
+    """Returns the uniformity of vectors, float [n, dim]: log mean e^(-2 |x - y|^2) over pairs of different rows.
+
+    From Wang & Isola 2020; lower is better.
+    """
     from scipy.spatial.distance import pdist
     from scipy.special import logsumexp
 

@@ -1,16 +1,20 @@
-"""Hard negatives from many sources (DPTDR, section 3.3): pooled, denoised, drawn. Pure functions on Arrow tables.
+"""Hard negatives from several sources (DPTDR, section 3.3): pooling, denoising, margins, sampling.
 
-A pool holds one row for each question and passage that some source found:
+Pure functions on Arrow tables. A pool holds one row for each query and passage that some source found:
 
-    query int32 (the question's number in its part), query_id, row int64, and for each source S
-    `rank:S` int32 (from 1, as found) and `score:S` float32, null where S did not find the passage
+    query int32 (the number of the query in its part), query_id, row int64, and for each source S
+    `rank:S` int32 (from 1, as found) and `score:S` float32, null if S did not find the passage
+    `positive:S` float32: the lowest score of the query's positives in S, -inf if S did not find one of them among its
+    first hits (so it ranks below all of them), null if the query has no positive
 
-ordered by question, then by row.
+ordered by query, then by row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -20,33 +24,100 @@ from indexing.exact import Hits
 from retriever.errors import InputError
 
 SCORING, DRAWING = 0, 1  # streams of random numbers
-_SHIFT = 44  # bits of a row, in a number made of question and row
-MOST_QUESTIONS = 1 << (63 - _SHIFT)  # of a pool
+RERANKER = "reranker"  # the scorer of margins if there are re-ranker scores; otherwise each source is one
+_SHIFT = 44  # bits of a row, in a number made of query and row
+MAX_QUERIES = 1 << (63 - _SHIFT)  # of a pool
 
 
-def pool(query_ids: Sequence[str], found: Mapping[str, Hits], positives: Sequence[np.ndarray], depth: int) -> pa.Table:
-    """The first `depth` hits of every source, joined, less each question's positives (int64 rows).
+@dataclass(frozen=True)
+class Margins:
+    """Positive-aware limits on the scores of negatives; a candidate that exceeds one of them is no negative.
 
-    Raises InputError for more questions than MOST_QUESTIONS, whose numbers would not fit beside a row.
+    The rules are those of sentence-transformers' mine_hard_negatives. NV-Retriever's 95 % rule (NeMo's `perc` 0.95) is
+    a relative margin of 0.05. If a query has several positives, the one with the lowest score counts.
+
+    Attributes:
+        max_score: Drops candidates with a score above this; None: no limit.
+        relative_margin: Drops candidates with a score above p - |p| * relative_margin, where p is the positive's.
+        absolute_margin: Drops candidates with a score above p - absolute_margin.
     """
-    if len(query_ids) > MOST_QUESTIONS:
-        raise InputError(f"{len(query_ids):,} questions in one pool: at most {MOST_QUESTIONS:,}, cut them into parts")
+
+    max_score: float | None = None
+    relative_margin: float | None = None
+    absolute_margin: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a limit that is no finite number, or for a negative margin."""
+        for name, value in vars(self).items():
+            if value is None:
+                continue
+            if not math.isfinite(value):
+                raise InputError(f"parameter {name} {value}: expected a finite number")
+            if name != "max_score" and value < 0:
+                raise InputError(f"parameter {name} {value}: expected 0 or more")
+
+    def __bool__(self) -> bool:
+        """Whether there is a limit."""
+        return any(value is not None for value in vars(self).values())
+
+    def exceeded(self, scores: np.ndarray, positives: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the name of each limit and which candidates exceed it.
+
+        Args:
+            scores: float32 [n], NaN for candidates without a score: they exceed no limit.
+            positives: float32 [n], the score of the positive of each candidate's query; NaN: no positive, so no margin
+                applies; -inf: below every candidate.
+
+        Yields:
+            The name of a limit, bool [n].
+        """
+        scores, positives = scores.astype(np.float64), positives.astype(np.float64)
+        if self.absolute_margin is not None:
+            yield "absolute_margin", scores > positives - self.absolute_margin
+        if self.relative_margin is not None:
+            size = np.where(np.isneginf(positives), 0, np.abs(positives))
+            yield "relative_margin", scores > positives - size * self.relative_margin
+        if self.max_score is not None:
+            yield "max_score", scores > self.max_score
+
+
+NO_MARGINS = Margins()
+
+
+def pool(
+    query_ids: Sequence[str],
+    found: Mapping[str, Hits],
+    positives: Sequence[np.ndarray],
+    depth: int,
+    copies: Sequence[np.ndarray] | None = None,
+) -> pa.Table:
+    """Joins the first `depth` hits of every source, without each query's positives and their copies.
+
+    Args:
+        query_ids: The ids of the queries.
+        found: The hits of each source.
+        positives: Rows of the relevant passages of each query, int64.
+        depth: Hits of each source.
+        copies: Rows of other passages with the text of a positive, int64; None: there are none.
+
+    Raises:
+        InputError: If there are more than MAX_QUERIES queries, whose numbers would not fit beside a row.
+    """
+    if len(query_ids) > MAX_QUERIES:
+        raise InputError(f"{len(query_ids):,} queries in one pool: at most {MAX_QUERIES:,}, cut them into parts")
     keys = {}
     for source, hits in found.items():
         rows = hits.rows[:, :depth]
-        questions, ranks = np.nonzero(rows >= 0)
-        keys[source] = (_key(questions, rows[questions, ranks]), ranks + 1, hits.scores[questions, ranks])
-    answering = _key(
-        np.repeat(np.arange(len(query_ids)), [len(rows) for rows in positives]),
-        np.concatenate([*positives, np.empty(0, np.int64)]),
-    )
+        queries, ranks = np.nonzero(rows >= 0)
+        keys[source] = (_key(queries, rows[queries, ranks]), ranks + 1, hits.scores[queries, ranks])
+    relevant = _keys(positives)
     joined = np.sort(np.concatenate([np.empty(0, np.int64), *(key for key, _, _ in keys.values())]))
-    joined = joined[np.diff(joined, prepend=-1) != 0]  # np.unique hashes: most of the time of all this
-    joined = joined[~np.isin(joined, answering)]
-    questions = joined >> _SHIFT
+    joined = joined[np.diff(joined, prepend=-1) != 0]  # np.unique hashes, which takes most of the time of all this
+    joined = joined[~np.isin(joined, relevant if copies is None else np.concatenate([relevant, _keys(copies)]))]
+    queries = joined >> _SHIFT
     columns: dict[str, pa.Array] = {
-        "query": pa.array(questions.astype(np.int32)),
-        "query_id": pa.array(query_ids, pa.string()).take(pa.array(questions)),
+        "query": pa.array(queries.astype(np.int32)),
+        "query_id": pa.array(query_ids, pa.string()).take(pa.array(queries)),
         "row": pa.array(joined & ((1 << _SHIFT) - 1)),
     }
     for source, (key, ranks, scores) in keys.items():
@@ -62,27 +133,48 @@ def pool(query_ids: Sequence[str], found: Mapping[str, Hits], positives: Sequenc
         rank[places[inside]], score[places[inside]] = ranks[inside], scores[inside]
         columns[f"rank:{source}"] = pa.array(rank, mask=missing)
         columns[f"score:{source}"] = pa.array(score, mask=missing)
+        lowest = _lowest(relevant, key, scores, len(query_ids))[queries]
+        columns[f"positive:{source}"] = pa.array(lowest, mask=np.isnan(lowest))
     return pa.table(columns)
 
 
+def _lowest(relevant: np.ndarray, key: np.ndarray, scores: np.ndarray, num_queries: int) -> np.ndarray:
+    """Returns the lowest score of each query's positives among its hits: float32 [queries]; see `positive:S`."""
+    order = np.argsort(key)
+    key, scores = key[order], scores[order]
+    places = np.minimum(np.searchsorted(key, relevant), max(0, len(key) - 1))
+    known = key[places] == relevant if len(key) else np.zeros(len(relevant), bool)
+    score = np.full(len(relevant), -np.inf, np.float32)
+    score[known] = scores[places[known]]
+    lowest = np.full(num_queries, np.nan, np.float32)
+    np.fmin.at(lowest, relevant >> _SHIFT, score)
+    return lowest
+
+
 def sources_of(table: pa.Table) -> list[str]:
-    """The sources of a pool, in the order of its columns."""
+    """Returns the sources of a pool, in the order of its columns."""
     return [name.removeprefix("rank:") for name in table.column_names if name.startswith("rank:")]
 
 
 def without_answers(table: pa.Table, contains: Callable[[int, np.ndarray], np.ndarray]) -> pa.Table:
-    """The pool without the passages that answer: contains(question's number, rows int64 [n]) -> bool [n]."""
+    """Returns the pool without the passages that contain an answer.
+
+    Args:
+        table: The pool.
+        contains: Called once per query with its number and rows int64 [n]; returns bool [n].
+    """
     rows = table["row"].to_numpy()
     dropped = np.zeros(len(table), bool)
-    for question, start, end in _questions(table):
-        dropped[start:end] = contains(question, rows[start:end])
+    for query, start, end in _query_ranges(table):
+        dropped[start:end] = contains(query, rows[start:end])
     return table.filter(pa.array(~dropped))
 
 
 def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Random numbers uint64 [n], a function of (seed, stream, question's id, row) alone: sorting by them shuffles.
+    """Returns random numbers uint64 [n], a function of (seed, stream, query id, row) alone; sorting by them shuffles.
 
-    So a question's order depends on no other question, no part and no machine. splitmix64 over xxh3 of the id.
+    So the order of a query depends on no other query, no part and no machine. The numbers are splitmix64 over xxh3 of
+    the id.
     """
     ids = pa.array(query_ids, pa.string()).dictionary_encode()  # each is hashed once
     hashes = [xxhash.xxh3_64_intdigest(f"{stream} {id}".encode(), seed) for id in ids.dictionary.to_pylist()]
@@ -97,11 +189,19 @@ def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarra
 def to_score(
     table: pa.Table, known: np.ndarray, *, wanted: int, threshold: float, seed: int, all_pairs: bool = False
 ) -> np.ndarray:
-    """Which pairs a re-ranker is to score next: positions int64, none when it is done.
+    """Returns the pairs that a re-ranker scores next: positions int64, empty when it is done.
 
-    known: float32 [pairs], NaN for what is not scored. Each question's pairs are scored in its seeded order, as many
-    at a time as are sure to be needed, until the first `wanted` below the threshold are known or all are scored. So
-    what `sample` draws is the same whatever was scored before, with another seed or threshold too.
+    The pairs of each query are scored in its seeded order, as many at a time as are certain to be needed, until the
+    first `wanted` below the threshold are known or all are scored. So the result of `sample` is the same regardless of
+    earlier scores, also those for another seed or threshold.
+
+    Args:
+        table: The pool.
+        known: float32 [pairs], NaN for pairs without a score.
+        wanted: Negatives below the threshold per query.
+        threshold: The threshold.
+        seed: The seed of the order.
+        all_pairs: Whether all pairs are scored.
     """
     fresh = np.isnan(known)
     if all_pairs:
@@ -109,12 +209,53 @@ def to_score(
     hopeful = fresh | (known < threshold)
     keys = seeded_order(seed, table["query_id"].combine_chunks(), table["row"].to_numpy(), SCORING)
     chosen = []
-    for _, start, end in _questions(table):
+    for _, start, end in _query_ranges(table):
         order = start + np.argsort(keys[start:end], kind="stable")
-        # At best the first `wanted` that are not known to fail are the ones: every unknown among them is needed.
+        # At best the first `wanted` that may be below the threshold are so: every unknown one among them is needed.
         needed = np.cumsum(hopeful[order]) <= wanted
         chosen.append(order[needed & fresh[order]])
     return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
+
+
+def exceeding(
+    table: pa.Table, known: np.ndarray | None, positives: np.ndarray | None, margins: Margins
+) -> tuple[list[str], np.ndarray]:
+    """Finds the candidates that exceed a limit.
+
+    With re-ranker scores, these count. Otherwise the scores of each source count against the positive's score in the
+    same source, and a candidate that exceeds a limit in one source is dropped.
+
+    Args:
+        table: The pool.
+        known: Scores of the re-ranker, float32 [pairs], NaN for none; None without a re-ranker.
+        positives: The re-ranker's lowest score of each query's positives, float32 [queries], NaN for none.
+        margins: The limits.
+
+    Returns:
+        Reasons "LIMIT:SCORER", and for each pair the number of its first reason, int64 [pairs]; -1: none.
+    """
+    names: list[str] = []
+    first = np.full(len(table), -1, np.int64)
+    if not margins:
+        return names, first
+    if known is None:
+        scorers = {
+            source: (_floats(table, "score", source), _floats(table, "positive", source))
+            for source in sources_of(table)
+        }
+    else:
+        assert positives is not None, "margins on re-ranker scores need the scores of the positives"
+        scorers = {RERANKER: (known, positives[table["query"].to_numpy()])}
+    for scorer, (scores, lowest) in scorers.items():
+        for limit, exceeds in margins.exceeded(scores, lowest):
+            first[(first < 0) & exceeds] = len(names)
+            names.append(f"{limit}:{scorer}")
+    return names, first
+
+
+def _floats(table: pa.Table, kind: str, source: str) -> np.ndarray:
+    """Returns a column of the pool as float32 [pairs], NaN for null."""
+    return table[f"{kind}:{source}"].combine_chunks().to_numpy(zero_copy_only=False).astype(np.float32)
 
 
 def sample(
@@ -123,69 +264,124 @@ def sample(
     *,
     query_ids: Sequence[str],
     positives: Sequence[np.ndarray],
-    undenoised: int,
-    denoised: int,
+    pool_negatives: int,
+    denoised_negatives: int,
     threshold: float,
     seed: int,
+    copies: Sequence[np.ndarray] | None = None,
+    margins: Margins = NO_MARGINS,
+    reranked_positives: np.ndarray | None = None,
 ) -> pa.Table:
-    """Each question's negatives: `undenoised` from its whole pool, `denoised` more from what is below the threshold.
+    """Samples the negatives of each query.
 
-    The denoised ones are the first in the order that they were scored in, the others the first in an order of their
-    own, less the denoised ones: no passage comes twice. One row for each question, an empty list where it has no
-    candidate:
+    Candidates that exceed a limit of `margins` are dropped first. The denoised negatives are the first of the remaining
+    candidates below the threshold, in the order in which they were scored. The un-denoised negatives are the first of
+    all remaining candidates, denoised or not, in another seeded order. A passage that is drawn in both groups is one
+    negative: it stands among the denoised ones, and is_from_pool is true as well. So a query may have fewer negatives
+    than the sum of both numbers.
 
-        query_id, positives list<int64>, negatives list<int64>, denoised list<bool>, probability list<float32>
-        (null: never scored), and for each source S `rank:S` list<int32> (null: not found)
+    Args:
+        table: The pool of the queries.
+        known: Scores of the re-ranker, float32 [pairs], NaN for none; None without a re-ranker.
+        query_ids: The ids of the queries.
+        positives: Rows of the relevant passages of each query.
+        pool_negatives: Un-denoised negatives per query.
+        denoised_negatives: Denoised negatives per query.
+        threshold: Score of the re-ranker below which a candidate may become a denoised negative.
+        seed: The seed of both orders.
+        copies: Rows of other passages with the text of a positive, per query; None: there are none.
+        margins: Limits on the scores of negatives.
+        reranked_positives: The re-ranker's lowest score of each query's positives, float32 [queries], NaN for none;
+            needed for margins on re-ranker scores.
+
+    Returns:
+        One row per query, with empty lists if it has no candidate: query_id, positives list<int64>, copies
+        list<int64>, negatives list<int64> (denoised ones first), is_denoised list<bool>, is_from_pool list<bool>,
+        probability list<float32> (null: never scored), for each source S `rank:S` list<int32> (null: not found), and
+        the candidates that exceed a limit: dropped list<int64>, dropped_by list<string> ("LIMIT:SCORER").
     """
     sources = sources_of(table)
     rows = table["row"].to_numpy()
     ids = table["query_id"].combine_chunks()
     scoring, drawing = (seeded_order(seed, ids, rows, stream) for stream in (SCORING, DRAWING))
     scored = np.full(len(table), np.nan, np.float32) if known is None else known
-    chosen: list[np.ndarray] = [np.empty(0, np.int64)] * len(query_ids)
-    clean: list[np.ndarray] = [np.empty(0, bool)] * len(query_ids)
-    for question, start, end in _questions(table):
-        order = start + np.argsort(scoring[start:end], kind="stable")
-        low = order[scored[order] < threshold][:denoised]
-        order = start + np.argsort(drawing[start:end], kind="stable")
-        rest = order[~np.isin(order, low)][:undenoised]
-        chosen[question] = np.concatenate([low, rest])
-        clean[question] = np.arange(len(low) + len(rest)) < len(low)
-    counts = [len(places) for places in chosen]
-    every = np.concatenate([*chosen, np.empty(0, np.int64)])
+    reasons, reason = exceeding(table, known, reranked_positives, margins)
+    none = np.empty(0, np.int64)
+    chosen, dropped = [none] * len(query_ids), [none] * len(query_ids)
+    is_denoised: list[np.ndarray] = [np.empty(0, bool)] * len(query_ids)
+    is_from_pool: list[np.ndarray] = [np.empty(0, bool)] * len(query_ids)
+    for query, start, end in _query_ranges(table):
+        remaining = start + np.flatnonzero(reason[start:end] < 0)
+        dropped[query] = start + np.flatnonzero(reason[start:end] >= 0)
+        order = remaining[np.argsort(scoring[remaining], kind="stable")]
+        low = order[scored[order] < threshold][:denoised_negatives]
+        from_pool = remaining[np.argsort(drawing[remaining], kind="stable")][:pool_negatives]
+        rest = from_pool[~np.isin(from_pool, low)]
+        chosen[query] = np.concatenate([low, rest])
+        is_denoised[query] = np.arange(len(low) + len(rest)) < len(low)
+        is_from_pool[query] = np.concatenate([np.isin(low, from_pool), np.ones(len(rest), bool)])
+    every, left_out = np.concatenate([*chosen, none]), np.concatenate([*dropped, none])
     probability = scored[every]
-
-    def lists(values: pa.Array, lengths: Sequence[int]) -> pa.Array:
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), values)
-
+    of_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
     columns = {
         "query_id": pa.array(query_ids, pa.string()),
-        "positives": lists(pa.array(np.concatenate([*positives, np.empty(0, np.int64)])), [len(p) for p in positives]),
-        "negatives": lists(pa.array(rows[every]), counts),
-        "denoised": lists(pa.array(np.concatenate([*clean, np.empty(0, bool)])), counts),
-        "probability": lists(pa.array(probability, mask=np.isnan(probability)), counts),
+        "positives": _row_lists(positives),
+        "copies": _row_lists([none] * len(query_ids) if copies is None else copies),
+        "negatives": _lists(pa.array(rows[every]), chosen),
+        "is_denoised": _lists(pa.array(np.concatenate([*is_denoised, np.empty(0, bool)])), chosen),
+        "is_from_pool": _lists(pa.array(np.concatenate([*is_from_pool, np.empty(0, bool)])), chosen),
+        "probability": _lists(pa.array(probability, mask=np.isnan(probability)), chosen),
     }
     for source in sources:
         ranks = table[f"rank:{source}"].combine_chunks().take(pa.array(every))
-        columns[f"rank:{source}"] = lists(ranks, counts)
+        columns[f"rank:{source}"] = _lists(ranks, chosen)
+    columns |= {
+        "dropped": _lists(pa.array(rows[left_out]), dropped),
+        "dropped_by": _lists(of_reasons, dropped),
+    }
     return pa.table(columns)
 
 
-def short(table: pa.Table, asked: int) -> list[str]:
-    """Ids of the questions that `sample` had fewer than `asked` negatives for."""
-    counts = np.diff(table["negatives"].combine_chunks().offsets.to_numpy())
+def short(table: pa.Table, pool_negatives: int, denoised_negatives: int) -> list[str]:
+    """Returns the ids of the queries for which `sample` drew fewer negatives of either group than requested."""
     ids = table["query_id"].to_pylist()
-    return [ids[number] for number in np.flatnonzero(counts < asked)]
+    pooled, denoised = _counts(table, "is_from_pool"), _counts(table, "is_denoised")
+    few = (pooled < pool_negatives) | (denoised < denoised_negatives)
+    return [ids[number] for number in np.flatnonzero(few)]
 
 
-def _key(questions: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    return (questions.astype(np.int64) << _SHIFT) | rows
+def _counts(table: pa.Table, name: str) -> np.ndarray:
+    """Returns the number of true values in each list of a column."""
+    lists = table[name].combine_chunks()
+    totals = np.concatenate([[0], np.cumsum(lists.values.to_numpy(zero_copy_only=False), dtype=np.int64)])
+    return np.diff(totals[lists.offsets.to_numpy()])
 
 
-def _questions(table: pa.Table) -> list[tuple[int, int, int]]:
-    """(question's number, first position, end) of each question that has candidates."""
-    questions = table["query"].to_numpy()
-    starts = np.flatnonzero(np.diff(questions, prepend=-1)) if len(questions) else np.empty(0, np.int64)
-    ends = np.append(starts, len(questions))[1:]
-    return [(int(questions[a]), int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+def _row_lists(lists: Sequence[np.ndarray]) -> pa.Array:
+    """Returns lists of rows as an Arrow array."""
+    return _lists(pa.array(np.concatenate([*lists, np.empty(0, np.int64)])), lists)
+
+
+def _lists(values: pa.Array, lists: Sequence[np.ndarray]) -> pa.Array:
+    """Returns values as lists, as many to each as `lists` has."""
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def _key(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns a number for each pair of a query and a row."""
+    return (queries.astype(np.int64) << _SHIFT) | rows
+
+
+def _keys(lists: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the numbers of each query's rows."""
+    queries = np.repeat(np.arange(len(lists)), [len(rows) for rows in lists])
+    return _key(queries, np.concatenate([*lists, np.empty(0, np.int64)]))
+
+
+def _query_ranges(table: pa.Table) -> list[tuple[int, int, int]]:
+    """Returns (number, first position, end) of each query that has candidates."""
+    queries = table["query"].to_numpy()
+    starts = np.flatnonzero(np.diff(queries, prepend=-1)) if len(queries) else np.empty(0, np.int64)
+    ends = np.append(starts, len(queries))[1:]
+    return [(int(queries[a]), int(a), int(b)) for a, b in zip(starts, ends, strict=True)]

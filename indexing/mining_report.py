@@ -1,4 +1,4 @@
-"""A page to look at: what the sources of a pool found together, what denoising removes, and examples to read."""
+"""HTML report on mined negatives: overlap of the sources, pairs that denoising removes, and examples."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indexing.corpus import Corpus
-from indexing.exports import whole_file
 from indexing.mining import sources_of
+from indexing.runs import whole_file
 from retriever.errors import InputError
 
 THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
 PROBABILITY_BINS = 50
 PROBABILITY_EDGES = [number / PROBABILITY_BINS for number in range(PROBABILITY_BINS + 1)]
-_MOST_BINS = 64  # of a histogram whose range is not known beforehand
-_COMBINATIONS = 12  # that the picture shows; the table has all
+_MOST_BINS = 64  # maximum number of bins of a histogram whose range is unknown in advance
+_COMBINATIONS = 12  # combinations of sources in the chart; the table has all
 
 
 @dataclass(frozen=True)
 class Negative:
-    """A mined negative as a reader sees it."""
+    """A mined negative as the report shows it."""
 
     title: str
     text: str
-    ranks: Mapping[str, int | None]  # source -> rank from 1; None: it did not find the passage
-    probability: float | None  # the re-ranker's; None: never scored
+    ranks: Mapping[str, int | None]  # source -> rank from 1; None: the source did not find the passage
+    probability: float | None  # from the re-ranker; None: not scored
     denoised: bool
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question with its positives' texts and its negatives."""
+    """A query with the texts of its positives, and its negatives."""
 
     question: str
     positives: Sequence[str]
@@ -50,10 +50,10 @@ class Example:
 
 
 class Histogram:
-    """Counts of numbers whose range is not known beforehand, in at most _MOST_BINS bins of equal width.
+    """Counts of numbers whose range is unknown in advance, in at most _MOST_BINS bins of equal width.
 
-    The width is the smallest power of two, at least `least`, that covers what came; edges are its multiples. So the
-    result is the same whatever order the numbers come in.
+    The width is the smallest power of two, at least `least`, that covers the values so far; edges are multiples of it.
+    So the result does not depend on the order of the values.
     """
 
     def __init__(self, least: float = 2.0**-20):
@@ -61,7 +61,7 @@ class Histogram:
         self._counts: Counter[int] = Counter()
 
     def add(self, values: np.ndarray) -> None:
-        """values: any finite numbers, [n]."""
+        """Counts values: any finite numbers, [n]."""
         values = np.asarray(values, np.float64)
         if len(values):
             self._cover(float(values.min()), float(values.max()), self.width)
@@ -69,13 +69,13 @@ class Histogram:
             self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
     def merge(self, other: Histogram) -> None:
-        """Count what another one, of the same least width, has counted."""
+        """Adds the counts of another histogram of the same minimum width."""
         if other._counts:
             self._cover(min(other._counts) * other.width, max(other._counts) * other.width, other.width)
             self._take(other._counts, other.width)
 
     def _cover(self, low: float, high: float, width: float) -> None:
-        """Make bins of at least this width that low and high fall into besides what came."""
+        """Makes the bins at least this wide, and wide enough for low and high in addition to the values so far."""
         if self._counts:
             low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)
         width = max(width, self.width)
@@ -93,7 +93,7 @@ class Histogram:
             self._counts[math.floor(number * narrow / self.width)] += count
 
     def bins(self) -> tuple[list[float], list[int]]:
-        """(edges, ascending, one more than counts; counts); two empty lists where nothing came."""
+        """Returns (edges, counts): edges ascending, one more than counts; two empty lists if there are no values."""
         if not self._counts:
             return [], []
         first, last = min(self._counts), max(self._counts)
@@ -102,7 +102,7 @@ class Histogram:
 
 
 class Statistics:
-    """Numbers about a pool and its scores, gathered part by part, in any order and in any number of pieces."""
+    """Statistics of a pool and its scores, collected part by part, in any order and in any number of pieces."""
 
     def __init__(self) -> None:
         self.questions = self.candidates = self.scored = 0
@@ -111,16 +111,22 @@ class Statistics:
         self.scores: dict[str, Histogram] = {}
         self.probabilities = np.zeros(PROBABILITY_BINS, np.int64)
         self.removed = np.zeros(len(THRESHOLDS), np.int64)
+        self.dropped: Counter[str] = Counter()
 
     def add(self, table: pa.Table, probabilities: np.ndarray | None = None) -> None:
-        """A part of a pool (mining.pool); probabilities: float32 [pairs], NaN for what is not scored, or None.
+        """Adds a part of a pool (mining.pool).
 
-        Raises InputError where the part has other sources than those before it.
+        Args:
+            table: The part.
+            probabilities: float32 [pairs], NaN for pairs without a score; None if there are no scores.
+
+        Raises:
+            InputError: If the part has other sources than the parts before it.
         """
         self._expect(sources := sources_of(table))
         self.questions += len(table["query"].unique())
         self.candidates += len(table)
-        kinds = np.zeros(len(table), np.int64)  # a bit for each source: rows of bools are slow to sort
+        kinds = np.zeros(len(table), np.int64)  # one bit per source: rows of bools are slow to sort
         for number, source in enumerate(sources):
             column = table[f"rank:{source}"]
             kinds |= np.asarray(column.is_valid()).astype(np.int64) << number
@@ -133,14 +139,19 @@ class Statistics:
             known = probabilities[~np.isnan(probabilities)]
             self.scored += len(known)
             self.probabilities += np.histogram(known, PROBABILITY_BINS, (0, 1))[0]
-            self.removed += [int((~(known < threshold)).sum()) for threshold in THRESHOLDS]  # as mining compares
+            self.removed += [int((~(known < threshold)).sum()) for threshold in THRESHOLDS]  # same comparison as mining
+
+    def add_dropped(self, table: pa.Table) -> None:
+        """Adds the reasons why candidates were dropped, from a table of negatives (mining.sample)."""
+        self.dropped.update(table["dropped_by"].combine_chunks().flatten().to_pylist())
 
     def merge(self, other: Statistics) -> None:
-        """Add what was gathered elsewhere. Raises InputError where it is of other sources."""
+        """Adds statistics that were collected elsewhere. Raises InputError if they are of other sources."""
         self._expect(list(other.ranks or self.ranks))
         for name in ("questions", "candidates", "scored", "probabilities", "removed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.overlap.update(other.overlap)
+        self.dropped.update(other.dropped)
         for mine, others in ((self.ranks, other.ranks), (self.scores, other.scores)):
             for source, histogram in others.items():
                 mine.setdefault(source, Histogram(histogram.width)).merge(histogram)
@@ -150,7 +161,8 @@ class Statistics:
             raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
 
     def numbers(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON. Shares are of 1; bins are [start, end), a rank's too."""
+        """Returns all statistics as plain values, for JSON. Shares are fractions of 1; bins, also of ranks, are
+        [start, end)."""
         sources = {}
         for source in self.ranks:
             sources[source] = {
@@ -170,6 +182,10 @@ class Statistics:
             "overlap": [{"sources": list(kind), "candidates": count} for kind, count in ordered],
             "probabilities": {"edges": PROBABILITY_EDGES, "counts": self.probabilities.tolist()},
             "removed": shares,
+            "dropped": [
+                {"limit": reason.partition(":")[0], "scorer": reason.partition(":")[2], "candidates": count}
+                for reason, count in sorted(self.dropped.items())
+            ],
         }
 
 
@@ -179,13 +195,13 @@ def _bins(histogram: Histogram, shift: int) -> dict[str, list]:
 
 
 def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus, count: int) -> list[Example]:
-    """The first `count` questions of a table of negatives (mining.sample) that have some."""
+    """Returns the first `count` queries with negatives from a table of negatives (mining.sample)."""
     sources = sources_of(table)
     examples = []
     for fields in table.filter(pc.list_value_length(pc.field("negatives")) > 0).slice(0, count).to_pylist():
         negatives = [
             Negative(passage.title, passage.text, {source: fields[f"rank:{source}"][place] for source in sources},
-                     fields["probability"][place], fields["denoised"][place])
+                     fields["probability"][place], fields["is_denoised"][place])
             for place, passage in enumerate(corpus.passages(fields["negatives"]))
         ]  # fmt: skip
         positives = [f"{p.title} {p.text}" if p.title else p.text for p in corpus.passages(fields["positives"])]
@@ -193,13 +209,18 @@ def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus,
     return examples
 
 
-def write_report(folder: str, statistics: Statistics, examples: Sequence[Example], *, title: str) -> Path:
-    """report.html, one page with its pictures inside, and report.json, its numbers, in `folder`; returns the page.
+def write_report(
+    folder: str, statistics: Statistics, examples: Sequence[Example], *, title: str, overwrite: bool = False
+) -> Path:
+    """Writes report.html, one page that includes its charts, and report.json with its numbers; returns the page.
 
-    Raises InputError where the folder cannot be made.
+    Raises InputError if the folder cannot be made, or holds another report (unless `overwrite`).
     """
     page, numbers = Path(folder) / "report.html", statistics.numbers()
-    with whole_file(str(page)) as written, whole_file(str(page.with_suffix(".json"))) as beside:
+    with (
+        whole_file(str(page), overwrite=overwrite) as written,
+        whole_file(str(page.with_suffix(".json")), overwrite=overwrite) as beside,
+    ):
         beside.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2))
         written.write_text(_page(numbers, examples, title), encoding="utf-8")
     return page
@@ -216,7 +237,7 @@ def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> s
     overlap = [(_label(kind["sources"]), f"{kind['candidates']:,}", f"{kind['candidates'] / candidates:.1%}")
                for kind in numbers["overlap"]]  # fmt: skip
     pieces = [
-        f"<p>{numbers['questions']:,} questions have {candidates:,} candidates; {scored:,} of them were scored.</p>",
+        f"<p>{numbers['questions']:,} queries have {candidates:,} candidates; {scored:,} of them were scored.</p>",
         "<h2>Sources</h2>",
         _table(("source", "candidates", "found by it alone"), sources),
         _table(("found by", "candidates", "of all"), overlap),
@@ -225,10 +246,20 @@ def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> s
     if scored:
         pieces += [
             "<h2>Denoising</h2><p>Removed is a scored pair whose probability is not below the threshold. Where not "
-            "all pairs were scored, questions of which much is removed were scored further and weigh more.</p>",
+            "all pairs were scored, queries of which much is removed were scored further and weigh more.</p>",
             _table(("threshold", "removed", "of the scored"),
                    [(f"{row['threshold']}", f"{row['pairs']:,}", f"{row['share']:.1%}") for row in numbers["removed"]]),
         ]  # fmt: skip
+    if numbers["dropped"]:
+        rows = [
+            (row["limit"], row["scorer"], f"{row['candidates']:,}", f"{row['candidates'] / candidates:.1%}")
+            for row in numbers["dropped"]
+        ]
+        pieces += [
+            "<h2>Margins</h2><p>Candidates that exceed a limit on the score of negatives are dropped before negatives "
+            "are sampled. A candidate that exceeds several limits counts for the first one.</p>",
+            _table(("limit", "scores of", "dropped", "of all candidates"), rows),
+        ]
     head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
     body = "\n".join((f"<h1>{html.escape(title)}</h1>", *pieces, *map(_example, examples)))
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
@@ -239,7 +270,7 @@ def _label(sources: Sequence[str]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are text, and escaped here."""
+    """Returns an HTML table. Cells are plain text, and are escaped here."""
     cells = [("th", head), *(("td", row) for row in rows)]
     lines = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells]
     return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
@@ -259,8 +290,8 @@ def _example(example: Example) -> str:
 
 
 def _pictures(numbers: dict[str, Any]) -> list[str]:
-    """<img> elements with PNGs inside."""
-    from matplotlib.figure import Figure  # lazily: half a second; without pyplot there is no backend to choose
+    """Returns <img> elements with embedded PNGs."""
+    from matplotlib.figure import Figure  # imported here: takes half a second; without pyplot no backend is chosen
 
     pictures = []
 
@@ -295,5 +326,5 @@ def _pictures(numbers: dict[str, Any]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib does not take for a formula."""
+    """Escapes text so that matplotlib does not read it as a formula."""
     return text.replace("$", r"\$")

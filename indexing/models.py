@@ -103,6 +103,10 @@ class Checkpoints:
             if key not in (self._latest, f"{self._folder}/{file}"):
                 storage.delete(key)
 
+    def exists(self) -> bool:
+        """Whether there is a checkpoint, of any draft of this name."""
+        return self.store.storage.size(self._latest) is not None
+
     def load(self) -> Path | None:
         """A local copy of the last checkpoint, for the caller to remove; None if there is none. Raises CorruptError."""
         try:

@@ -1,4 +1,4 @@
-"""Mined negatives, for reading: negatives/NAME holds, for each query, the rows that answer it and those that do not."""
+"""Reads mined negatives as training data: negatives/NAME holds the positives and negatives of each query."""
 
 from __future__ import annotations
 
@@ -18,27 +18,34 @@ from retriever.reranker_data import TrainingData
 
 
 class Groups(NamedTuple):
-    """query_ids, and of each query the corpus rows of its positives and negatives: int64 [any]."""
+    """Query ids, and the corpus rows of each query's positives, negatives and copies of positives: int64 [any]."""
 
     query_ids: list[str]
     positives: list[np.ndarray]
     negatives: list[np.ndarray]
+    copies: list[np.ndarray]
 
 
 def read_groups(artifact: Artifact) -> Groups:
-    """All parts of negatives/NAME, in order. Raises InputError for other columns than are expected."""
-    groups = Groups([], [], [])
+    """Returns all parts of negatives/NAME, in order. Negatives that were made elsewhere may lack the column of copies.
+
+    Raises:
+        InputError: If the columns are not the expected ones.
+    """
+    groups = Groups([], [], [], [])
     for part in artifact.group("part"):
         table = pq.read_table(artifact.local(part))
         rows = pa.large_list(pa.int64())
+        if "copies" not in table.column_names:
+            table = table.append_column("copies", pa.array([[]] * len(table), rows))
         try:
-            columns = table.select(["query_id", "positives", "negatives"]).combine_chunks()
+            columns = table.select(["query_id", "positives", "negatives", "copies"]).combine_chunks()
             groups.query_ids.extend(columns["query_id"].cast(pa.string()).to_pylist())
-            for name, lists in (("positives", groups.positives), ("negatives", groups.negatives)):
+            for name in ("positives", "negatives", "copies"):
                 for chunk in columns[name].cast(rows).chunks:
                     starts = chunk.offsets.to_numpy()
                     values = chunk.values.to_numpy()
-                    lists.extend(values[a:b] for a, b in itertools.pairwise(starts))
+                    getattr(groups, name).extend(values[a:b] for a, b in itertools.pairwise(starts))
         except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise InputError(f"{artifact.url}/{part.file}: expected columns query_id, positives and negatives (lists "
                              f"of rows): {str(error).splitlines()[0]}") from error  # fmt: skip
@@ -46,17 +53,20 @@ def read_groups(artifact: Artifact) -> Groups:
 
 
 def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
-    """The corpus as it was when the negatives were mined, up to the last generation that has deleted since.
+    """Returns the corpus as it was when the negatives were mined, up to the last generation that has deleted since.
 
-    Raises InputError where the store's is another one.
+    Raises:
+        InputError: If the corpus of the store is another one.
     """
     generations = Corpus.open(store).generations
-    of = negatives.inputs.get("corpus", {}).get("fingerprint")
+    mined_from = negatives.inputs.get("corpus", {}).get("fingerprint")
     fingerprints = [artifact.fingerprint for artifact in generations]
-    if of not in fingerprints:
-        raise InputError(f"{negatives.url} was mined from the corpus {str(of)[:12]}, the store's is "
-                         f"{fingerprints[-1][:12]}: mine the negatives anew")  # fmt: skip
-    last = fingerprints.index(of)
+    if mined_from not in fingerprints:
+        raise InputError(
+            f"{negatives.url} was mined from the corpus {str(mined_from)[:12]}, the store's is "
+            f"{fingerprints[-1][:12]}: mine the negatives again"
+        )
+    last = fingerprints.index(mined_from)
     for number in range(last + 1, len(generations)):
         if any(part.name == "deleted" for part in generations[number].parts):
             last = number
@@ -64,33 +74,36 @@ def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
 
 
 def training_data(corpus: Corpus, queries: Queries, split: str, negatives: Artifact, limit: int | None) -> TrainingData:
-    """The queries among the split's first `limit` that were mined for and have a positive, in the split's order.
+    """Returns the mined queries among the split's first `limit` that have a positive, in the split's order.
 
-    What the corpus has deleted is neither positive nor negative.
-    Raises InputError where there are none, or the negatives are of other queries or name rows that the corpus lacks.
+    Deleted passages are neither positives nor negatives.
+
+    Raises:
+        InputError: If there are none, or if the negatives are of other queries or name rows that the corpus lacks.
     """
-    of = negatives.inputs.get("queries", {}).get("fingerprint")
-    if of != queries.artifact.fingerprint:
-        raise InputError(f"{negatives.url} was mined for the queries {str(of)[:12]}, {queries.artifact.key} are "
-                         f"{queries.artifact.fingerprint[:12]}: name those with --queries, or mine anew")  # fmt: skip
-    asked = queries.split(split, limit)
+    mined_for = negatives.inputs.get("queries", {}).get("fingerprint")
+    if mined_for != queries.artifact.fingerprint:
+        raise InputError(
+            f"{negatives.url} was mined for the queries {str(mined_for)[:12]}, {queries.artifact.key} are "
+            f"{queries.artifact.fingerprint[:12]}: name those with --queries, or mine again"
+        )
+    selected = queries.split(split, limit)
     groups = read_groups(negatives)
     places = {query_id: place for place, query_id in enumerate(groups.query_ids)}
-    chosen = [(places[query_id], text) for query_id, text in zip(*asked, strict=True) if query_id in places]
-    alive = [_without(lists, corpus.deleted) for lists in (groups.positives, groups.negatives)]
+    chosen = [(places[query_id], text) for query_id, text in zip(*selected, strict=True) if query_id in places]
+    alive = [_without(lists, corpus.deleted) for lists in (groups.positives, groups.negatives, groups.copies)]
     groups = Groups(groups.query_ids, *alive)
     chosen = [(place, text) for place, text in chosen if len(groups.positives[place])]
     if not chosen:
-        raise InputError(f"{negatives.url}: none of the {len(asked.ids):,} queries of the split {split!r} has "
+        raise InputError(f"{negatives.url}: none of the {len(selected.ids):,} queries of the split {split!r} has "
                          "positives and negatives there")  # fmt: skip
-    positives = [groups.positives[place] for place, _ in chosen]
-    mined = [groups.negatives[place] for place, _ in chosen]
-    for (place, _), rows in zip(chosen, positives, strict=True):
-        if len(rows) + len(corpus.deleted) >= corpus.num_rows:
+    positives, mined, copies = ([lists[place] for place, _ in chosen] for lists in groups[1:])
+    for (place, _), rows, same in zip(chosen, positives, copies, strict=True):
+        if len(rows) + len(same) + len(corpus.deleted) >= corpus.num_rows:
             deleted = " or deleted" if len(corpus.deleted) else ""
             raise InputError(f"{negatives.url}: each of the {corpus.num_rows} passages is a positive of the query "
                              f"{groups.query_ids[place]!r}{deleted}, so none is left for a negative")  # fmt: skip
-    every = np.concatenate([*positives, *mined])
+    every = np.concatenate([*positives, *mined, *copies])
     if every.min() < 0 or every.max() >= corpus.num_rows:
         raise InputError(f"{negatives.url}: names rows {every.min()} to {every.max()} of a corpus of {corpus.num_rows}")
 
@@ -99,12 +112,12 @@ def training_data(corpus: Corpus, queries: Queries, split: str, negatives: Artif
         return [passage.title for passage in found], [passage.text for passage in found]
 
     return TrainingData(
-        [text for _, text in chosen], positives, mined, corpus.num_rows, passages, deleted=corpus.deleted
+        [text for _, text in chosen], positives, mined, corpus.num_rows, passages, deleted=corpus.deleted, copies=copies
     )
 
 
 def _without(lists: list[np.ndarray], deleted: np.ndarray) -> list[np.ndarray]:
-    """Lists of rows, less the deleted ones."""
+    """Returns lists of rows without the deleted ones."""
     if not lists or not len(deleted):
         return lists
     kept = np.split(~np.isin(np.concatenate(lists), deleted), np.cumsum([len(rows) for rows in lists])[:-1])

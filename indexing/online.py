@@ -1,6 +1,7 @@
-"""Searchers that stay open in one process and answer batches at once: what a service is made of, without tasks of Ray.
+"""Searchers that stay open in one process and answer batches, for a service; they start no Ray tasks.
 
-Their hits are those that `search` finds in the same artifacts with the same dials.
+Their hits equal those of `search` over the same artifacts with the same search parameters. FAISS is imported when a
+shard with an index is opened: a process that also uses torch should import torch first (see `indexing.faiss_index`).
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from indexing.bm25 import Bm25, search_alive, search_among
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, nothing, rescore_pieces, search_open
-from indexing.faiss_index import read_index, search_shard
 from indexing.filters import Filter
 from indexing.index import Index
 
-EXACT_ROWS = 100_000  # matching rows of a shard up to which a filtered search looks at all of them
-OPEN_ROWS = 200_000  # of a shard up to which vectors stay converted, in memory, where all are scored
-FILTERS = 64  # whose matching rows are kept
+EXACT_ROWS = 100_000  # a filtered search scores all matching rows of a shard up to this number
+OPEN_ROWS = 200_000  # rows of a shard without an index up to which its vectors stay converted in memory
+FILTERS = 64  # filters whose matching rows are cached
+PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index are searched by several threads
 
 
 class Matches:
-    """The rows that match a filter, of one stretch of a corpus; the last ones asked for are kept. Thread-safe."""
+    """The rows of one range that match a filter, with a cache of the latest filters. Thread-safe."""
 
     def __init__(self, corpus: Corpus, first_row: int, end: int):
         self.corpus, self.first_row, self.end = corpus, first_row, end
@@ -37,7 +38,7 @@ class Matches:
         self._lock = threading.Lock()
 
     def rows(self, filter: Filter) -> np.ndarray:
-        """int64, ascending."""
+        """Returns the matching rows, int64, ascending."""
         with self._lock:
             if filter in self._kept:
                 self._kept.move_to_end(filter)
@@ -50,11 +51,8 @@ class Matches:
         return rows
 
 
-_TOGETHER = 8  # questions for which files are searched side by side
-
-
 class OpenPassages:
-    """A corpus' passages with their files kept open: looking one up costs what it is long."""
+    """The passages of a corpus, with their files kept open: a lookup takes time in proportion to the passage alone."""
 
     def __init__(self, corpus: Corpus):
         self._starts = [part.first_row for part in corpus.parts]
@@ -64,7 +62,7 @@ class OpenPassages:
         ]
 
     def fetch(self, rows: np.ndarray) -> list[tuple[int, str, str, str, str]]:
-        """(row, id, title, text, metadata as JSON) of rows of the corpus, int64 [n]."""
+        """Returns (row, id, title, text, metadata as JSON) of each of the rows, int64 [n]."""
         found = []
         for row in rows.tolist():
             number = bisect.bisect_right(self._starts, row) - 1
@@ -74,9 +72,18 @@ class OpenPassages:
 
 
 class DenseShard:
-    """Shard `number` of `of`: every of-th FAISS file of an index, or of the rows where there is no index.
+    """A shard of dense search: every of-th FAISS file of an index, or a range of rows if there is no index.
 
-    Raises InputError where the artifacts do not fit each other.
+    Args:
+        corpus: The corpus, for its deleted rows and for filters.
+        embeddings: The vectors.
+        index: The index over them; None: every vector is scored.
+        number: Number of the shard, from 0.
+        of: Number of shards.
+        threads: Threads of one search; None: one for each core.
+
+    Raises:
+        InputError: If the artifacts do not belong together.
     """
 
     def __init__(
@@ -89,9 +96,11 @@ class DenseShard:
             stretches = [(int(bounds[number]), int(bounds[number + 1]))]
             self._opened: list[Any] = [None]
         else:
+            from indexing.faiss_index import read_index
+
             mine = index.shards[number::of]
             stretches = [(shard.first_row, shard.end) for shard in mine]
-            # Where all is scored, it is scored from the embeddings, whose kernel is faster than FAISS'.
+            # A Flat index is scored from the embeddings, whose kernel is faster than that of FAISS.
             self._opened = [
                 None if index.factory == "Flat" else read_index(shard.artifact.local(shard.part), mmap=True)
                 for shard in mine
@@ -99,7 +108,7 @@ class DenseShard:
         cores = threads or available_threads()
         together = min(cores, len(self._opened))
         if None in self._opened and kernels.load() is None:
-            together = 1  # torch searches with threads of its own, whose number is the process's
+            together = 1  # torch uses its own threads, whose number is a setting of the process
         self.threads = max(1, cores // max(1, together))  # of each file
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
         deleted = corpus.deleted
@@ -115,10 +124,14 @@ class DenseShard:
         ]
 
     def search(self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False) -> Hits:
-        """The top k of queries float32 [q, dim] among this shard's rows; with a filter, among those that match.
+        """Returns the top k of each query among this shard's rows that are not deleted.
 
-        exact: score every vector, though there is an index. Few matching rows are all scored; of many, as much more of
-        the index is probed as there are fewer of them than rows.
+        Args:
+            queries: float32 [q, dim].
+            k: Number of hits per query.
+            filter: Consider matching rows only. Up to EXACT_ROWS of them are all scored; if more match, the number of
+                probed lists grows by the ratio of rows to matching rows.
+            exact: Score every vector even if there is an index.
         """
 
         def search(number: int) -> Hits:
@@ -127,9 +140,9 @@ class DenseShard:
                 return search_open(queries, parts, k)
             return self._search(self._opened[number], *self._stretches[number], queries, k, filter, exact=exact)
 
-        # A few questions are answered by lists sooner than threads are woken.
-        apart = self._pool is not None and (len(queries) >= _TOGETHER or None in self._opened)
-        each = self._pool.map if self._pool and apart else map
+        # Probing for a few queries takes less time than waking threads.
+        is_parallel = len(queries) >= PARALLEL_QUERIES or None in self._opened
+        each = self._pool.map if self._pool and is_parallel else map
         found = list(each(search, range(len(self._opened))))
         return merge(found, k) if found else nothing(len(queries), k)
 
@@ -144,6 +157,8 @@ class DenseShard:
             if allowed is not None:
                 deleted = np.setdiff1d(np.arange(matches.first_row, matches.end), allowed, assume_unique=True)
             return exact_search(queries, pieces, k, deleted=deleted, threads=self.threads)
+        from indexing.faiss_index import search_shard
+
         assert self.index is not None
         nprobe, depth = self.index.nprobe, max(k, self.index.depth)
         if allowed is not None:
@@ -154,7 +169,7 @@ class DenseShard:
         return rescore_pieces(queries, rows, pieces, k, self.threads)
 
     def _all_of(self, rows: np.ndarray, queries: np.ndarray, k: int) -> Hits:
-        """The top k among some rows, int64, ascending."""
+        """Returns the top k among the given rows, int64, ascending."""
         if not len(rows):
             return nothing(len(queries), k)
         found = exact_search(queries, [(0, self.embeddings.take(rows))], k, threads=self.threads)
@@ -162,7 +177,7 @@ class DenseShard:
 
 
 class Words:
-    """bm25/NAME, open. Raises InputError where it is not of this corpus, or there is no Java."""
+    """An open bm25/NAME. Raises InputError if it belongs to another corpus, or if there is no Java."""
 
     def __init__(self, corpus: Corpus, bm25: Bm25, threads: int = 1):
         self.threads = threads
@@ -171,7 +186,7 @@ class Words:
         self._matches = Matches(corpus, 0, corpus.num_rows)
 
     def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
-        """The top k of some questions, less the deleted passages; with a filter, among those that match."""
+        """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
         if filter is None:
             return search_alive(self._searcher, queries, k, self._corpus.deleted, self.threads)
         return search_among(self._searcher, queries, k, self._matches.rows(filter), self.threads)

@@ -1,9 +1,13 @@
 """Bytes to Arrow: a chunk of a raw corpus, or a file of queries or judgements, checked row by row.
 
-What is refused is refused with file and line. Text passes through as it is: an empty text is accepted (BEIR's
-TREC-COVID has them), and so is every character that UTF-8 can hold. An id is a string that is not empty; an integer
-becomes its decimal string. Integers beyond 64 bits in metadata become floats. Ids that come twice are found later,
-where all rows meet.
+An unfit row is refused with file and line. Text is kept as it is: an empty text is accepted (BEIR's TREC-COVID has
+some), and so is every character of UTF-8. An id is a string that is not empty; an integer becomes its decimal string.
+Integers beyond 64 bits in metadata become floats. Repeated ids are refused later, when the ids of all parts are merged.
+
+Metadata of Parquet becomes JSON: lists and structs stay what they are, a map is a list of [key, value], a date or a
+time is ISO 8601, a timestamp in nanoseconds, a duration or a decimal is text as Python prints it, NaN and infinities
+are null. Refused with row and column: bytes at any depth, and dates, timestamps and durations that Python's datetime
+cannot hold.
 """
 
 import re
@@ -17,9 +21,10 @@ import pyarrow as pa
 from indexing.formats import CORPUS_READERS, QUERY_READERS, bad, text_lines
 from indexing.raw import Lines, Piece, clip, no_rows, tsv_fields
 from indexing.sources import Chunk, Format, Source
+from indexing.tables.passages import read_passages
 from retriever.errors import InputError
 
-# metadata is JSON text of all other fields, "" when there are none.
+# metadata is JSON text of all other fields, "" if there are none.
 CORPUS_SCHEMA = pa.schema(
     [("id", pa.string()), ("title", pa.large_string()), ("text", pa.large_string()), ("metadata", pa.large_string())]
 )
@@ -39,40 +44,61 @@ QUERIES_PER_TABLE = 65_536
 
 
 def parse_corpus(format: Format, chunk: Chunk, filters: Mapping[str, str] | None = None) -> pa.Table:
-    """A chunk's passages: CORPUS_SCHEMA, then a typed column "filter.NAME" for each of `filters` (name -> type).
+    """Parses the passages of a chunk.
 
-    A filter's values are those of the metadata field NAME, null where it is missing or null: "int64", "float64"
-    (integers are taken too), "string", "bool", "timestamp" (ISO 8601, UTC where it names no zone; microseconds).
-    InputError: anything unfit, with file and line.
+    Args:
+        format: The format of the chunk's source.
+        chunk: Rows of it, from `sources.chunks`.
+        filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
+            UTC if it names no zone; microseconds). Fields of CSV and TSV are converted to the type.
+
+    Returns:
+        CORPUS_SCHEMA, then a typed column "filter.NAME" per filter; null where the field is missing or null.
+
+    Raises:
+        InputError: With file and line, if a row is unfit.
     """
     filters = filters or {}
-    for name, kind in filters.items():
-        if kind not in FILTER_TYPES:
-            raise InputError(
-                f"filter {name}: found type {kind!r}, expected one of {', '.join(FILTER_TYPES)}; choose one"
-            )
+    check_filter_types(filters)
     ids, titles, texts, metadata = [], [], [], []
     typed: dict[str, list[Any]] = {name: [] for name in filters}
+    is_text = chunk.columns is not None and bool(chunk.columns.table.delimiter)
     for piece in chunk.pieces:
-        for line, id, title, text, fields in CORPUS_READERS[format](piece):
+        rows = CORPUS_READERS[format](piece) if chunk.columns is None else read_passages(piece, chunk.columns)
+        for line, id, title, text, fields in rows:
+            if is_text and filters:
+                fields = {name: _typed_field(value, filters.get(name)) for name, value in fields.items()}
             ids.append(id)
             titles.append(title)
             texts.append(text)
-            metadata.append(_dumps(piece, line, fields) if fields else "")
+            metadata.append(dump_metadata(piece, line, fields) if fields else "")
             for name, kind in filters.items():
                 typed[name].append(_filter_value(piece, line, name, kind, fields.get(name)))
-    table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
+    table = pa.table([ids, titles if chunk.titles is None else chunk.titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))
     return table
 
 
-def read_queries(source: Source) -> Iterator[pa.Table]:
-    """The source's questions in tables of some ten thousand rows: QUERIES_SCHEMA, in the order of the files.
+def check_filter_types(filters: Mapping[str, str]) -> None:
+    """Raises InputError for a filter (name -> type) of a type that does not exist."""
+    for name, kind in filters.items():
+        if kind not in FILTER_TYPES:
+            raise InputError(
+                f"filter {name}: found type {kind!r}, expected one of {', '.join(FILTER_TYPES)}; choose one"
+            )
 
-    Metadata of DPR questions: {"answers": [...]}, their ids are q0, q1, …; of KILT's: {"answers": [...], "provenance":
-    [the page ids of each output that has some]} and the task's other fields. MS MARCO's files overlap (dev.small is of
-    dev): a question that an earlier file has with the same text is left out. InputError: anything unfit, with its line.
+
+def read_queries(source: Source) -> Iterator[pa.Table]:
+    """Yields the queries of a source in tables of QUERIES_SCHEMA, in the order of the files.
+
+    Metadata of DPR queries: {"answers": [...]}, their ids are q0, q1, …; of KILT's: {"answers": [...], "provenance":
+    [the page ids of each output that has some]} and the task's other fields. MS MARCO's files overlap (dev.small is
+    part of dev): a query that an earlier file has with the same text is left out. Tables with other columns are read
+    by `tables.judgements`.
+
+    Raises:
+        InputError: With file and line, if a row is unfit.
     """
     if not source.queries:
         raise InputError(f"{source.name}: found no queries, expected a file of them; name the file")
@@ -86,11 +112,11 @@ def read_queries(source: Source) -> Iterator[pa.Table]:
             for line, id, _, text, fields in reader(piece):
                 if id in earlier:
                     if earlier[id] != text:
-                        raise bad(piece, line, f"query {id!r} with a text of its own", "an earlier file's", "rename it")
+                        raise bad(piece, line, f"query {id!r} with another text", "an earlier file's", "rename it")
                     continue
                 ids.append(id)
                 texts.append(text)
-                metadata.append(_dumps(piece, line, fields) if fields else "")
+                metadata.append(dump_metadata(piece, line, fields) if fields else "")
             if number + 1 < len(source.queries):
                 seen.update(zip(ids, texts, strict=True))
             if ids:
@@ -101,10 +127,14 @@ def read_queries(source: Source) -> Iterator[pa.Table]:
 
 
 def read_qrels(file: str) -> pa.Table:
-    """Judgements: QRELS_SCHEMA, `line` the 1-based line of each, .gz or not. InputError: an unfit line.
+    """Reads judgements: QRELS_SCHEMA, `line` the 1-based line of each.
 
-    BEIR's three columns (with their header, quoted as by Python's csv module) or TREC's four (query, ignored, passage,
-    grade; by tabs or spaces).
+    Args:
+        file: BEIR's three columns (with their header, quoted as by Python's csv module) or TREC's four (query, ignored,
+            passage, grade; separated by tabs or spaces), .gz or not.
+
+    Raises:
+        InputError: With file and line, if a line is unfit.
     """
     lines = Lines(file)
     query_ids, corpus_ids, scores, numbers = [], [], [], []
@@ -121,12 +151,12 @@ def read_qrels(file: str) -> pa.Table:
                     continue
             if len(fields) != num_fields or num_fields not in (3, 4):
                 expected = str(num_fields) if num_fields in (3, 4) else "3 (BEIR) or 4 (TREC)"
-                raise bad(piece, line, f"{len(fields)} columns ({clip(row)})", expected, "mend the line")
+                raise bad(piece, line, f"{len(fields)} columns ({clip(row)})", expected, "fix the line")
             if not fields[0] or not fields[-2]:
-                raise bad(piece, line, f"an empty id ({clip(row)})", "a query and a passage id", "mend the line")
+                raise bad(piece, line, f"an empty id ({clip(row)})", "a query and a passage id", "fix the line")
             if not re.fullmatch(r"-?[0-9]{1,9}", fields[-1]):
                 expected = "an integer" if line > 1 else "an integer, or the header query-id<TAB>corpus-id<TAB>score"
-                raise bad(piece, line, f"score {clip(fields[-1])}", expected, "mend the line")
+                raise bad(piece, line, f"score {clip(fields[-1])}", expected, "fix the line")
             query_ids.append(fields[0])
             corpus_ids.append(fields[-2])
             scores.append(int(fields[-1]))
@@ -134,6 +164,19 @@ def read_qrels(file: str) -> pa.Table:
     if not query_ids:
         raise no_rows(file)
     return pa.table([query_ids, corpus_ids, scores, numbers], schema=QRELS_SCHEMA)
+
+
+def _typed_field(value: Any, kind: str | None) -> Any:
+    """A field of CSV or TSV in the type of its filter; the unchanged text if it does not fit."""
+    if type(value) is not str:
+        return value
+    if kind == "int64" and re.fullmatch(r"[+-]?[0-9]{1,19}", value):
+        return int(value)
+    if kind == "float64" and re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", value):
+        return float(value)
+    if kind == "bool":
+        return {"true": True, "false": False}.get(value.lower(), value)
+    return value
 
 
 def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> Any:
@@ -155,10 +198,10 @@ def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> 
         return value
     wanted = "an ISO 8601 timestamp" if kind == "timestamp" else kind
     found = f"{name} {clip(value)} ({type(value).__name__})"
-    raise bad(piece, line, found, f"{wanted}, as its filter says", "mend the value or give the filter another type")
+    raise bad(piece, line, found, f"{wanted}, as its filter says", "fix the value or give the filter another type")
 
 
-def _dumps(piece: Piece, line: int, fields: dict[str, Any]) -> str:
+def dump_metadata(piece: Piece, line: int, fields: dict[str, Any]) -> str:
     try:
         return orjson.dumps(fields, default=_plain).decode()
     except orjson.JSONEncodeError as error:
@@ -166,7 +209,7 @@ def _dumps(piece: Piece, line: int, fields: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Parquet's decimals, durations and the like as text; not bytes."""
+    """Decimals, durations and timestamps in nanoseconds as Python prints them; bytes are refused."""
     if isinstance(value, bytes):
         raise TypeError("bytes")
     return str(value)

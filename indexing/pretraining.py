@@ -1,7 +1,8 @@
-"""What `pretrain_rip` trains, from the store: the corpus' passages, and which of them hold a pair of sentences."""
+"""What `pretrain_rip` trains on: the passages of a store's corpus that contain a pair of sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +12,29 @@ import torch
 from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table
 from indexing.store import Store
-from indexing.tasks import run_tasks
-from indexing.training_job import open_backbone
+from indexing.training.worker import open_backbone
+from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner
+from retriever.condenser.head import describe_head
 from retriever.errors import InputError
 from retriever.rip import RipData, RipOptions, RipSystem, eligible
+
+PLAN_SAMPLE = 50_000  # passages of a corpus that a plan examines; splitting them into sentences takes some seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class RipMaker:
-    """A Maker. described: what the backbone must be on every node. rows: those that can be drawn, int64, or Ray's
-    reference to them."""
+    """The Maker of `pretrain_rip`.
+
+    Attributes:
+        store: The store.
+        backbone: Name of the backbone.
+        described: The description of the backbone, which must be the same on every node.
+        options: Options of the trained system.
+        rows: Rows of the passages to train on, int64 [n], or Ray's reference to them.
+        checkpointing: Recompute activations in the backward pass.
+        head: The description of the backbone's saved head, which must be the same on every node; None if absent or
+            not used.
+    """
 
     store: Store
     backbone: str
@@ -28,9 +42,13 @@ class RipMaker:
     options: RipOptions
     rows: Any
     checkpointing: bool
+    head: dict[str, str] | None = None
 
     def make(self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int) -> tuple[RipSystem, None, None]:
+        """Makes the system of a worker; see Maker."""
         folder = open_backbone(self.store, self.backbone, self.described)
+        if self.options.has_head and describe_head(folder) != self.head:
+            raise InputError(f"{self.backbone}: this node has another head of it than the node of the job: {folder}")
         corpus = Corpus.open(self.store)
 
         def texts(rows: np.ndarray) -> list[str]:
@@ -47,20 +65,98 @@ class RipMaker:
         return system, None, None
 
 
-def drawable(corpus: Corpus, options: RipOptions, limit: int | None) -> np.ndarray:
-    """The rows among the corpus' first `limit` that can be drawn, on the cluster: int64 [any], ascending.
+@dataclass(frozen=True)
+class FindRows:
+    """A Task that finds the passages of a part of the corpus that can be trained on.
 
-    Raises InputError where there is none.
+    Attributes:
+        options: Options of the trained system.
+        resources: The resources of one worker.
     """
-    found = {part.first_row: rows for part, rows in run_tasks(drawable_part, corpus.parts, options)}
-    rows = np.concatenate([np.empty(0, np.int64), *(found[first] for first in sorted(found))])
+
+    options: RipOptions
+    resources: Resources = PYTHON_CORE
+
+    def open(self, place: Place) -> Callable[[RowPart, Report], np.ndarray]:
+        """Returns a worker that takes a part and returns its rows, deleted ones included: int64 [n]."""
+
+        def find(part: RowPart, report: Report) -> np.ndarray:
+            texts = open_table(part).column("text").to_pylist()
+            return part.first_row + np.flatnonzero(eligible(texts, self.options))
+
+        return find
+
+
+def training_rows(corpus: Corpus, options: RipOptions, limit: int | None, runner: Runner) -> np.ndarray:
+    """Returns the rows of the passages to train on, int64 [n], rising.
+
+    Args:
+        corpus: The corpus.
+        options: Options of the trained system.
+        limit: Use only the first N passages of the corpus; None: all.
+        runner: Reads the parts of the corpus.
+
+    Raises:
+        InputError: If no passage contains a pair.
+    """
+    rows_of_parts = {part.first_row: rows for part, rows in runner.run(FindRows(options), corpus.parts)}
+    rows = np.concatenate([np.empty(0, np.int64), *(rows_of_parts[first] for first in sorted(rows_of_parts))])
     rows = np.setdiff1d(rows[rows < (limit or corpus.num_rows)], corpus.deleted)
     if not len(rows):
-        raise InputError(f"no passage has two {options.unit}s to make a pair of")
+        raise no_pairs(options)
     return rows
 
 
-def drawable_part(part: RowPart, options: RipOptions) -> np.ndarray:
-    """One task: the rows of a part that can be drawn, int64 [any]."""
-    texts = open_table(part).column("text").to_pylist()
-    return part.first_row + np.flatnonzero(eligible(texts, options))
+@dataclass(frozen=True)
+class Eligible:
+    """How many passages can be trained on.
+
+    Attributes:
+        passages: Their number; an estimate if fewer passages were examined than the corpus has.
+        examined: Passages that were examined.
+        total: Passages of the corpus within the limit, deleted ones excluded.
+    """
+
+    passages: int
+    examined: int
+    total: int
+
+
+def count_eligible(
+    corpus: Corpus, options: RipOptions, limit: int | None, runner: Runner, sample: int = PLAN_SAMPLE
+) -> Eligible:
+    """Returns how many passages can be trained on, estimated from some parts of a large corpus.
+
+    Args:
+        corpus: The corpus.
+        options: Options of the trained system.
+        limit: Use only the first N passages of the corpus; None: all.
+        runner: Reads the parts of the corpus.
+        sample: Passages to examine at least, in whole parts that are spread evenly over the corpus.
+    """
+    end = min(limit or corpus.num_rows, corpus.num_rows)
+    parts = [part for part in corpus.parts if part.first_row < end]
+    mean_rows = max(1, sum(part.end - part.first_row for part in parts) // max(1, len(parts)))
+    wanted = min(len(parts), -(-sample // mean_rows))
+    chosen = [parts[number * len(parts) // wanted] for number in range(wanted)]
+
+    def num_live(first: int, stop: int) -> int:
+        deleted = np.searchsorted(corpus.deleted, stop) - np.searchsorted(corpus.deleted, first)
+        return stop - first - int(deleted)
+
+    examined = num_eligible = 0
+    for part, rows in runner.run(FindRows(options), chosen):
+        examined += num_live(part.first_row, min(part.end, end))
+        num_eligible += len(np.setdiff1d(rows[rows < end], corpus.deleted))
+    total = num_live(0, end)
+    return Eligible(round(num_eligible * total / max(1, examined)), examined, total)
+
+
+def no_pairs(options: RipOptions) -> InputError:
+    """Returns the error of a corpus without a passage to train on."""
+    if not options.has_pairs:
+        return InputError("no passage has a text to mask")
+    return InputError(
+        f"no passage has two {options.unit}s of at least {options.min_words} words to make a pair of: "
+        "lower min_words, or draw spans instead of sentences"
+    )

@@ -1,36 +1,98 @@
-"""Question sets: queries/NAME holds the questions, and the judgements (qrels) of each split."""
+"""Query sets: queries/NAME holds the queries, and the judgements (qrels) of each split."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from indexing.artifact import Artifact, differences
+from indexing.artifact import Artifact, Draft
 from indexing.corpus import Corpus, write_table
 from indexing.importing import file_identity
 from indexing.parse import read_qrels, read_queries
+from indexing.raw import clip, printable
 from indexing.sources import Source
-from indexing.store import Store
+from indexing.store import Store, artifact_key
+from indexing.tables.judgements import read_query_tables
+from indexing.work.conflicts import describe_changes
+from indexing.work.local import LocalRunner
+from indexing.work.tasks import Runner
+from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults, run_work
 from retriever.errors import InputError
 
-ALL = "all"  # the split that every set has: all of its queries
+ALL = "all"  # the split that every query set has: all of its queries
 
 
 class Split(NamedTuple):
-    """Some queries, in the order of their file."""
+    """The queries of a split, in the order of their file."""
 
     ids: list[str]
     texts: list[str]
 
 
+@dataclass(frozen=True)
+class HoldOut:
+    """Queries that an import moves from one split to a new one, which chooses among models and is not reported.
+
+    Attributes:
+        queries: Number of queries. Only queries with a relevant passage are taken.
+        split: The split that they are taken from.
+        seed: The seed of the draw.
+        name: The new split.
+    """
+
+    queries: int
+    split: str = "train"
+    seed: int = 0
+    name: str = "held-out"
+
+    def __post_init__(self) -> None:
+        """Raises InputError for numbers that are too small."""
+        if self.queries < 1:
+            raise InputError(f"parameter hold_out {self.queries}: expected at least 1")
+        if self.seed < 0:
+            raise InputError(f"parameter hold_out_seed {self.seed}: expected 0 or more")
+
+    def apply(self, qrels: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Returns the judgements by split, with those of the drawn queries in the new split.
+
+        The draw is a function of the seed and of the ids of the queries, regardless of the order of the file.
+
+        Raises:
+            InputError: If the split is missing or has too few queries, or if the new split exists already.
+        """
+        if self.split not in qrels:
+            have = ", ".join(qrels) or "no split"
+            raise InputError(
+                f"parameter hold_out_split {self.split!r}: found no such split, expected one of {have}; name one of "
+                "them or leave parameter hold_out out"
+            )
+        if self.name in qrels:
+            raise InputError(
+                f"parameter hold_out {self.queries}: found a split {self.name!r} in the source, which the held-out "
+                "queries would get; rename its file or leave the parameter out"
+            )
+        table = qrels[self.split]
+        ids = sorted(set(table.filter(pc.field("score") > 0)["query_id"].to_pylist()))
+        if len(ids) <= self.queries:
+            raise InputError(
+                f"parameter hold_out {self.queries}: the split {self.split!r} has {len(ids):,} queries with a relevant "
+                "passage, expected more than are held out; lower it"
+            )
+        chosen = np.random.default_rng(self.seed).choice(len(ids), self.queries, replace=False)
+        is_chosen = pc.is_in(table["query_id"], pa.array([ids[number] for number in chosen], table["query_id"].type))
+        return {**qrels, self.split: table.filter(pc.invert(is_chosen)), self.name: table.filter(is_chosen)}
+
+
 class Queries:
-    """A complete question set, for reading."""
+    """A complete query set, opened for reading."""
 
     def __init__(self, artifact: Artifact):
         self.artifact = artifact
@@ -38,19 +100,27 @@ class Queries:
 
     @classmethod
     def open(cls, store: Store, name: str | None = None) -> Queries:
-        """`name` may be left out where the store has one set only. Raises InputError."""
+        """Opens a query set. `name` may be left out if the store has only one. Raises InputError if it is missing."""
         return cls(store.open("queries", store.only("queries", name)))
 
     @property
     def table(self) -> pa.Table:
-        """Columns id, text, metadata (JSON text or "")."""
+        """The queries as columns id, text, metadata (JSON text or "")."""
         parts = [
             pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all() for p in self.artifact.group("part")
         ]
         return pa.concat_tables(parts)
 
     def split(self, split: str, limit: int | None = None) -> Split:
-        """The first `limit` queries that the split's qrels judge ("all": every one). Raises InputError."""
+        """Returns the queries that the qrels of a split judge, in the order of their file.
+
+        Args:
+            split: A split of the query set, or "all" for every query.
+            limit: Number of queries to take from the start; None: all.
+
+        Raises:
+            InputError: If the query set has no such split.
+        """
         table = self.table.select(["id", "text"])
         if split != ALL:
             table = table.filter(pc.is_in(table["id"], self.qrels(split)["query_id"].combine_chunks().unique()))
@@ -58,47 +128,159 @@ class Queries:
         return Split(table["id"].to_pylist(), table["text"].to_pylist())
 
     def qrels(self, split: str) -> pa.Table:
-        """Columns query_id, corpus_id, score (int32). Raises InputError where the split has none."""
+        """Returns the judgements of a split: columns query_id, corpus_id, score (int32).
+
+        Raises:
+            InputError: If the query set has no such split.
+        """
         if split not in self.splits:
             have = ", ".join(self.splits) or "no split"
             raise InputError(
                 f"{self.artifact.url}: no split {split!r} with qrels; it has {have} (and {ALL}, without qrels)"
             )
-        return pq.read_table(self.artifact.local(f"qrels-{split}"))
+        # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
+        with pq.ParquetFile(self.artifact.local(f"qrels-{split}")) as file:
+            return file.read()
 
 
-def import_queries(store: Store, source: Source, name: str, *, limit: int | None = None) -> Queries:
-    """Commit queries/NAME from a source's question and qrels files; find it done.
+def import_queries(
+    store: Store, source: Source, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
+) -> Queries:
+    """Commits queries/NAME from the query and qrels files of a source, or returns it if it is complete.
 
-    Every judged query and passage must be known; with `limit` (the first so many queries), or over a corpus that was
-    imported with one, judgements of what was left out are left out too. Raises InputError with file and line.
+    Every judged query and passage must be known. With `limit`, or over a corpus that was imported with one, judgements
+    of excluded queries and passages are excluded too. A judgement that is repeated with the same score counts once.
+
+    Everything is read and checked before the artifact is begun: bad input leaves nothing that blocks the next import.
+
+    Args:
+        store: The store, with its corpus.
+        source: The source of the queries.
+        name: Name of the query set.
+        limit: Number of queries to take from the start; None: all.
+        hold_out: Queries that are moved to a new split; None: none.
+
+    Returns:
+        The query set.
+
+    Raises:
+        InputError: With file and line, for a bad row, for an unknown query or passage, and if one split judges a query
+            and a passage twice with different scores. Also if `name` or a split is not a valid artifact name.
     """
+    artifact_key("queries", name)
+    check_splits(source)
     corpus = Corpus.open(store)
-    files = [*source.queries, *source.qrels.values()]
-    config = {"format": source.format, "limit": limit, "source": [file_identity(file) for file in files]}
-    if name in store.names("queries"):
-        found = Queries.open(store, name)
-        if found.artifact.config != config:
-            changed = differences(found.artifact.config, config)
-            raise InputError(f"{found.artifact.url} was imported otherwise ({changed}): give it another name")
-        return found
-    # Everything is read and checked before the set is begun, so that a mended source is not refused as another one.
-    table = pa.concat_tables(read_queries(source)).slice(0, limit)
+    if (existing := complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
+        return existing
+    config = _config(source, limit, hold_out)
+    tables: dict[str, pa.Table] = {}  # split -> judgements that a table of queries contains
+    if source.query_columns:
+        queries, tables = read_query_tables(source)
+    else:
+        queries = pa.concat_tables(read_queries(source))
+    table = queries.slice(0, limit)
     ids = table["id"].to_pylist()
     _refuse_doubles(source, ids)
     partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
-    qrels = {split: _checked_qrels(file, ids, corpus, partial) for split, file in sorted(source.qrels.items())}
+    qrels = {
+        split: _checked_qrels(file, tables[split] if split in tables else read_qrels(file), ids, corpus, partial)
+        for split, file in sorted(source.qrels.items())
+    }
+    if hold_out:
+        qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
-    with store.create("queries", name, inputs=inputs, config=config, by_content=True) as draft:
-        draft.commit("part-00000", ".arrow", lambda path: write_table(table, path), rows=len(table))
-        for split, judged in qrels.items():
-            if len(judged):
-                draft.commit(f"qrels-{split}", ".parquet", _parquet_writer(judged), rows=len(judged))
+    target = Target("queries", name, inputs, config, by_content=True)
+    run_work(store, CommitQueries(target, table, qrels), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
+def complete_queries(
+    store: Store, source: Source, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
+) -> Queries | None:
+    """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
+    if name not in store.names("queries"):
+        return None
+    existing, config = Queries.open(store, name), _config(source, limit, hold_out)
+    if existing.artifact.config != config:
+        changed = describe_changes(existing.artifact.config, config)
+        raise InputError(
+            f"{existing.artifact.url} was imported otherwise ({changed}): give it another name, or remove it: "
+            f"python jobs/store.py remove queries/{name} --store {shlex.quote(store.url)}"
+        )
+    return existing
+
+
+def _config(source: Source, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
+    """Returns the settings of a query set."""
+    files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
+    identities = [file_identity(file) for file in files]
+    config: dict[str, Any] = {"format": source.format, "limit": limit, "source": identities}
+    if source.query_columns:
+        config["columns"] = source.query_columns.config | {"splits": sorted(source.qrels)}
+    if hold_out:
+        config |= {
+            "hold_out": hold_out.queries,
+            "hold_out_split": hold_out.split,
+            "hold_out_seed": hold_out.seed,
+        }
+    return config
+
+
+@dataclass(frozen=True)
+class CommitQueries(WorkDefaults, StageDefaults):
+    """The work that commits checked queries and their judgements, by split, as one unit."""
+
+    target: Target
+    queries: pa.Table
+    qrels: Mapping[str, pa.Table]
+    title: str = "import queries"
+    noun: str = "queries"
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the query set."""
+        return [self.target]
+
+    @property
+    def stages(self) -> list[CommitQueries]:
+        """Returns the one stage."""
+        return [self]
+
+    @property
+    def total(self) -> int:
+        """The number of queries."""
+        return len(self.queries)
+
+    def units(self, committed: Committed) -> list[Unit]:
+        """Returns the one unit."""
+        splits = (f"qrels-{split}" for split, table in self.qrels.items() if len(table))
+        return [Unit(("part-00000", *splits), len(self.queries), None)]
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Commits the missing tables."""
+        for name in missing:
+            if name == "part-00000":
+                draft.commit(name, ".arrow", lambda path: write_table(self.queries, path), rows=len(self.queries))
+            else:
+                table = self.qrels[name.removeprefix("qrels-")]
+                draft.commit(name, ".parquet", _parquet_writer(table), rows=len(table))
+        counter.count(unit.rows)
+
+
+def check_splits(source: Source) -> None:
+    """Raises InputError if the split name of a judgements file is not a valid file name in a store."""
+    for split, file in source.qrels.items():
+        try:
+            artifact_key("qrels", split)
+        except InputError as error:
+            raise InputError(f"{printable(file)}: its split has no valid name: {error}; rename the file") from None
+
+
 def _judged_generation(corpus: Corpus, qrels: Iterable[pa.Table]) -> Artifact:
-    """The first generation that, with those before it, has all judged passages: the set needs no later one."""
+    """Returns the first corpus generation that, with all earlier ones, contains all judged passages.
+
+    The query set needs no later generation.
+    """
     judged = [table["corpus_id"].combine_chunks().unique().to_pylist() for table in qrels]
     last = max((int(corpus.rows_of(ids).max()) for ids in judged if ids), default=0)
     end = 0
@@ -113,8 +295,9 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
     return lambda path: pq.write_table(table, path, compression="zstd")
 
 
-def _checked_qrels(file: str, ids: Sequence[str], corpus: Corpus, partial: bool) -> pa.Table:
-    qrels = read_qrels(file)
+def _checked_qrels(file: str, qrels: pa.Table, ids: Sequence[str], corpus: Corpus, partial: bool) -> pa.Table:
+    """Returns the judgements of a file without repetitions, restricted to known queries and passages."""
+    qrels = _without_repetitions(file, qrels)
     query_known = pc.is_in(qrels["query_id"], pa.array(ids, pa.string())).to_numpy()
     passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
     known = corpus.rows_of(passages.dictionary.to_pylist()) >= 0
@@ -134,13 +317,41 @@ def _checked_qrels(file: str, ids: Sequence[str], corpus: Corpus, partial: bool)
     return qrels.filter(pa.array(query_known & passage_known)).drop_columns(["line"])
 
 
+def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:
+    """Returns the judgements with each pair of query and passage once, in the order of the file.
+
+    Raises:
+        InputError: If two lines give the same pair different scores.
+    """
+    queries, passages = (
+        qrels[name].combine_chunks().dictionary_encode().indices.to_numpy() for name in ("query_id", "corpus_id")
+    )
+    scores = qrels["score"].to_numpy()
+    order = np.lexsort((passages, queries))  # stable: equal pairs stay in the order of the file
+    same = (np.diff(queries[order]) == 0) & (np.diff(passages[order]) == 0)
+    differ = np.flatnonzero(same & (np.diff(scores[order]) != 0))
+    if len(differ):
+        at = differ[np.argmin(order[differ + 1])]  # the first such line of the file
+        first, second = int(order[at]), int(order[at + 1])
+        query, passage = qrels["query_id"][second].as_py(), qrels["corpus_id"][second].as_py()
+        raise InputError(
+            f"{file}:{qrels['line'][second]}: judges query {clip(query)} and passage {clip(passage)} with score "
+            f"{scores[second]}, line {qrels['line'][first]} with score {scores[first]}, expected one score; remove "
+            "one of the lines"
+        )
+    repeated = np.zeros(len(order), bool)
+    repeated[order[1:][same]] = True
+    return qrels.filter(pa.array(~repeated)) if repeated.any() else qrels
+
+
 def _refuse_doubles(source: Source, ids: Sequence[str]) -> None:
+    """Raises InputError if a query id occurs twice."""
     seen: dict[str, int] = {}
     for number, id in enumerate(ids, 1):
         if id in seen:
             name = Path(source.queries[0]).name if len(source.queries) == 1 else source.name
             raise InputError(
-                f"{name}: query id {id!r} comes a second time (as query {number}, first as {seen[id]}); rename one"
+                f"{name}: query id {clip(id)} comes a second time (as query {number}, first as {seen[id]}); rename one"
             )
         seen[id] = number
 

@@ -1,11 +1,10 @@
-"""Re-ranking on the cluster: pairs of questions and passages scored by tasks that keep their model."""
+"""Re-ranking: a cross-encoder scores pairs of queries and passages, in tasks that keep the model open."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,19 +13,26 @@ from indexing.corpus import Corpus
 from indexing.exact import Hits
 from indexing.models import resolve_model
 from indexing.store import Store
-from indexing.tasks import node_cores, run_tasks
+from indexing.work.tasks import Place, Report, Resources, Runner
 from retriever.errors import InputError
-from retriever.reranker import Reranker, RerankerOptions, describe_reranker, expected_reranker_numerics
+from retriever.options import RerankerOptions
+
+if TYPE_CHECKING:
+    from retriever.reranker import Reranker
 
 OPTIONS = RerankerOptions()  # eager: compiling showed no gain that would pay for its start
-BLOCK_QUERIES = 64  # of one task, always: a score's last bits depend on the pairs beside it
+BLOCK_QUERIES = 64  # queries of a task, always: the last bits of a score depend on the other pairs of its batch
+RESOURCES = Resources(cores=None, gpus=None)
 
 
 def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, Any]]:
-    """(options, configuration) of a re-ranker; `models/NAME` is one of the store's, read as it was trained.
+    """Returns the options and the configuration of a re-ranker; models/NAME is read as it was trained.
 
-    Raises InputError.
+    Raises:
+        InputError: If it is missing, damaged, or its scores are no probabilities.
     """
+    from retriever.reranker import describe_reranker
+
     options = OPTIONS
     if inputs := reranker_inputs(store, name):
         trained = inputs["reranker"].config.get("training", {})
@@ -39,49 +45,54 @@ def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, A
 
 
 def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
-    """The store's model that a re-ranker is, as an input of what it scores; nothing for one from elsewhere."""
+    """Returns the artifact of a re-ranker that belongs to the store, as an input; nothing for any other one."""
     kind, _, own = name.partition("/")
     return {"reranker": store.open(kind, own)} if kind == "models" and own else {}
 
 
-def rerank_resources() -> dict[str, Any]:
-    """What a task that re-ranks asks for: a GPU where there are some, else a node's cores."""
-    import ray
+@dataclass(frozen=True)
+class RerankerNumerics:
+    """Returns the numerics class of a worker's re-ranker, without loading weights."""
 
-    if ray.cluster_resources().get("GPU", 0) >= 1:
-        return {"num_cpus": min(4, node_cores()), "num_gpus": 1}
-    return {"num_cpus": node_cores()}
+    resources: Resources = RESOURCES
+
+    def open(self, place: Place) -> Callable[[None, Report], str]:
+        """Returns the worker."""
+        from retriever.reranker import expected_reranker_numerics
+
+        return lambda item, report: expected_reranker_numerics(OPTIONS, place.device)
 
 
-def numerics_of_reranker() -> str:
-    """The numerics class of the cluster's re-rankers, asked of one of them."""
-    import ray
-
-    resources = rerank_resources()
-    device = "cuda" if resources.get("num_gpus") else "cpu"
-    return ray.get(ray.remote(**resources)(expected_reranker_numerics).remote(OPTIONS, device))
+def numerics_of_reranker(runner: Runner) -> str:
+    """Returns the numerics class of the re-rankers that the runner opens."""
+    [(_, numerics)] = runner.run(RerankerNumerics(), [None])
+    return numerics
 
 
 @dataclass(frozen=True)
-class RerankWorker:
-    """A re-ranker as it travels to a task: opened there once in a process, and checked against what is pinned."""
+class RerankerSpec:
+    """A re-ranker by name, with what is pinned of it; workers receive it and resolve it on their node.
+
+    Attributes:
+        store: The store that the name refers to.
+        name: A Hugging Face name, a folder, or models/NAME of the store.
+        options: The options of the re-ranker.
+        config: The pinned configuration.
+        numerics: The pinned numerics class.
+    """
 
     store: Store
-    name: str  # resolved on each node: a model of the store lies in every node's own cache
+    name: str
     options: RerankerOptions
     config: dict[str, Any]
     numerics: str
 
-    def score(self, questions: Sequence[str], corpus: Corpus, rows: np.ndarray) -> np.ndarray:
-        """The probability of each pair (questions[i], the passage in rows[i]): float32 [pairs]."""
-        model = self._open()
-        wanted, inverse = np.unique(rows, return_inverse=True)
-        passages = corpus.passages(wanted)
-        texts = model.compose([p.title for p in passages], [p.text for p in passages])
-        return model.score(questions, [texts[number] for number in inverse])
+    def open(self, place: Place) -> PairScorer:
+        """Returns the opened re-ranker. Raises InputError if it is not the pinned one."""
+        from retriever.reranker import Reranker
 
-    def _open(self) -> Reranker:
-        model = _opened(resolve_model(self.store, self.name), self.options)
+        name = resolve_model(self.store, self.name)
+        model = Reranker(name, self.options, device=place.device, threads=place.cores)
         if model.config != self.config:
             raise InputError(f"the re-ranker {self.name} on this node is not the pinned one: give all nodes the same")
         if model.numerics != self.numerics:
@@ -89,45 +100,70 @@ class RerankWorker:
                 f"scores are of the numerics class `{self.numerics}`, this worker's is `{model.numerics}`: "
                 "one artifact has one class; use workers of one kind"
             )
-        return model
+        return PairScorer(model)
 
 
-@functools.lru_cache(maxsize=1)
-def _opened(name: str, options: RerankerOptions) -> Reranker:
-    import ray
+@dataclass(frozen=True)
+class PairScorer:
+    """Scores pairs of a query and a passage of a corpus."""
 
-    resources = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
-    device = "cuda" if resources.get("GPU") else "cpu"
-    return Reranker(name, options, device=device, threads=int(resources.get("CPU", 0)) or None)
+    model: Reranker
+
+    def score(self, queries: Sequence[str], corpus: Corpus, rows: np.ndarray) -> np.ndarray:
+        """Returns the probability of each pair (queries[i], the passage in rows[i]): float32 [pairs]."""
+        wanted, inverse = np.unique(rows, return_inverse=True)
+        passages = corpus.passages(wanted)
+        texts = self.model.compose([p.title for p in passages], [p.text for p in passages])
+        return self.model.score(queries, [texts[number] for number in inverse])
 
 
-def rerank(hits: Hits, texts: Sequence[str], depth: int, corpus: Corpus, worker: RerankWorker) -> Hits:
-    """The first `depth` hits of each question in the order of their probability, which becomes their score.
+@dataclass(frozen=True)
+class RerankTask:
+    """Scores the first hits of a block of queries: an item is (number of the first query, texts, rows int64 [q, d])."""
 
-    The hits below keep their order under them, with -rank for a score: a run stays as deep as it was.
+    spec: RerankerSpec
+    corpus: Corpus
+    resources: Resources = RESOURCES
+    stays_open: bool = True
+
+    def open(self, place: Place) -> Callable[[tuple[int, list[str], np.ndarray], Report], np.ndarray]:
+        """Returns the worker: float32 [q, d], -inf where there is no hit."""
+        scorer = self.spec.open(place)
+
+        def score(block: tuple[int, list[str], np.ndarray], report: Report) -> np.ndarray:
+            _, texts, rows = block
+            scores = np.full(rows.shape, -np.inf, np.float32)
+            queries, _ = pairs = np.nonzero(rows >= 0)
+            if len(queries):
+                scores[pairs] = scorer.score([texts[number] for number in queries], self.corpus, rows[pairs])
+            return scores
+
+        return score
+
+
+def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runner: Runner) -> Hits:
+    """Orders the first `depth` hits of each query by their probability, which becomes their score.
+
+    The hits below keep their order, with -rank as their score, so a run stays as deep as it was.
+
+    Args:
+        hits: The hits of the queries.
+        texts: The texts of the queries.
+        depth: Hits per query to re-rank.
+        task: The task that scores a block of queries.
+        runner: What spreads the blocks over workers.
     """
-    resources = rerank_resources()
     size = BLOCK_QUERIES
-    filled = np.argsort(hits.rows < 0, axis=1, kind="stable")  # a hit that was dropped leaves a hole
+    filled = np.argsort(hits.rows < 0, axis=1, kind="stable")  # a dropped hit leaves a hole
     scores, rows = (np.take_along_axis(column, filled, axis=1) for column in hits)
-    items = [
+    blocks = [
         (start, list(texts[start : start + size]), rows[start : start + size, :depth])
         for start in range(0, len(texts), size)
     ]
     scores[:, depth:] = np.where(rows[:, depth:] >= 0, -np.arange(depth + 1, rows.shape[1] + 1), -np.inf)
-    for (start, _, top), found in run_tasks(rerank_block, items, corpus, worker, **resources):
+    for (start, _, top), found in runner.run(task, blocks):
         end = start + len(top)
         order = np.lexsort((top, -found), axis=1)  # equal probabilities by row
         rows[start:end, :depth] = np.take_along_axis(top, order, axis=1)
         scores[start:end, :depth] = np.take_along_axis(found, order, axis=1)
     return Hits(scores, rows)
-
-
-def rerank_block(item: tuple[int, list[str], np.ndarray], corpus: Corpus, worker: RerankWorker) -> np.ndarray:
-    """One task of `rerank`: float32 [questions, depth], -inf where there is no hit."""
-    _, texts, rows = item
-    found = np.full(rows.shape, -np.inf, np.float32)
-    queries, _ = there = np.nonzero(rows >= 0)
-    if len(queries):
-        found[there] = worker.score([texts[number] for number in queries], corpus, rows[there])
-    return found

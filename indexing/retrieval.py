@@ -1,34 +1,49 @@
-"""A run, from queries to hits: blocks of queries are searched, and each block committed as a part."""
+"""Makes a run: blocks of queries are searched, and the hits of each block are committed as a part."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from indexing.artifact import Artifact, Draft, Part
+from indexing.artifact import Draft, Part
 from indexing.corpus import Corpus
 from indexing.exact import Hits
 from indexing.queries import Queries
-from indexing.rescoring import RerankWorker, numerics_of_reranker, open_reranker, rerank, reranker_inputs
+from indexing.rescoring import (
+    RerankerSpec,
+    RerankTask,
+    numerics_of_reranker,
+    open_reranker,
+    rerank,
+    reranker_inputs,
+)
 from indexing.retrievers import Retrievers, SearchOptions
 from indexing.runs import hits_table, read_run, write_parquet
 from indexing.store import Store
+from indexing.work.tasks import Runner
+from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
 from retriever.errors import InputError
 
-QUERY_BLOCK = 8_192  # queries a part: what streams past the corpus together
+QUERY_BLOCK = 8_192  # queries per part: they are searched together in one pass over the corpus
 
-RERANK_DEPTH = 100  # hits that are re-ranked
+RERANK_DEPTH = 100  # hits per query that are re-ranked
 HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split
 
 Mode = Literal["dense", "exact", "bm25", "hybrid"]
 
 
-class Retrieval:
-    """Everything that a run needs, opened and checked before anything is computed."""
+class SearchQueries:
+    """The work that makes runs/NAME: the hits of a split's queries, one part for each block of QUERY_BLOCK queries.
+
+    Attributes:
+        name: The name of the run.
+        split: The queries.
+        source: The source's name in the grammar of sources, with all names filled in.
+    """
 
     def __init__(
         self,
@@ -45,25 +60,29 @@ class Retrieval:
         rerank_depth: int = RERANK_DEPTH,
         limit: int | None = None,
     ):
-        """Raises InputError where something is missing, or was not made from what it is asked to fit."""
+        """Opens and checks everything that the search needs, before anything is computed.
+
+        Raises:
+            InputError: If an artifact is missing, or was not made from the ones that it is searched with.
+        """
         self.store, self.k, self.drop_self = store, k, drop_self
         self.corpus = Corpus.open(store)
         self.queries = Queries.open(store, queries)
         self.split = self.queries.split(split, limit)
         self.retrievers = Retrievers(store, self.corpus, options or SearchOptions())
         self.retriever = self.retrievers.open(source)
+        self.source = self.retriever.source
         self.reranker = open_reranker(store, reranker) if reranker else None
         self.reranker_name = reranker or ""
         self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
         self.rerank_depth = rerank_depth
-        chosen = name or "-".join(
-            [self.queries.artifact.key.partition("/")[2], split, label(self.retriever.source)]
+        self.name = name or "-".join(
+            [self.queries.artifact.key.partition("/")[2], split, label(self.source)]
             + ([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else [])
         )
-        self.name = chosen if limit is None else f"{chosen}-limit{limit}"
         self.config: dict[str, Any] = {
-            "source": self.retriever.source,
-            "dials": self.retriever.dials,
+            "source": self.source,
+            "search_parameters": self.retriever.search_parameters,
             "split": split,
             "k": k,
             "drop_self": drop_self,
@@ -72,54 +91,34 @@ class Retrieval:
         if self.reranker:
             self.config |= {"reranker": self.reranker[1], "rerank_depth": rerank_depth}
 
-    def inputs(self) -> dict[str, Artifact]:
-        """What the run is made of: the latest generation of the corpus stands for those before it."""
-        found = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
-        return found | self.retriever.inputs() | self._reranker_inputs
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the run. The latest generation of the corpus, as an input, stands for those before it."""
+        inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
+        inputs |= self.retriever.inputs() | self._reranker_inputs
+        return [Target("runs", self.name, inputs, self.config)]
 
-    def draft(self) -> Draft:
-        return self.store.create("runs", self.name, inputs=self.inputs(), config=self.config)
+    @property
+    def stages(self) -> list[SearchStage]:
+        """Returns the one stage: searching block by block."""
+        return [SearchStage(self)]
 
-    def run(self) -> Iterator[tuple[bool, int]]:
-        """Search what is left, block by block; yields (found done already, queries) for each."""
-        worker, facts = None, {}
-        if self.reranker:
-            worker = RerankWorker(self.store, self.reranker_name, *self.reranker, numerics_of_reranker())
-            facts = {"numerics": worker.numerics}
-        with self.draft() as draft:
-            committed = draft.committed()
-            for part in committed.values():
-                check_numerics(draft, part, facts)
-                self.retrievers.pin(part.facts)
-            hits = sum(part.rows for part in committed.values())
-            for number, start in enumerate(range(0, len(self.split.ids), QUERY_BLOCK)):
-                ids = self.split.ids[start : start + QUERY_BLOCK]
-                name = f"part-{number:05d}"
-                if draft.complete or name in committed:
-                    yield True, len(ids)
-                    continue
-                texts = self.split.texts[start : start + QUERY_BLOCK]
-                found, passage_ids = self._kept(ids, self.retriever.search(texts, self.k + self.drop_self))
-                if worker:
-                    found = rerank(found, texts, self.rerank_depth, self.corpus, worker)
-                    passage_ids = self.corpus.ids(found.rows)
-                table = hits_table(ids, found, passage_ids)
-                own = {**facts, **self.retrievers.numerics()}
-                part = draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **own)
-                check_numerics(draft, part, facts)  # it may be another writer's
-                hits += len(table)
-                yield False, len(ids)
-            draft.note(hits=hits, **facts)
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes the number of hits and the re-ranker's numerics class."""
+        [draft] = drafts
+        parts = draft.committed().values()
+        numerics = {part.facts["numerics"] for part in parts if "numerics" in part.facts}
+        draft.note(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
 
     def unanswered(self) -> list[str]:
-        """Ids of the queries that the complete run has no hit for, in their order: no word of theirs is indexed."""
+        """Returns the ids of the queries without hits in the complete run, in order: none of their terms is indexed."""
         answered: set[str] = set()
         for table in read_run(self.store.open("runs", self.name)):
             answered.update(table["query_id"].combine_chunks().unique().to_pylist())
         return [id for id in self.split.ids if id not in answered]
 
-    def _kept(self, query_ids: list[str], hits: Hits) -> tuple[Hits, np.ndarray]:
-        """(hits, passage ids [q, k]), a hit that is the query itself dropped where that was asked for."""
+    def without_self(self, query_ids: list[str], hits: Hits) -> tuple[Hits, np.ndarray]:
+        """Returns the hits and their passage ids [q, k]; with drop_self, a hit with the query's own id is dropped."""
         ids = self.corpus.ids(hits.rows)
         if not self.drop_self:
             return hits, ids
@@ -130,20 +129,75 @@ class Retrieval:
         return Hits(hits.scores, rows), ids
 
 
-def check_numerics(draft: Draft, part: Part, facts: dict[str, str]) -> None:
-    """Raises InputError for a part that a re-ranker of another numerics class ordered than the one in `facts`."""
-    found, here = part.facts.get("numerics"), facts.get("numerics")
-    if found != here:
+class SearchStage(StageDefaults):
+    """The stage that searches blocks of queries."""
+
+    title = "search"
+    noun = "queries"
+
+    def __init__(self, search: SearchQueries):
+        self.search = search
+        self.total: int | None = len(search.split.ids)
+        self._rerank_task: RerankTask | None = None
+        self._committed: list[Part] = []
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each block of queries; pins the numerics classes of the committed parts."""
+        for part in committed[0].values():
+            self.search.retrievers.pin(part.facts)
+            self._committed.append(part)
+        for number, start in enumerate(range(0, len(self.search.split.ids), QUERY_BLOCK)):
+            rows = min(QUERY_BLOCK, len(self.search.split.ids) - start)
+            yield Unit((f"part-{number:05d}",), rows, start)
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Searches a block of queries and commits the hits."""
+        search, rerank_task = self.search, self._reranker(draft, runner)
+        piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
+        ids, texts = search.split.ids[piece], search.split.texts[piece]
+        hits = search.retriever.search(texts, search.k + search.drop_self, runner)
+        hits, passage_ids = search.without_self(ids, hits)
+        if rerank_task:
+            hits = rerank(hits, texts, search.rerank_depth, rerank_task, runner)
+            passage_ids = search.corpus.ids(hits.rows)
+        table = hits_table(ids, hits, passage_ids)
+        numerics = rerank_task.spec.numerics if rerank_task else None
+        facts = {**({"numerics": numerics} if numerics else {}), **search.retrievers.numerics()}
+        write = functools.partial(write_parquet, table)
+        part = draft.commit(unit.names[0], ".parquet", write, rows=len(table), **facts)
+        check_numerics(draft, part, numerics)  # it may be another writer's
+        counter.count(unit.rows)
+
+    def _reranker(self, draft: Draft, runner: Runner) -> RerankTask | None:
+        """Returns the re-ranking task. Raises InputError if committed parts are of another numerics class."""
+        search = self.search
+        if search.reranker and self._rerank_task is None:
+            numerics = numerics_of_reranker(runner)
+            for part in self._committed:
+                check_numerics(draft, part, numerics)
+            spec = RerankerSpec(search.store, search.reranker_name, *search.reranker, numerics)
+            self._rerank_task = RerankTask(spec, search.corpus)
+        return self._rerank_task
+
+
+def check_numerics(draft: Draft, part: Part, numerics: str | None) -> None:
+    """Raises InputError if a re-ranker of another numerics class ordered a part."""
+    found = part.facts.get("numerics")
+    if found != numerics:
         raise InputError(
-            f"{draft.url}/{part.name} is of the re-ranker's numerics class `{found}`, here it is `{here}`: go on with "
-            f"the kind of machine that began it, or remove {draft.key} and begin anew"
+            f"{draft.url}/{part.name} is of the re-ranker's numerics class `{found}`, here it is `{numerics}`: resume "
+            f"on the kind of machine that began it, or remove {draft.key} and run the command again"
         )
 
 
 def source_of(mode: Mode, store: Store, embeddings: str | None = None, index: str | None = None) -> str:
-    """The source that a mode stands for: names may be left out where the store has one only. Raises InputError.
+    """Returns the source that a mode stands for. A name may be left out if the store has only one.
 
-    hybrid: BM25 and the index, half and half; every vector where the store has no index, or embeddings are named.
+    hybrid is BM25 and the index with equal weights; exact search takes the place of the index if the store has none, or
+    if embeddings are named.
+
+    Raises:
+        InputError: If the store has no such artifact, or several.
     """
     if mode == "bm25":
         return "bm25"
@@ -160,5 +214,5 @@ def source_of(mode: Mode, store: Store, embeddings: str | None = None, index: st
 
 
 def label(source: str) -> str:
-    """A source as a piece of a name: `index:minilm` is dense-minilm."""
+    """Returns a source as a piece of a name: `index:minilm` becomes dense-minilm."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", source.replace("index:", "dense-"))

@@ -1,4 +1,4 @@
-"""Sources of hits, and the one grammar that names them in search, mining, serving and evaluation.
+"""Sources of hits, and the grammar that names them in search, mining, serving and evaluation.
 
 bm25  bm25:NAME          Lucene's BM25; without a name the one called bm25, or the only one
 exact:EMB                every vector of embeddings EMB
@@ -10,7 +10,7 @@ A+B+…                    several of these, by reciprocal rank
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -21,45 +21,50 @@ from indexing.bm25 import DEFAULT, Bm25, search_bm25
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec, differing, spec_of
-from indexing.encoding import check_encoder
 from indexing.exact import Hits
 from indexing.fusion import reciprocal_rank, weighted
 from indexing.index import Index
-from indexing.searching import search_dense, search_exact
 from indexing.store import Store
-from indexing.tasks import node_cores, run_tasks
-from retriever.encoder import Encoder, EncoderOptions
+from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 from retriever.errors import InputError
+from retriever.options import EncoderOptions
 
-FUSION_DEPTH = 1_000  # hits of each source that a fusion sees, at least: those of a usual run
-_ENCODED = 2  # blocks of queries whose vectors are kept: sources over the same embeddings share them
+FUSION_DEPTH = 1_000  # least number of hits per source that a fusion sees: those of a usual run
+_ENCODED = 2  # blocks of queries whose vectors are kept, for sources over the same embeddings
 _WEIGHTED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\*(.+)")
 
 
 class Retriever(Protocol):
-    """Something that finds passages for questions."""
+    """Finds passages for queries."""
 
-    dials: dict[str, Any]  # what else decides its hits
+    search_parameters: dict[str, Any]  # search parameters that shape its hits
 
     @property
     def source(self) -> str:
-        """Its name in the grammar."""
+        """Returns its name in the grammar."""
 
     def inputs(self) -> dict[str, Artifact]:
-        """What its hits are made of: role -> artifact."""
+        """Returns the artifacts that its hits depend on, by role."""
 
-    def search(self, texts: Sequence[str], k: int) -> Hits:
-        """The top k of some questions, less the corpus' deleted passages."""
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+        """Returns the top k of each query; deleted passages are excluded."""
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What a search may be told beside its source. None: as the artifacts say."""
+    """Settings of a search. None: as the artifacts say.
 
-    encoder: str | None = None  # where the encoder is now
-    task: str | None = None  # whose encoder the questions take; the passages' vectors must be what it makes of them
+    Attributes:
+        encoder: Where the encoder is now.
+        task: The task whose encoder the queries use; it must encode passages as the embeddings were encoded.
+        nprobe: Lists to probe.
+        depth: Candidates of each shard that are scored again.
+    """
+
+    encoder: str | None = None
+    task: str | None = None
     nprobe: int | None = None
-    depth: int | None = None  # candidates of each shard that are scored again
+    depth: int | None = None
 
 
 @dataclass
@@ -68,7 +73,7 @@ class Bm25Retriever:
 
     bm25: Bm25
     corpus: Corpus
-    dials: dict[str, Any] = field(default_factory=dict)
+    search_parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -77,47 +82,70 @@ class Bm25Retriever:
     def inputs(self) -> dict[str, Artifact]:
         return {f"{self.source}/{n}": artifact for n, artifact in enumerate(self.bm25.generations)}
 
-    def search(self, texts: Sequence[str], k: int) -> Hits:
-        return search_bm25(self.bm25, texts, k, self.corpus.deleted)
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+        return search_bm25(self.bm25, texts, k, self.corpus.deleted, runner)
 
 
 class QueryEncoder:
-    """The encoder of some embeddings, for their questions. Raises InputError where it is not the one that made them."""
+    """The encoder of some embeddings, for queries.
 
-    def __init__(self, store: Store, embeddings: Embeddings, asked: SearchOptions):
+    Raises:
+        InputError: If the encoder is not the one that made the embeddings.
+    """
+
+    def __init__(self, store: Store, embeddings: Embeddings, options: SearchOptions):
         self.embeddings = embeddings
         own = EncoderOptions(**embeddings.encoder_options)
-        if asked.task is not None:
-            spec = spec_of(store, None, asked.task, own)
+        if options.task is not None:
+            spec = spec_of(store, None, options.task, own)
         else:
-            spec = EncoderSpec(store, asked.encoder or embeddings.encoder_name, own, embeddings.task)
+            spec = EncoderSpec(store, options.encoder or embeddings.encoder_name, own, embeddings.task)
         self.spec = replace(spec, options=replace(spec.options, compile="never"))
         self._kept: list[tuple[Sequence[str], np.ndarray]] = []
-        # A task may ask otherwise than the encoder of its passages: with a prompt, or another prefix, of its own.
+        # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
         made, found = embeddings.config["encoder"], spec.describe("passage")
-        if differ := differing(made, found, passages=asked.task is not None):
-            what, way = (f"task {asked.task}", "--task") if asked.task else (f"encoder {spec.name}", "--encoder")
+        if differ := differing(made, found, passages=options.task is not None):
+            what, parameter = (f"task {options.task}", "task") if options.task else (f"encoder {spec.name}", "encoder")
             raise InputError(
                 f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "
-                f"that one with {way}, or encode the corpus with this one"
+                f"that one with parameter {parameter}, or encode the corpus with this one"
             )
         self.described = spec.describe("query")
         self.numerics: str | None = None  # the class of the vectors so far, here or in an earlier run
+        self._task = EncodeQueriesTask(self.spec, self.described)
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Query vectors float32 [q, dim], by a task on the cluster. Raises InputError for another numerics class."""
-        for asked, vectors in self._kept:
-            if asked is texts:
+    def encode(self, texts: Sequence[str], runner: Runner) -> np.ndarray:
+        """Returns the vectors of queries, float32 [q, dim]. Raises InputError for another numerics class."""
+        for kept, vectors in self._kept:
+            if kept is texts:
                 return vectors
-        cores = node_cores()
-        shared = (self.spec, self.described, cores)
-        [(_, (vectors, numerics))] = run_tasks(encode_queries, [list(texts)], *shared, num_cpus=cores)
+        [(_, (vectors, numerics))] = runner.run(self._task, [list(texts)])
         if self.numerics not in (None, numerics):
-            raise InputError(f"questions' vectors are of the numerics class `{self.numerics}`, this worker's are "
-                             f"`{numerics}`: go on with the kind of machine that began it")  # fmt: skip
+            raise InputError(
+                f"the queries' vectors are of the numerics class `{self.numerics}`, this worker's are `{numerics}`: "
+                "resume on the kind of machine that began it"
+            )
         self.numerics = numerics
         self._kept = [*self._kept, (texts, vectors)][-_ENCODED:]
         return vectors
+
+
+@dataclass(frozen=True)
+class EncodeQueriesTask:
+    """Encodes a list of queries: float32 [q, dim] and their numerics class. pinned: the encoder's description."""
+
+    spec: EncoderSpec
+    pinned: Mapping[str, Any]
+    resources: Resources = ALL_CORES
+    stays_open: bool = True
+
+    def open(self, place: Place) -> Callable[[list[str], Report], tuple[np.ndarray, str]]:
+        """Returns the worker. Raises InputError if its encoder is not the pinned one."""
+        from indexing.encoding import check_encoder
+
+        encoder = self.spec.open(device=place.device, threads=place.cores)
+        check_encoder(self.spec.config_of(encoder, "query"), self.pinned)
+        return lambda texts, report: (encoder.encode(texts, side="query", task=self.spec.task), encoder.numerics)
 
 
 @dataclass
@@ -128,7 +156,7 @@ class DenseRetriever:
     index: Index | None
     corpus: Corpus
     encoder: QueryEncoder
-    dials: dict[str, Any]
+    search_parameters: dict[str, Any]
 
     @property
     def source(self) -> str:
@@ -141,11 +169,13 @@ class DenseRetriever:
             found |= {f"{self.source}/{n}": g for n, g in enumerate(self.index.generations)}
         return found
 
-    def search(self, texts: Sequence[str], k: int) -> Hits:
-        vectors, deleted = self.encoder.encode(texts), self.corpus.deleted
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+        from indexing.searching import search_dense, search_exact
+
+        vectors, deleted = self.encoder.encode(texts, runner), self.corpus.deleted
         if self.index is None:
-            return search_exact(self.embeddings, vectors, k, deleted)
-        return search_dense(self.index, self.embeddings, vectors, k, deleted, **self.dials)
+            return search_exact(self.embeddings, vectors, k, deleted, runner)
+        return search_dense(self.index, self.embeddings, vectors, k, deleted, runner, **self.search_parameters)
 
 
 @dataclass
@@ -154,7 +184,7 @@ class Fusion:
 
     parts: list[Retriever]
     weights: list[float] | None
-    dials: dict[str, Any]
+    search_parameters: dict[str, Any]
 
     @property
     def source(self) -> str:
@@ -166,34 +196,34 @@ class Fusion:
     def inputs(self) -> dict[str, Artifact]:
         return {role: artifact for part in self.parts for role, artifact in part.inputs().items()}
 
-    def search(self, texts: Sequence[str], k: int) -> Hits:
-        found = [part.search(texts, max(k, self.dials["fusion_depth"])) for part in self.parts]
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+        found = [part.search(texts, max(k, self.search_parameters["fusion_depth"]), runner) for part in self.parts]
         return reciprocal_rank(found, k) if self.weights is None else weighted(found, k, self.weights)
 
 
 class Retrievers:
-    """Opens sources over one corpus; those over the same embeddings share their question vectors."""
+    """Opens sources over one corpus; sources over the same embeddings share the vectors of the queries."""
 
     def __init__(self, store: Store, corpus: Corpus, options: SearchOptions = SearchOptions()):
         self.store, self.corpus, self.options = store, corpus, options
         self._encoders: dict[str, QueryEncoder] = {}
 
     def numerics(self) -> dict[str, dict[str, str]]:
-        """The numerics classes of the questions' vectors so far, as a part's facts: {"questions": {embeddings: class}}.
+        """Returns the numerics classes of the queries' vectors so far, as facts of a part.
 
-        Nothing where no source is of vectors.
+        They are {"query_numerics": {embeddings: class}}; empty if no source searches vectors.
         """
         found = {name: encoder.numerics for name, encoder in self._encoders.items() if encoder.numerics}
-        return {"questions": found} if found else {}
+        return {"query_numerics": found} if found else {}
 
     def pin(self, facts: Mapping[str, Any]) -> None:
-        """Go on with the numerics classes of a part that is there already."""
-        for name, numerics in facts.get("questions", {}).items():
+        """Pins the numerics classes of a committed part."""
+        for name, numerics in facts.get("query_numerics", {}).items():
             if name in self._encoders:
                 self._encoders[name].numerics = numerics
 
     def open(self, source: str) -> Retriever:
-        """Raises InputError for what is not in the grammar or the store, or was made from another corpus."""
+        """Opens a source. Raises InputError if the grammar or the store lacks it, or if its corpus is another one."""
         pieces = source.split("+")
         if len(pieces) == 1:
             return self._open(source)
@@ -203,12 +233,12 @@ class Retrievers:
         names = [match[2] if match else piece for match, piece in zip(matches, pieces, strict=True)]
         parts = [self._open(name) for name in names]
         if len({part.source for part in parts}) < len(parts):
-            raise InputError(f"source {source!r}: a source comes twice")
+            raise InputError(f"source {source!r}: a source is given twice")
         weights = [float(match[1]) for match in matches if match] or None
         if weights and not any(weights):
-            raise InputError(f"source {source!r}: every weight is 0; give one source more than that")
-        dials = {part.source: part.dials for part in parts if part.dials}
-        return Fusion(parts, weights, {**dials, "fusion_depth": FUSION_DEPTH})
+            raise InputError(f"source {source!r}: every weight is 0; give at least one source a positive weight")
+        search_parameters = {part.source: part.search_parameters for part in parts if part.search_parameters}
+        return Fusion(parts, weights, {**search_parameters, "fusion_depth": FUSION_DEPTH})
 
     def _open(self, source: str) -> Retriever:
         kind, _, name = source.partition(":")
@@ -226,26 +256,10 @@ class Retrievers:
     def _dense(self, embeddings: Embeddings, index: Index | None) -> DenseRetriever:
         encoder = self._encoders.get(embeddings.name) or QueryEncoder(self.store, embeddings, self.options)
         self._encoders[embeddings.name] = encoder
-        dials: dict[str, Any] = {}
+        search_parameters: dict[str, Any] = {}
         if index:
-            dials = {"nprobe": self.options.nprobe or index.nprobe, "depth": self.options.depth or index.depth}
-        return DenseRetriever(embeddings, index, self.corpus, encoder, dials)
-
-
-def encode_queries(
-    texts: list[str], spec: EncoderSpec, pinned: Mapping[str, Any], threads: int
-) -> tuple[np.ndarray, str]:
-    """One task: float32 [q, dim], and their numerics class."""
-    encoder = _opened(spec, threads)
-    check_encoder(spec.config_of(encoder, "query"), pinned)
-    return encoder.encode(texts, side="query", task=spec.task), encoder.numerics
-
-
-_open_encoder: list[tuple[Any, Encoder]] = []  # the last one of this process, for the next block of questions
-
-
-def _opened(spec: EncoderSpec, threads: int) -> Encoder:
-    key = (spec.store.url, spec.folder, spec.options, spec.task, threads)
-    if not _open_encoder or _open_encoder[0][0] != key:
-        _open_encoder[:] = [(key, spec.open(threads=threads))]
-    return _open_encoder[0][1]
+            search_parameters = {
+                "nprobe": self.options.nprobe or index.nprobe,
+                "depth": self.options.depth or index.depth,
+            }
+        return DenseRetriever(embeddings, index, self.corpus, encoder, search_parameters)

@@ -1,7 +1,9 @@
-"""Runs: what a search found, as an artifact (Parquet by block of queries) and as a TREC file."""
+"""Runs: the hits of a search as an artifact (Parquet, one part per block of queries) or as a TREC file."""
 
 from __future__ import annotations
 
+import contextlib
+import filecmp
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,64 +23,114 @@ SCHEMA = pa.schema([("query_id", pa.string()), ("id", pa.string()), ("row", pa.i
 
 
 def hits_table(query_ids: Sequence[str], hits: Hits, ids: np.ndarray) -> pa.Table:
-    """Hits as rows in the order of queries and ranks. ids: the passages', object [q, k]; a row of -1 is no hit."""
-    kept = hits.rows >= 0
-    queries = np.repeat(np.asarray(query_ids, object), kept.sum(axis=1))
-    columns = [pa.array(queries), pa.array(ids[kept]), pa.array(hits.rows[kept]), pa.array(hits.scores[kept])]
+    """Returns hits as rows in the order of queries and ranks.
+
+    Args:
+        query_ids: Ids of the q queries.
+        hits: Scores and rows [q, k]; row -1 means no hit.
+        ids: Ids of the passages, object [q, k].
+    """
+    is_hit = hits.rows >= 0
+    queries = np.repeat(np.asarray(query_ids, object), is_hit.sum(axis=1))
+    columns = [pa.array(queries), pa.array(ids[is_hit]), pa.array(hits.rows[is_hit]), pa.array(hits.scores[is_hit])]
     return pa.table(columns, schema=SCHEMA)
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
+    """Writes a block of queries as a part of a run."""
     pq.write_table(table, path, compression="zstd", use_dictionary=["query_id", "id"])
 
 
 def read_run(artifact: Artifact) -> Iterator[pa.Table]:
-    """A run's blocks of queries, in order."""
+    """Yields the blocks of queries of a run, in order."""
     for part in artifact.group("part"):
-        yield pq.read_table(artifact.local(part), schema=SCHEMA)
+        # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
+        with pq.ParquetFile(artifact.local(part)) as file:
+            yield file.read().select(SCHEMA.names).cast(SCHEMA)
 
 
-def write_trec(tables: Iterable[pa.Table], path: str, tag: str) -> None:
-    """Export `query Q0 passage rank score tag` lines; the file appears when it is whole.
+def write_trec(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bool = False) -> None:
+    """Writes `query Q0 passage rank score tag` lines; the file appears when it is complete.
 
-    The tools that read such files sort by score, equal ones in an order of their own: so a score that equals the one
-    before it is printed as the next smaller float32. Raises InputError for ids with white space.
+    Tools that read TREC files sort by score and order equal scores in their own way. So a score that equals the
+    previous one is written as the next smaller float32.
+
+    Args:
+        tables: Blocks of a run, in order.
+        path: The file.
+        tag: Name of the run.
+        overwrite: Replace a file that has other content.
+
+    Raises:
+        InputError: If an id is empty or contains white space, or if the file exists with other content.
+    """
+    with whole_file(path, overwrite=overwrite) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        for table in tables:
+            query_ids, ids = table["query_id"].to_pylist(), table["id"].to_pylist()
+            starts = _starts(query_ids)
+            ranks = np.arange(len(ids)) - np.repeat(starts, np.diff([*starts, len(ids)]))
+            scores = falling(table["score"].to_numpy(), ranks)
+            for query, id, rank, score in zip(query_ids, ids, ranks, scores, strict=True):
+                line = f"{query} Q0 {id} {rank + 1} {score} {tag}\n"
+                if len(line.split()) != 6:
+                    raise InputError(
+                        f"{path}: query id {query!r} or passage id {id!r} is empty or has white space: no TREC file"
+                    )
+                file.write(line)
+
+
+@contextlib.contextmanager
+def whole_file(path: str, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary file next to `path`, which is renamed to `path` at the end of the block, or removed on error.
+
+    A file with the same content may exist already, so that a command can be repeated.
+
+    Args:
+        path: The file to make; its folder is created if necessary.
+        overwrite: Replace a file that has other content.
+
+    Raises:
+        InputError: If no file can be written there, or if a file with other content exists.
     """
     target = result_path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            for table in tables:
-                query_ids, ids = table["query_id"].to_pylist(), table["id"].to_pylist()
-                starts = _starts(query_ids)
-                ranks = np.arange(len(ids)) - np.repeat(starts, np.diff([*starts, len(ids)]))
-                scores = falling(table["score"].to_numpy(), ranks)
-                for query, id, rank, score in zip(query_ids, ids, ranks, scores, strict=True):
-                    line = f"{query} Q0 {id} {rank + 1} {score} {tag}\n"
-                    if len(line.split()) != 6:
-                        raise InputError(
-                            f"{path}: query id {query!r} or passage id {id!r} is empty or has white space: no TREC file"
-                        )
-                    file.write(line)
+        yield temporary
+        if not overwrite and target.exists() and not filecmp.cmp(temporary, target, shallow=False):
+            raise InputError(
+                f"{path}: a file with other content is there, and is kept: name another file, or give "
+                "overwrite to replace it"
+            )
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def result_path(path: str) -> Path:
-    """Where a file of results goes, its folder made. Raises InputError where no file can be."""
-    target = Path(path)
+    """Returns the path of a result file, after creating its folder; for a link, the path of its target.
+
+    Raises:
+        InputError: If no file can be written there.
+    """
+    target = Path(os.path.realpath(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{path}: no folder {target.parent}: {error.strerror}; name another file") from error
     if target.is_dir():
         raise InputError(f"{path}: this is a folder; name a file")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{path}: this is a device or a pipe, which a result file cannot replace; name a file")
     return target
 
 
 def falling(scores: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """float32 scores made strictly falling within each query (rank 0 starts one), by the least there is."""
+    """Returns float32 scores that decrease strictly within each query; an equal score becomes the next lower float32.
+
+    Args:
+        scores: Scores in the order of queries and ranks, [n].
+        ranks: Rank of each score, [n]; 0 starts a query.
+    """
     fallen = scores.astype(np.float32).copy()
     equal = (fallen[1:] >= fallen[:-1]) & (ranks[1:] > 0)
     while equal.any():
@@ -90,7 +142,7 @@ def falling(scores: np.ndarray, ranks: np.ndarray) -> np.ndarray:
 
 
 def read_trec(path: str) -> pa.Table:
-    """A TREC run file as query_id, id, score. Raises InputError with its line."""
+    """Returns a TREC run file as columns query_id, id, score. Raises InputError with the line for a bad file."""
     lines = Lines(path)
     queries: list[str] = []
     ids: list[str] = []
@@ -105,14 +157,17 @@ def read_trec(path: str) -> pa.Table:
                     raise ValueError
             except ValueError:
                 raise InputError(
-                    f"{path}:{number}: found {line[:60]!r}, expected `query Q0 passage rank score tag`; mend the line"
+                    f"{path}:{number}: found {line[:60]!r}, expected `query Q0 passage rank score tag`; fix the line"
                 ) from None
             queries.append(query)
             ids.append(id)
     if not queries:
         raise InputError(f"{path}: the run is empty; search again")
     table = pa.table({"query_id": queries, "id": ids, "score": pa.array(scores, pa.float64())})
-    if len(table.group_by(["query_id", "id"]).aggregate([])) < len(table):
+    # A number per pair of query and passage; group_by of pyarrow would import pyarrow.dataset, which takes 0.3 s.
+    query_codes, id_codes = (table[name].combine_chunks().dictionary_encode() for name in ("query_id", "id"))
+    pairs = query_codes.indices.to_numpy().astype(np.int64) * len(id_codes.dictionary) + id_codes.indices.to_numpy()
+    if len(np.unique(pairs)) < len(table):
         seen: set[tuple[str, str]] = set()
         for number, hit in enumerate(zip(queries, ids, strict=True), 1):
             if hit in seen:
@@ -123,4 +178,5 @@ def read_trec(path: str) -> pa.Table:
 
 
 def _starts(query_ids: Sequence[str]) -> np.ndarray:
+    """Returns the position of the first hit of each query."""
     return np.array([i for i, query in enumerate(query_ids) if i == 0 or query != query_ids[i - 1]], np.int64)

@@ -1,19 +1,20 @@
-"""Search on the cluster: every shard or stretch of rows is searched by a task, with whole blocks of queries."""
+"""Dense and exact search: each shard, or stretch of rows, is searched by one task with whole blocks of queries."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from indexing.chain import split_range
 from indexing.embeddings import Embeddings
 from indexing.exact import Hits, exact_search, merge, rescore_pieces
 from indexing.faiss_index import read_index, search_shard
 from indexing.index import Index, Shard
-from indexing.tasks import node_cores, num_slots, run_tasks
+from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 
-STRETCH_ROWS = 2_000_000  # of exact search, at most in one task: work is left for nodes that join
+STRETCH_ROWS = 2_000_000  # rows of one task at most, so that nodes that join find work
 
 
 def search_exact(
@@ -21,22 +22,43 @@ def search_exact(
     queries: np.ndarray,
     k: int,
     deleted: np.ndarray,
+    runner: Runner,
     *,
     end: int | None = None,
 ) -> Hits:
-    """The exact top k of queries float32 [q, dim] over the rows [0, end), less the `deleted` ones."""
-    end = embeddings.num_rows if end is None else end
-    cores = node_cores()
-    stretches = _stretches(0, end, num_slots(cores))
-    found = run_tasks(exact_stretch, stretches, embeddings, queries, k, deleted, cores, num_cpus=cores)
-    return folded((hits for _, hits in found), k)
+    """Returns the exact top k of each query.
+
+    Args:
+        embeddings: The vectors to search.
+        queries: float32 [q, dim].
+        k: Hits per query.
+        deleted: Rows to exclude, int64, ascending.
+        runner: What spreads stretches of rows over workers.
+        end: Search the rows [0, end); None: all rows.
+    """
+    task = SearchExactTask(embeddings, queries, k, deleted)
+    stretches = _stretches(embeddings.num_rows if end is None else end, runner.slots(task.resources))
+    return folded((hits for _, hits in runner.run(task, stretches)), k)
 
 
-def exact_stretch(
-    stretch: tuple[int, int], embeddings: Embeddings, queries: np.ndarray, k: int, deleted: np.ndarray, threads: int
-) -> Hits:
-    """One task of `search_exact`: the rows [first, end)."""
-    return exact_search(queries, embeddings.between(*stretch), k, deleted=deleted, threads=threads)
+@dataclass(frozen=True)
+class SearchExactTask:
+    """Searches a stretch of rows (first, end) exactly."""
+
+    embeddings: Embeddings
+    queries: np.ndarray
+    k: int
+    deleted: np.ndarray
+    resources: Resources = ALL_CORES
+
+    def open(self, place: Place) -> Callable[[tuple[int, int], Report], Hits]:
+        """Returns the worker."""
+
+        def search(stretch: tuple[int, int], report: Report) -> Hits:
+            pieces = self.embeddings.between(*stretch)
+            return exact_search(self.queries, pieces, self.k, deleted=self.deleted, threads=place.cores)
+
+        return search
 
 
 def search_dense(
@@ -45,52 +67,63 @@ def search_dense(
     queries: np.ndarray,
     k: int,
     deleted: np.ndarray,
+    runner: Runner,
     *,
     nprobe: int | None = None,
     depth: int | None = None,
 ) -> Hits:
-    """The top k of queries float32 [q, dim]: each shard's candidates by probing, scored again by their float16 vectors.
+    """Returns the top k of each query: candidates from an index, scored again by their float16 vectors.
 
-    `depth`: candidates per query and shard; at least k. `nprobe` and `depth` default to what the build measured.
+    Args:
+        index: The FAISS index.
+        embeddings: The vectors that it was built from.
+        queries: float32 [q, dim].
+        k: Hits per query.
+        deleted: Rows to exclude, int64, ascending.
+        runner: What spreads the shards over workers.
+        nprobe: Lists to probe; None: the number that the build measured.
+        depth: Candidates per query and shard, raised to k; None: the number that the build measured.
     """
-    cores = node_cores()
-    depth = max(k, depth or index.depth)
-    shared = (embeddings, queries, k, deleted, nprobe or index.nprobe, depth, cores)
-    found = run_tasks(dense_shard, index.shards, *shared, num_cpus=cores)
-    return folded((hits for _, hits in found), k)
+    task = SearchShardTask(embeddings, queries, k, deleted, nprobe or index.nprobe, max(k, depth or index.depth))
+    return folded((hits for _, hits in runner.run(task, index.shards)), k)
 
 
-def dense_shard(
-    shard: Shard,
-    embeddings: Embeddings,
-    queries: np.ndarray,
-    k: int,
-    deleted: np.ndarray,
-    nprobe: int,
-    depth: int,
-    threads: int,
-) -> Hits:
-    """One task of `search_dense`. Where the index is flat its rows are scored in the embeddings."""
-    mine = deleted[(deleted >= shard.first_row) & (deleted < shard.end)]
-    pieces = embeddings.between(shard.first_row, shard.end)
-    if shard.artifact.config["factory"] == "Flat":
-        return exact_search(queries, pieces, k, deleted=mine, threads=threads)
-    faiss_index = read_index(shard.artifact.local(shard.part), mmap=True)
-    rows = search_shard(faiss_index, queries, depth, nprobe=nprobe, deleted=mine, threads=threads)
-    return rescore_pieces(queries, rows, pieces, k, threads)
+@dataclass(frozen=True)
+class SearchShardTask:
+    """Searches a shard. The rows of a flat index are scored in the embeddings."""
+
+    embeddings: Embeddings
+    queries: np.ndarray
+    k: int
+    deleted: np.ndarray
+    nprobe: int
+    depth: int
+    resources: Resources = ALL_CORES
+
+    def open(self, place: Place) -> Callable[[Shard, Report], Hits]:
+        """Returns the worker."""
+        return lambda shard, report: self._search(shard, place.cores)
+
+    def _search(self, shard: Shard, threads: int) -> Hits:
+        deleted = self.deleted[(self.deleted >= shard.first_row) & (self.deleted < shard.end)]
+        pieces = self.embeddings.between(shard.first_row, shard.end)
+        if shard.artifact.config["factory"] == "Flat":
+            return exact_search(self.queries, pieces, self.k, deleted=deleted, threads=threads)
+        index = read_index(shard.artifact.local(shard.part), mmap=True)
+        rows = search_shard(index, self.queries, self.depth, nprobe=self.nprobe, deleted=deleted, threads=threads)
+        return rescore_pieces(self.queries, rows, pieces, self.k, threads)
 
 
-def folded(found: Iterable[Hits], k: int) -> Hits:
-    """The best k of all, merged two at a time as they arrive: only one waits, and any order gives the same bytes."""
+def folded(hits: Iterable[Hits], k: int) -> Hits:
+    """Returns the best k of all hits. They are merged as they arrive, and any order gives the same bytes."""
     best: Hits | None = None
-    for hits in found:
-        best = merge([hits] if best is None else [best, hits], k)
+    for each in hits:
+        best = merge([each] if best is None else [best, each], k)
     assert best is not None
     return best
 
 
-def _stretches(first_row: int, end: int, slots: int) -> Sequence[tuple[int, int]]:
-    """One for each task that runs at once now, or a multiple of them so that none is longer than STRETCH_ROWS."""
-    count = slots * max(1, -(-(end - first_row) // (STRETCH_ROWS * slots)))
-    bounds = np.linspace(first_row, end, max(1, min(count, end - first_row)) + 1).astype(np.int64)
-    return [(int(a), int(b)) for a, b in itertools.pairwise(bounds)]
+def _stretches(end: int, slots: int) -> Sequence[tuple[int, int]]:
+    """Splits the rows [0, end) into a multiple of `slots` stretches of at most STRETCH_ROWS."""
+    count = slots * max(1, -(-end // (STRETCH_ROWS * slots)))
+    return split_range(0, end, max(1, min(count, end)))

@@ -1,4 +1,4 @@
-"""Where bytes live: a local folder or an S3 bucket, behind a few operations that commit atomically."""
+"""Storage backends of a store: a local folder or S3, behind a few operations that commit atomically."""
 
 from __future__ import annotations
 
@@ -8,60 +8,82 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from retriever.errors import InputError
+from retriever.errors import InputError, StorageError
 
-TEMPORARY = ".tmp"  # files being written to a local store; never listed, cleared by `gc`
+TEMPORARY = ".tmp"  # folder of the files that are being written to a local store; never listed, cleared by `gc`
+ATTEMPTS = 100  # to put a file into a folder that other processes remove whenever it is empty
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR, errno.ELOOP}
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Storage(Protocol):
-    """Keys are relative paths with '/'. A key that exists holds all of its bytes: writes are atomic."""
+    """Keys are relative paths with '/'. An object that exists holds all of its bytes: writes are atomic."""
 
     url: str
 
     def read(self, key: str) -> bytes:
-        """The bytes of `key`. Raises FileNotFoundError."""
+        """Returns the bytes of `key`. Raises FileNotFoundError."""
 
     def size(self, key: str) -> int | None:
-        """Bytes of `key`, None where there is none."""
+        """Returns the size of `key` in bytes, None if it does not exist."""
+
+    def modified(self, key: str) -> float:
+        """When `key` was written, in seconds since 1970. Raises FileNotFoundError."""
 
     def sha256(self, key: str) -> str:
-        """sha256 (hex) of what is stored under `key`, streamed. Raises FileNotFoundError."""
+        """Returns the sha256 (hex) of the stored bytes of `key`, streamed. Raises FileNotFoundError."""
 
     def fetch(self, key: str, path: Path) -> None:
-        """Copy `key` to the local file `path`. Raises FileNotFoundError."""
+        """Copies `key` to the local file `path`. Raises FileNotFoundError."""
 
     def put(self, key: str, source: Path | bytes) -> None:
-        """Move a local file, or write bytes, to `key`, whole or not at all; one that is there is replaced."""
+        """Moves a local file, or writes bytes, to `key`, completely or not at all; an existing object is replaced."""
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """Write a small object unless `key` exists: False when somebody was first."""
+        """Writes a small object unless `key` exists. Returns False if another writer was first."""
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """(key, bytes) of all that lies under the folder `prefix`, in the order of the keys."""
+        """Yields (key, bytes) of every object under the folder `prefix`, ordered by key.
+
+        Objects that other processes remove during the scan may be left out.
+        """
+
+    def times(self, prefix: str) -> dict[str, float]:
+        """Returns when each object under the folder `prefix` was written, in seconds since 1970."""
 
     def empty(self) -> bool:
-        """Whether nothing is there at all."""
+        """Whether the storage holds no object."""
 
     def delete(self, key: str) -> None:
-        """Remove `key`; nothing happens where there is none."""
+        """Removes `key`; does nothing if it does not exist."""
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        """Bytes and version tag of a mutable object, None where there is none."""
+        """Returns the bytes and the version tag of a mutable object, None if it does not exist."""
 
     def swap(self, key: str, data: bytes, tag: str | None) -> bool:
-        """Replace a mutable object if its tag is still `tag` (None: if there is none): False when it is not."""
+        """Replaces a mutable object if its tag is still `tag` (None: if it does not exist). Returns False otherwise."""
+
+    def touch(self, key: str, data: bytes) -> bool:
+        """Sets the time of a small object to now if its bytes are `data`. Returns False otherwise; changes no bytes."""
 
     def scratch(self, suffix: str = "") -> Path:
-        """A path for a new temporary file from which `put` is cheap."""
+        """Returns a path for a new temporary file from which `put` is cheap."""
 
 
 class LocalStorage:
-    """A folder. Commit: temporary file, fsync, then rename or (put_new) link, which fails where the name exists."""
+    """A folder. To commit, write a temporary file and fsync it, then rename it or (put_new) hard-link it.
+
+    A link fails if the name exists, so of two writers one wins. `delete` removes folders that become empty, so a
+    writer makes the folder again if it vanishes before the rename or the link. The folder for temporary files stays.
+    """
 
     def __init__(self, root: str):
         self.root = Path(root).expanduser().absolute()
@@ -79,6 +101,9 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def modified(self, key: str) -> float:
+        return self.path(key).stat().st_mtime
+
     def sha256(self, key: str) -> str:
         with open(self.path(key), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -89,45 +114,46 @@ class LocalStorage:
     def put(self, key: str, source: Path | bytes) -> None:
         target = self.path(key)
         path = self._write_temporary(source, target) if isinstance(source, bytes) else source
-        with full_disk(target):
-            _sync(path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, target)
-            _sync(target.parent)
+        try:
+            with full_disk(target):
+                _sync(path)
+                _place(path, target, os.replace)
+        finally:
+            if isinstance(source, bytes):
+                path.unlink(missing_ok=True)
 
     def put_new(self, key: str, data: bytes) -> bool:
         target = self.path(key)
         temporary = self._write_temporary(data, target)
         try:
-            os.link(temporary, target)
+            with full_disk(target):
+                _place(temporary, target, self._link)
         except FileExistsError:
-            return False
+            # A network file system may repeat a link whose acknowledgement was lost, and then finds its own.
+            return temporary.stat().st_nlink == 2
+        except InputError:
+            self._remove_empty_folders(target)
+            raise
         finally:
-            temporary.unlink()
-        _sync(target.parent)
+            temporary.unlink(missing_ok=True)
         return True
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        found = []
-        for folder, subfolders, files in os.walk(self.path(prefix)):
-            subfolders[:] = [subfolder for subfolder in subfolders if subfolder != TEMPORARY]
-            for file in files:
-                path = Path(folder) / file
-                with contextlib.suppress(FileNotFoundError):
-                    found.append((path.relative_to(self.root).as_posix(), path.stat().st_size))
-        yield from sorted(found)
+        yield from sorted((key, status.st_size) for key, status in self._files(prefix))
+
+    def times(self, prefix: str) -> dict[str, float]:
+        return {key: status.st_mtime for key, status in self._files(prefix)}
 
     def empty(self) -> bool:
-        return not self.root.is_dir() or not any(entry.name != TEMPORARY for entry in self.root.iterdir())
+        try:
+            return all(name == TEMPORARY for name in os.listdir(self.root))
+        except FileNotFoundError:
+            return True
 
     def delete(self, key: str) -> None:
         path = self.path(key)
         path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a folder that is not empty stays
-            for folder in path.parents:
-                if folder == self.root:
-                    break
-                folder.rmdir()
+        self._remove_empty_folders(path)
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         try:
@@ -138,26 +164,33 @@ class LocalStorage:
 
     def swap(self, key: str, data: bytes, tag: str | None) -> bool:
         target = self.path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(target.parent / f".{target.name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            current = self.read_tagged(key)
-            if (current[1] if current else None) != tag:
-                return False
-            self.put(key, data)
+        with full_disk(target):
+            _make_folder(target.parent)
+            with open(target.parent / f".{target.name}.lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                current = self.read_tagged(key)
+                if (current[1] if current else None) != tag:
+                    return False
+                self.put(key, data)
         return True
+
+    def touch(self, key: str, data: bytes) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            if self.read(key) == data:
+                os.utime(self.path(key))
+                return True
+        return False
 
     def scratch(self, suffix: str = "") -> Path:
         folder = self.root / TEMPORARY
         with full_disk(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(folder)
         return folder / f"{uuid.uuid4().hex}{suffix}"
 
     def _write_temporary(self, data: bytes, target: Path) -> Path:
         temporary = self.scratch()
         try:
             with full_disk(target):
-                target.parent.mkdir(parents=True, exist_ok=True)
                 temporary.write_bytes(data)
                 _sync(temporary)
         except BaseException:
@@ -165,22 +198,124 @@ class LocalStorage:
             raise
         return temporary
 
+    def _link(self, source: Path, target: Path) -> None:
+        """A hard link. Raises InputError if the file system has none."""
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            raise InputError(
+                f"{self.root}: this file system cannot hold a store, as it has no hard links ({error.strerror}): "
+                "use a folder on another one (ext4, XFS, NFS), or s3://bucket/prefix"
+            ) from error
+
+    def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The regular files under a folder. A file whose name is not UTF-8 has no key, so it is left out."""
+        for folder, subfolders, files in os.walk(self.path(prefix), onerror=_raise_unless_gone):
+            subfolders[:] = [name for name in subfolders if name != TEMPORARY and is_text(name)]
+            for name in filter(is_text, files):
+                path = Path(folder, name)
+                try:
+                    status = path.stat()
+                except OSError as error:
+                    _raise_unless_gone(error)
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    yield path.relative_to(self.root).as_posix(), status
+
+    def _remove_empty_folders(self, path: Path) -> None:
+        """Removes the folders above a file, up to the first that is not empty; never `.tmp` or the store's own."""
+        with contextlib.suppress(OSError):
+            for folder in path.parents:
+                if folder in (self.root, self.root / TEMPORARY):
+                    break
+                folder.rmdir()
+
 
 @contextlib.contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """Turn 'no space left' and 'read-only' into one line that names the place: the error's own, else `path`."""
+    """Turns an error of the disk or of a folder's rights into one line that names the error's file, else `path`."""
     try:
         yield
     except OSError as error:
-        path = error.filename or path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise InputError(
-                f"{path}: {os.strerror(error.errno)}: free some space and run the same command again; "
-                "what is committed is kept"
-            ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
-            raise InputError(f"{path}: cannot be written: {os.strerror(error.errno)}") from error
+        if problem := describe_os_error(error, path):
+            raise StorageError(problem) from error
         raise
+
+
+def describe_os_error(error: OSError, path: Path | str) -> str | None:
+    """Returns one line on an error that a user can fix (disk, rights, limits); None for any other.
+
+    Args:
+        error: The error; the line names its file.
+        path: Names the place if the error has no file.
+    """
+    name = printable(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(path))
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in _NO_SPACE:
+        return f"{name}: {reason}: free some space and run the same command again; what is committed is kept"
+    if error.errno in _NOT_WRITABLE:
+        return f"{name}: {reason}: check the path and its permissions"
+    if error.errno == errno.EXDEV:
+        return f"{name}: the store's folders are on several file systems: keep the whole store on one"
+    if error.errno in (errno.ESTALE, errno.EIO):
+        return f"{name}: {reason}: check the disk or the network file system, then run the same command again"
+    if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
+        return (
+            f"{name}: {reason}: this file system cannot hold a store; use a folder on another one (ext4, XFS, NFS), "
+            "or s3://bucket/prefix"
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{name}: {reason}: raise the limit (ulimit -n)"
+    return None
+
+
+def is_text(name: str) -> bool:
+    """Whether a file name is valid UTF-8; Python reads others with surrogates, which no output takes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def printable(text: str) -> str:
+    """Returns `text` with the bytes that are not UTF-8 as escapes."""
+    return os.fsencode(text).decode(errors="backslashreplace") if not is_text(text) else text
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, while other processes may remove empty ones. Raises InputError, OSError."""
+    for _ in range(ATTEMPTS):
+        try:
+            return folder.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError:
+            continue
+        except FileExistsError as error:
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
+    raise InputError(f"{folder}: this folder cannot be made: {os.strerror(errno.ENOENT)}")
+
+
+def _place(source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
+    """Has `move` put `source` in place in a folder that other processes remove whenever it is empty."""
+    for attempt in range(1, ATTEMPTS + 1):
+        _make_folder(target.parent)
+        try:
+            move(source, target)
+            break
+        except FileNotFoundError:
+            if attempt == ATTEMPTS or not source.exists():
+                raise
+    with contextlib.suppress(FileNotFoundError):  # deleted since, and its folder too
+        _sync(target.parent)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """Raises what keeps a scan from reading; a file or folder that another process removed is no such error."""
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        raise error
 
 
 def _sync(path: Path) -> None:

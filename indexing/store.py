@@ -1,37 +1,47 @@
-"""The store: every artifact of a retrieval system under one folder or S3 prefix."""
+"""The store: all artifacts of a retrieval system under one folder or S3 prefix."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
+import os
 import re
+import stat
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from indexing.artifact import (
     BEGUN,
+    FAILED,
     MANIFEST,
+    PROVENANCE,
     Artifact,
     Draft,
     Reference,
     begun_document,
+    read_failure,
     unseal,
 )
 from indexing.cache import CorruptError, NodeCache, node_cache
+from indexing.releases.current import CURRENT, read_current
 from indexing.s3 import S3Storage
-from indexing.storage import TEMPORARY, LocalStorage, Storage
+from indexing.storage import TEMPORARY, LocalStorage, Storage, is_text
 from retriever.errors import InputError
 
-TEMPORARY_AGE = 3600.0  # seconds after which a file or an upload that nobody went on with is no longer being written
-ABANDONED_AGE = 86400.0  # the same of a begun artifact, to which hours of work add one object
-CURRENT = "serving/current.json"  # the one object that changes: which release is live
-_NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # what else lies in a store
+TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
+ABANDONED_AGE = 86400.0  # the same for a draft, to which hours of work may add only one object
+MAX_NAME = 128  # characters: file systems allow 255, and the names of parts and checkpoints need some of them
+_NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a store
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SCHEMES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|azure|hdfs|file|http|https|ftp|oss|r2|minio"
+_LIKE_URL = re.compile(
+    rf"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)|(?P<known>{_SCHEMES})(:/*|//+)(?P<path>.*)", re.IGNORECASE
+)
 
 
 class Store:
-    """A local folder or `s3://bucket/prefix`. Small and without open files, so it travels to workers as it is."""
+    """A local folder or `s3://bucket/prefix`. Small and without open files, so workers receive it by pickle."""
 
     def __init__(self, url: str, *, cache: NodeCache | None = None):
         self.storage = open_storage(url)
@@ -49,19 +59,27 @@ class Store:
         inputs: Mapping[str, Artifact | Reference] | None = None,
         config: Mapping[str, Any] | None = None,
         by_content: bool = False,
+        abandoned_s: float | None = None,
     ) -> Draft:
-        """Begin an artifact, or go on with the same one; `draft.complete` says that nothing is left to do.
+        """Begins an artifact, or joins a draft of the same one; if `draft.complete` is set, nothing is pending.
 
-        Raises InputError where one of other inputs or configuration was begun under that name. `by_content`: the
-        fingerprint is that of the parts (imports: the same content is the same artifact, wherever it came from).
+        Args:
+            kind: The kind of the artifact, its first folder.
+            name: The name below it.
+            inputs: The artifacts that it is made from, by role.
+            config: The settings that shape its content.
+            by_content: The fingerprint depends on the parts only (imports: the same content is the same artifact,
+                regardless of its source).
+            abandoned_s: As in Draft.begin.
+
+        Raises:
+            InputError: If a draft of other inputs or configuration has this name and may not be replaced.
         """
-        key = artifact_key(kind, name)
-        return Draft(
-            self.storage, self.cache, key, begun_document(kind, inputs or {}, config or {}, by_content)
-        ).begin()
+        document = begun_document(kind, inputs or {}, config or {}, by_content)
+        return Draft(self.storage, self.cache, artifact_key(kind, name), document).begin(abandoned_s=abandoned_s)
 
     def open(self, kind: str, name: str = "") -> Artifact:
-        """A complete artifact. Raises InputError in one line if it is not there or not complete."""
+        """Returns a complete artifact. Raises InputError if it is missing or incomplete, CorruptError if damaged."""
         key = artifact_key(kind, name)
         try:
             return Artifact(self.storage, self.cache, key)
@@ -69,12 +87,12 @@ class Store:
             raise InputError(self._why_missing(key)) from None
 
     def names(self, kind: str) -> list[str]:
-        """Names of the complete artifacts of a kind, generations of one counted once."""
-        found = {key.removeprefix(f"{kind}/") for key in self.keys(kind)}
-        return sorted({re.sub(r"/g\d{4}$", "", name) for name in found})
+        """Returns the names of the complete artifacts of a kind; all generations of an artifact share one name."""
+        names = {key.removeprefix(f"{kind}/") for key in self.keys(kind)}
+        return sorted({re.sub(r"/g\d{4}$", "", name) for name in names})
 
     def only(self, kind: str, name: str | None = None) -> str:
-        """`name`, or the one name of that kind. Raises InputError where there is none, or several to choose from."""
+        """Returns `name`, or the only name of that kind. Raises InputError if it is missing or ambiguous."""
         names = self.names(kind)
         if name is None and len(names) == 1:
             return names[0]
@@ -85,49 +103,81 @@ class Store:
         return name
 
     def generations(self, kind: str, name: str = "") -> list[Artifact]:
-        """The complete generations g0000, g0001, … of an artifact that grows with its corpus, oldest first."""
+        """Returns the complete generations g0000, g0001, … of an artifact that grows with its corpus, oldest first."""
         key = artifact_key(kind, name)
-        found = [k for k in self.keys(key) if re.fullmatch(r"g\d{4}", k.removeprefix(f"{key}/"))]
-        return [Artifact(self.storage, self.cache, k) for k in sorted(found)]
+        generations = []
+        for generation_key in self.keys(key):
+            if re.fullmatch(r"g\d{4}", generation_key.removeprefix(f"{key}/")):
+                with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                    generations.append(Artifact(self.storage, self.cache, generation_key))
+        return generations
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Keys of the complete artifacts under a prefix."""
+        """Returns the keys of the complete artifacts under a prefix, sorted."""
         end = f"/{MANIFEST}"
         return sorted(key.removesuffix(end) for key, _ in self.storage.list(prefix) if key.endswith(end))
 
     def incomplete(self) -> list[str]:
-        """Keys of the artifacts that were begun and not ended."""
+        """Returns the keys of the artifacts that were begun and are not complete, sorted."""
         end = f"/{BEGUN}"
-        begun = {key.removesuffix(end) for key, _ in self.storage.list("") if key.endswith(end)}
-        return sorted(begun - set(self.keys()))
+        drafts = {key.removesuffix(end) for key, _ in self.storage.list("") if key.endswith(end)}
+        return sorted(drafts - set(self.keys()))
+
+    def failed(self) -> dict[str, str]:
+        """Returns the keys and errors of failed and abandoned drafts; the next command replaces such a draft."""
+        errors = {key: read_failure(self.storage, key) for key in self.incomplete()}
+        return {key: error for key, error in errors.items() if error is not None}
+
+    def damaged(self) -> list[str]:
+        """Returns one line per complete artifact whose manifest cannot be read."""
+        problems = []
+        for key in self.keys():
+            try:
+                Artifact(self.storage, self.cache, key)
+            except FileNotFoundError:  # removed since it was listed
+                continue
+            except CorruptError as error:
+                problems.append(str(error))
+        return problems
 
     def require(self) -> Store:
-        """Raises InputError unless something is there: a mistyped path is no empty store."""
+        """Returns the store. Raises InputError if it holds nothing: a mistyped path is not an empty store."""
         if self.storage.empty():
             raise InputError(f"{self.url}: there is no store here; jobs/import_corpus.py --store {self.url} makes one")
         return self
 
     def dependents(self, key: str) -> list[str]:
-        """Keys of the other artifacts, complete or not, that were made from this one; CURRENT for the live release."""
+        """Returns the keys of the artifacts, complete or not, that were made from this one; CURRENT if it is live.
+
+        Raises:
+            CorruptError: For a release, if CURRENT is damaged, because the release may be the live one.
+        """
         others = {*self.keys(), *self.incomplete()} - {key}
-        found = [o for o in others if any(entry["artifact"] == key for entry in self.inputs(o).values())]
-        live = self.storage.read_tagged(CURRENT)
-        return sorted([*found, *([CURRENT] if live and key == f"releases/{json.loads(live[0])['release']}" else [])])
+        needing = [other for other in others if any(entry["artifact"] == key for entry in self.inputs(other).values())]
+        if key.startswith("releases/"):
+            current = read_current(self.storage)
+            needing += [CURRENT] if current and key == f"releases/{current.release}" else []
+        return sorted(needing)
 
     def inputs(self, key: str) -> dict[str, dict[str, str]]:
-        """What an artifact was made from, by whichever of its two manifests can be read; nothing where none can."""
+        """Returns the inputs of an artifact by role; empty if neither of its manifests can be read."""
+        return (self.manifest(key) or {"inputs": {}})["inputs"]
+
+    def manifest(self, key: str) -> dict[str, Any] | None:
+        """Returns kind, inputs and configuration of an artifact, complete or not; None if no manifest can be read."""
         for file in (MANIFEST, BEGUN):
             with contextlib.suppress(CorruptError, FileNotFoundError):
-                return unseal(self.storage.read(f"{key}/{file}"), key)["inputs"]
-        return {}
+                return unseal(self.storage.read(f"{key}/{file}"), key)
+        return None
 
     def removable(self, key: str) -> list[tuple[str, int]]:
-        """(key, bytes) of an artifact's files, complete or not, in the order to delete them.
+        """Returns (key, bytes) of the files of an artifact, complete or not, in the order in which to delete them.
 
-        Raises InputError for what is no artifact, and where another one needs it.
+        Raises:
+            InputError: If there is no such artifact, or if another artifact needs it.
         """
         kind, _, name = key.partition("/")
-        files = self._removal(artifact_key(kind, name)) if kind not in _NO_ARTIFACTS else []
+        files = self.removal(artifact_key(kind, name)) if kind not in _NO_ARTIFACTS else []
         if not files:
             raise InputError(f"{self.url}/{key}: no such artifact; jobs/store.py list shows what there is")
         if needed_by := self.dependents(key):
@@ -135,97 +185,134 @@ class Store:
         return files
 
     def remove(self, key: str) -> int:
-        """Remove an artifact and give back the bytes freed. Raises InputError as `removable` does."""
+        """Removes an artifact and returns the bytes freed. Raises InputError as `removable` does."""
         files = self.removable(key)
         for name, _ in files:
             self.storage.delete(name)
         return sum(size for _, size in files)
 
     def superseded(self) -> list[str]:
-        """Keys of the index generations that were begun and that nothing will end: a later one took their rows.
+        """Returns the keys of incomplete index generations that no command resumes, as a later one has their rows.
 
-        Only an index leaves generations out; one that another was made from has lost its manifest, and is needed.
+        Only an index can skip generations. A generation that another one was made from has lost its manifest and is
+        needed.
         """
         complete = self.keys()
         return [
             key
             for key in self.incomplete()
             if re.fullmatch(r"(index|bm25)/[^/]+/g\d{4}", key)
-            and any(other > key and other[:-4] == key[:-4] for other in complete)
+            and any(other > key and other[:-4] == key[:-4] and self._opens(other) for other in complete)
             and not self.dependents(key)
         ]
 
     def garbage(self) -> list[tuple[str, int]]:
-        """(key, bytes) of what nothing names or ends, in the order to delete it.
+        """Returns (key, bytes) of the files that nothing refers to, in the order in which to delete them.
 
-        Losers of a race; temporary files and uploads after TEMPORARY_AGE; superseded generations after ABANDONED_AGE.
+        These are the bytes of writers that lost a race; temporary files, uploads and failed drafts after TEMPORARY_AGE;
+        and superseded generations after ABANDONED_AGE. Files of an artifact with a damaged manifest are never included.
         """
-        found = []
-        for key in self.superseded():
-            files = self._removal(key)
-            with contextlib.suppress(FileNotFoundError):  # somebody else removes it
-                if files and max(self._modified(file) for file, _ in files) < time.time() - ABANDONED_AGE:
-                    found += files
+        unnamed = []
+        ages = dict.fromkeys(self.failed(), TEMPORARY_AGE) | dict.fromkeys(self.superseded(), ABANDONED_AGE)
+        for key, age in ages.items():
+            files = self.removal(key)
+            with contextlib.suppress(FileNotFoundError):  # another process is removing it
+                if files and max(self.storage.modified(file) for file, _ in files) < time.time() - age:
+                    unnamed += files
         for key in self.keys():
-            with contextlib.suppress(CorruptError):  # what is damaged is for `verify` to name, and not to be touched
+            with contextlib.suppress(CorruptError, FileNotFoundError):  # damaged, or removed meanwhile
                 named = {part.file for part in Artifact(self.storage, self.cache, key).parts}
                 for file, size in self.storage.list(key):
                     name = file.removeprefix(f"{key}/")
                     if "/" not in name and not name.endswith(".json") and name not in named:
-                        found.append((file, size))
+                        unnamed.append((file, size))
         if isinstance(self.storage, LocalStorage):
             for path in sorted((self.storage.root / TEMPORARY).glob("*")):
-                if path.stat().st_mtime < time.time() - TEMPORARY_AGE:
-                    found.append((f"{TEMPORARY}/{path.name}", path.stat().st_size))
+                with contextlib.suppress(FileNotFoundError):  # its writer has finished with it
+                    status = path.stat()
+                    if status.st_mtime < time.time() - TEMPORARY_AGE:
+                        unnamed.append((f"{TEMPORARY}/{path.name}", status.st_size))
         if isinstance(self.storage, S3Storage):
-            found += self.storage.uploads(TEMPORARY_AGE)
-        return found
+            unnamed += self.storage.uploads(TEMPORARY_AGE)
+        return unnamed
 
-    def _removal(self, key: str) -> list[tuple[str, int]]:
-        """An artifact's (key, bytes) in an order such that, killed midway, no record is without its bytes."""
+    def removal(self, key: str) -> list[tuple[str, int]]:
+        """Returns (key, bytes) of an artifact's files in a safe order of deletion.
+
+        If the deletion is interrupted anywhere, a draft with some pending parts remains, which can be resumed: no
+        record is without its bytes.
+        """
 
         def order(entry: tuple[str, int]) -> int:
             name = entry[0].rpartition("/")[2]
-            return {MANIFEST: 0, BEGUN: 3}.get(name, 1 if name.endswith(".json") else 2)
+            return {MANIFEST: 0, PROVENANCE: 1, FAILED: 4, BEGUN: 5}.get(name, 2 if name.endswith(".json") else 3)
 
         return sorted([(k, size) for k, size in self.storage.list(key) if k.rpartition("/")[0] == key], key=order)
 
-    def _modified(self, key: str) -> float:
-        """When `key` was written, in seconds since 1970. Raises FileNotFoundError."""
-        if isinstance(self.storage, S3Storage):
-            return self.storage.modified(key)
-        assert isinstance(self.storage, LocalStorage)
-        return self.storage.path(key).stat().st_mtime
+    def _opens(self, key: str) -> bool:
+        """Whether the manifest of a complete artifact can be read."""
+        try:
+            Artifact(self.storage, self.cache, key)
+        except (CorruptError, FileNotFoundError):
+            return False
+        return True
 
     def _why_missing(self, key: str) -> str:
         self.require()
-        for begun in self.incomplete():
-            if begun == key or begun.startswith(f"{key}/"):  # a generation of it, or the one thing of its kind
-                return f"{self.url}/{begun} was begun and is not complete: run the command that makes it again"
+        for draft in self.incomplete():
+            if draft == key or draft.startswith(f"{key}/"):  # a generation of it, or the only artifact of its kind
+                return f"{self.url}/{draft} was begun and is not complete: run the command that makes it again"
         kind = key.partition("/")[0]
         names = ", ".join(self.names(kind)) or "none"
         return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names})"
 
 
 def artifact_key(kind: str, name: str = "") -> str:
-    """`kind/name`. Raises InputError for a name that is no plain file name (generations: NAME/g0000)."""
+    """Returns `kind/name`. Raises InputError if the name is not a plain file name (generations: NAME/g0000)."""
     pieces = [p for p in name.split("/") if p] if name else []
     if not _NAME.fullmatch(kind):
-        raise InputError(f"{kind!r} is no kind of artifact; jobs/store.py list shows what there is")
+        raise InputError(f"{kind!r} is not a kind of artifact; jobs/store.py list shows what there is")
     if any(not _NAME.fullmatch(piece) for piece in pieces) or len(pieces) > 2:
         raise InputError(f"name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    for piece in (kind, *pieces):
+        if len(piece) > MAX_NAME:
+            raise InputError(f"name {piece[:40]!r}...: found {len(piece)} characters, expected at most {MAX_NAME}")
     return "/".join([kind, *pieces])
 
 
 def generation(number: int) -> str:
-    """`g0007`: the folder of a generation."""
+    """Returns the folder name of a generation: `g0007`."""
     return f"g{number:04d}"
 
 
 def open_storage(url: str) -> Storage:
-    """`s3://bucket/prefix` or a local folder (made when the first object is written)."""
+    """Opens `s3://bucket/prefix` or a local folder, which is created when the first object is written.
+
+    Raises:
+        InputError: If the URL is mistyped, or if the path is not a folder or not accessible to this user.
+    """
+    if not url.strip() or "\0" in url or not is_text(url):
+        raise InputError(f"store {url!r}: expected a folder or s3://bucket/prefix: UTF-8 text without NUL characters")
     if url.startswith("s3://"):
         return S3Storage(url)
-    if "://" in url:
-        raise InputError(f"store {url}: only a local folder or s3://bucket/prefix can hold a store")
-    return LocalStorage(url)
+    if mistyped := _LIKE_URL.fullmatch(url.strip()):
+        raise InputError(f"store {url!r}: {_correct_form(**mistyped.groupdict())}")
+    storage = LocalStorage(url)
+    try:
+        if not stat.S_ISDIR(os.stat(storage.root).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "this is a file")
+    except FileNotFoundError:
+        pass  # made by the first write
+    except OSError as error:
+        raise InputError(f"store {url}: {error.strerror}; expected a folder or s3://bucket/prefix") from error
+    return storage
+
+
+def _correct_form(scheme: str | None, rest: str | None, known: str | None, path: str | None) -> str:
+    """Returns advice on the correct form of an invalid store URL."""
+    kind, place = (scheme or known or "").lower(), (rest or path or "").strip("/")
+    if kind in ("s3", "s3a", "s3n"):
+        return f"did you mean s3://{place or 'bucket/prefix'}?"
+    if kind == "file":
+        return f"a local folder is written as a plain path, such as /{place or 'data/store'}"
+    return f"only a local folder or s3://bucket/prefix can hold a store, not {kind}:"

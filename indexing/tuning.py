@@ -1,4 +1,4 @@
-"""What `tune_prompts` trains, from the store: questions, mined negatives, and a dev split to be judged by."""
+"""What `tune_prompts` trains on: queries and mined negatives of a store, and a dev split that measures quality."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
@@ -23,16 +24,29 @@ from retriever.files import resolve
 from retriever.prompts import load_prompt
 from retriever.system import Evaluate, Refresh
 
-_BLOCK = 65_536  # passages whose vectors are held at once
+_BLOCK = 65_536  # passages whose vectors are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneMaker:
-    """A Maker. backbone: whose texts become vectors as its options say; described: what it must be on every node.
+    """The Maker of `tune_prompts`.
 
-    dev_split: None for none. dev_limit: its first questions; dev_passages: how many passages they are looked for in,
-    those that answer them and others at random. start: prompts/NAME to begin from.
-    refresh_depth: how many negatives of each question are mined when they are mined anew; 0: never.
+    Attributes:
+        store: The store.
+        backbone: The backbone, with the options that turn its texts into vectors.
+        described: The description of the backbone, which must be the same on every node.
+        tuning: Options of the trained system.
+        corpus: The corpus.
+        queries: Name of the query set.
+        negatives: Name of the mined negatives.
+        split: The split to train on.
+        limit: Use only its first N queries; None: all.
+        dev_split: The split that measures quality; None: no measurement.
+        dev_limit: Use only the first N queries of the dev split; None: all.
+        dev_passages: Number of passages in which they are searched: relevant ones, and random others.
+        checkpointing: Recompute activations in the backward pass.
+        start: Start from prompts/NAME; None: from random values.
+        refresh_depth: Negatives per query in each mining by the current model; 0: no such mining.
     """
 
     store: Store
@@ -54,8 +68,8 @@ class TuneMaker:
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[DualSystem, Evaluate | None, Refresh | None]:
-        found = self.backbone.describe("query")
-        if found != self.described:
+        """Makes the system of a worker; see Maker."""
+        if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         negatives = self.store.open("negatives", self.negatives)
         queries = Queries.open(self.store, self.queries)
@@ -72,9 +86,17 @@ class TuneMaker:
 
 @dataclass(frozen=True)
 class RefreshedNegatives:
-    """A Refresh: each training question's nearest passages by the model as it is, its positives left out.
+    """A Refresh that mines the nearest passages of each training query by the current model.
 
-    The corpus goes through the model block by block, shared by the workers; each searches for its share of questions.
+    A query's positives, and other passages with their text, are excluded.
+
+    The workers encode the corpus together, block by block. Each searches for its share of the queries.
+
+    Attributes:
+        system: The system that is trained.
+        depth: Negatives per query.
+        rank: The rank of this worker.
+        world: The number of workers.
     """
 
     system: DualSystem
@@ -83,27 +105,28 @@ class RefreshedNegatives:
     world: int = 1
 
     def mine(self) -> torch.Tensor:
-        """Rows, nearest first, -1 behind the last: int64 [questions, depth], on the processor."""
+        """Returns rows, nearest first, padded with -1: int64 [queries, depth], on the CPU."""
         system, data = self.system, self.system.data
         assert data is not None
         queries = system.encode(data.queries, "query", self.rank, self.world)
-        own = np.arange(self.rank, len(queries), self.world)
-        most = max(len(rows) for rows in data.positives)
-        search = ExactSearch(queries[own], min(self.depth + most, data.num_passages))
+        share = np.arange(self.rank, len(queries), self.world)
+        max_relevant = max(len(data.relevant(query)) for query in range(len(data.queries)))
+        search = ExactSearch(queries[share], min(self.depth + max_relevant, data.num_passages))
         for first in range(0, data.num_passages, _BLOCK):
             rows = np.arange(first, min(first + _BLOCK, data.num_passages))
             vectors = system.encode(system.compose(rows), "passage", self.rank, self.world)
             search.add(vectors.astype(np.float16), first, data.deleted)
         mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
-        for query, found in zip(own.tolist(), search.result().rows, strict=True):
-            kept = found[(found >= 0) & ~np.isin(found, data.positives[query])][: self.depth]
-            mined[query, : len(kept)] = torch.from_numpy(kept)
+        for query, hits in zip(share.tolist(), search.result().rows, strict=True):
+            negatives = hits[(hits >= 0) & ~np.isin(hits, data.relevant(query))][: self.depth]
+            mined[query, : len(negatives)] = torch.from_numpy(negatives)
         mined = mined.to(system.device)
         if self.world > 1:
             dist.all_reduce(mined, dist.ReduceOp.MAX)
         return mined.cpu()
 
     def take(self, mined: torch.Tensor) -> None:
+        """Trains on mined rows from the next batch on."""
         data = self.system.data
         assert data is not None
         self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined.numpy()])
@@ -112,33 +135,36 @@ class RefreshedNegatives:
 def dev_set(
     corpus: Corpus, queries: Queries, split: str, limit: int | None, passages: int, system: DualSystem
 ) -> DevSet:
-    """The split's first questions, and the passages that they are looked for in; the same on every worker.
+    """Returns the queries and passages that measure quality; the same on every worker.
 
-    Raises InputError where none of them has an answer in the corpus.
+    Args:
+        corpus: The corpus.
+        queries: The query set.
+        split: The split.
+        limit: Use only its first N queries; None: all.
+        passages: Number of passages: the relevant ones, and random others.
+        system: The system, which composes the texts.
+
+    Raises:
+        InputError: If no query has a relevant passage in the corpus.
     """
-    asked = queries.split(split, limit)
+    selected = queries.split(split, limit)
     qrels = queries.qrels(split).filter(pc.field("score") > 0)
-    qrels = qrels.filter(pc.is_in(qrels["query_id"], pc.cast(pa_strings(asked.ids), qrels["query_id"].type)))
+    ids = pc.cast(pa.array(selected.ids, pa.string()), qrels["query_id"].type)
+    qrels = qrels.filter(pc.is_in(qrels["query_id"], ids))
     rows = corpus.rows_of(qrels["corpus_id"].to_pylist())
-    answers: dict[str, list[int]] = {}
+    relevant: dict[str, list[int]] = {}
     for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
         if row >= 0:
-            answers.setdefault(query, []).append(row)
-    texts = [(text, answers[id]) for id, text in zip(*asked, strict=True) if id in answers]
+            relevant.setdefault(query, []).append(row)
+    texts = [(text, relevant[id]) for id, text in zip(*selected, strict=True) if id in relevant]
     if not texts:
         raise InputError(f"{queries.artifact.url}: no query of the split {split!r} has an answer in the corpus")
-    own = np.unique(np.concatenate([rows for _, rows in texts]))
-    others = np.setdiff1d(np.arange(corpus.num_rows), np.concatenate([own, corpus.deleted]))
-    extra = max(0, min(passages - len(own), len(others)))
-    pool = np.sort(np.concatenate([own, np.random.default_rng(0).choice(others, extra, replace=False)])).astype(
-        np.int64
-    )
-    found = corpus.passages(pool)
-    composed = system.tokenizer.compose([p.title for p in found], [p.text for p in found], system.encoder.title)
+    needed = np.unique(np.concatenate([rows for _, rows in texts]))
+    others = np.setdiff1d(np.arange(corpus.num_rows), np.concatenate([needed, corpus.deleted]))
+    count = max(0, min(passages - len(needed), len(others)))
+    drawn = np.random.default_rng(0).choice(others, count, replace=False)
+    pool = np.sort(np.concatenate([needed, drawn])).astype(np.int64)
+    members = corpus.passages(pool)
+    composed = system.tokenizer.compose([p.title for p in members], [p.text for p in members], system.encoder.title)
     return DevSet([text for text, _ in texts], [np.searchsorted(pool, sorted(rows)) for _, rows in texts], composed)
-
-
-def pa_strings(values: list[str]) -> Any:
-    import pyarrow as pa
-
-    return pa.array(values, pa.string())

@@ -1,4 +1,4 @@
-"""Every byte of a store, hashed again: each damaged or missing file is named."""
+"""Hashes every byte of a store's artifacts again, and names each damaged or missing file."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from indexing.artifact import BEGUN, MANIFEST, PROVENANCE, Part, read_record, unseal
+from indexing.artifact import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
 from indexing.cache import CorruptError
+from indexing.releases.current import CURRENT, read_current
 from indexing.store import Store
 
+ATTEMPTS = 5  # to check an artifact that other processes write or remove at the same time
 _DATA = re.compile(r".*-[0-9a-f]{16}\.\w+")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is said of one file: `problem` is None where it is as committed."""
+    """The result for one file. problem: None if the file is as it was committed. bytes: how many were hashed."""
 
     file: str
     problem: str | None = None
@@ -25,29 +27,41 @@ class Finding:
 
 
 def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
-    """One Finding per file, in the order of the keys (at most `limit` parts of each artifact are hashed)."""
-    fingerprints: dict[str, str] = {}
-    lineage: dict[str, dict[str, dict[str, str]]] = {}
+    """Yields a Finding for each file, artifact by artifact, then the problems of lineage and of the live release.
+
+    An artifact that another process removes meanwhile has no problem.
+
+    Args:
+        store: The store.
+        limit: Hash at most this many parts of each artifact; None: all.
+    """
+    manifests: dict[str, dict[str, Any]] = {}
     for key, files in _folders(store).items():
-        checked = _Folder(store, key, files)
-        yield from checked.documents()
-        yield from checked.agreement()
-        for part in list(checked.parts.values())[:limit]:
-            yield _hashed(store, key, part)
-        if checked.manifest is not None:
-            fingerprints[key] = checked.manifest["fingerprint"]
-            lineage[key] = checked.manifest["inputs"]
-    for key, inputs in lineage.items():
-        for entry in inputs.values():
-            found = fingerprints.get(entry["artifact"])
-            if found != entry["fingerprint"]:
-                name = f"{entry['artifact']}/{MANIFEST}"
-                there = f"there is {found[:12]}" if found else "which is missing"
-                yield _bad(store, name, f"{key} was made from {entry['fingerprint'][:12]}, {there}")
+        folder = _Folder(store, key, files)
+        problems = []
+        for finding in folder.findings(limit):
+            if finding.problem:
+                problems.append(finding)
+            else:
+                yield finding
+        for _ in range(ATTEMPTS):
+            present = _folders(store, key).get(key, {}) if problems else folder.files
+            if present == folder.files:
+                break
+            folder = _Folder(store, key, present)
+            problems = [finding for finding in folder.findings(limit) if finding.problem] if present else []
+        yield from problems
+        if folder.manifest is not None:
+            manifests[key] = folder.manifest
+    for key, manifest in manifests.items():
+        for entry in manifest["inputs"].values():
+            if problem := _lineage_problem(store, key, entry, manifests):
+                yield problem
+    yield from _current(store)
 
 
 class _Folder:
-    """One artifact's documents, read and compared."""
+    """The documents of one artifact, read and compared."""
 
     def __init__(self, store: Store, key: str, files: dict[str, int]):
         self.store, self.key, self.files = store, key, files
@@ -60,31 +74,40 @@ class _Folder:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """By the manifest, or by the records where there is none."""
+        """The parts by name: those of the manifest, or of the records if the artifact is incomplete."""
         if self.manifest is None:
             return self.records
         return {part["name"]: Part(**part) for part in self.manifest["parts"]}
 
+    def findings(self, limit: int | None) -> Iterator[Finding]:
+        """All results for the artifact, of which at most `limit` parts are hashed."""
+        yield from self.documents()
+        yield from self.agreement()
+        for part in list(self.parts.values())[:limit]:
+            yield _hashed(self.store, self.key, part)
+
     def documents(self) -> Iterator[Finding]:
-        """Every JSON file: sealed, and in its place."""
+        """Checks the seal of every JSON file, and that a record has the name of its part."""
         for file in sorted(f for f in self.files if f.endswith(".json")):
             name = f"{self.key}/{file}"
             try:
-                if file in (BEGUN, MANIFEST, PROVENANCE):
+                if file in (BEGUN, MANIFEST, PROVENANCE, FAILED):
                     self.read[file] = unseal(self.store.storage.read(name), f"{self.store.url}/{name}")
                 else:
                     part, _ = read_record(self.store.storage, name)
                     self.records[part.name] = part
                 yield Finding(name)
-            except (CorruptError, FileNotFoundError) as error:
+            except CorruptError as error:
                 yield Finding(name, str(error))
+            except FileNotFoundError:
+                yield _bad(self.store, name, "the file is missing")
 
     def agreement(self) -> Iterator[Finding]:
-        """What should be there is, and says the same as the manifest."""
+        """Checks that every document exists and agrees with the manifest."""
         if BEGUN not in self.files:
             yield _bad(self.store, f"{self.key}/{BEGUN}", "the file is missing")
         if PROVENANCE in self.files and MANIFEST not in self.files:
-            yield _bad(self.store, f"{self.key}/{MANIFEST}", "missing: lost, or the last step of its job is left to do")
+            yield _bad(self.store, f"{self.key}/{MANIFEST}", "missing: lost, or the last step of its job is pending")
         if self.manifest is None:
             return
         if PROVENANCE not in self.files:
@@ -109,19 +132,56 @@ def _hashed(store: Store, key: str, part: Part) -> Finding:
         return _bad(store, name, "the file is missing")
     if size != part.bytes:
         return _bad(store, name, f"{size} bytes, {part.bytes} were committed")
-    if store.storage.sha256(name) != part.sha256:
+    try:
+        digest = store.storage.sha256(name)
+    except FileNotFoundError:
+        return _bad(store, name, "the file is missing")
+    if digest != part.sha256:
         return _bad(store, name, "its sha256 is not the committed one")
     return Finding(name, None, size)
+
+
+def _lineage_problem(
+    store: Store, key: str, entry: dict[str, str], manifests: dict[str, dict[str, Any]]
+) -> Finding | None:
+    """What is wrong with an input of an artifact; looked at again, as either may have changed since it was read."""
+    name, expected = f"{entry['artifact']}/{MANIFEST}", entry["fingerprint"]
+    source = manifests.get(entry["artifact"])
+    if source is None or source["fingerprint"] != expected:
+        try:
+            source = unseal(store.storage.read(name), name)
+        except (CorruptError, FileNotFoundError):
+            source = None
+    actual = source["fingerprint"] if source else None
+    if actual == expected or store.storage.size(f"{key}/{MANIFEST}") is None:
+        return None
+    state = f"there is {actual[:12]}" if actual else "which is missing or damaged"
+    return _bad(store, name, f"{key} was made from {expected[:12]}, {state}")
+
+
+def _current(store: Store) -> Iterator[Finding]:
+    """Checks the object that names the live release, and that this release is complete."""
+    try:
+        current = read_current(store.storage)
+    except CorruptError as error:
+        yield Finding(CURRENT, str(error))
+        return
+    if current is None:
+        return
+    yield Finding(CURRENT)
+    release = f"releases/{current.release}/{MANIFEST}"
+    if store.storage.size(release) is None:
+        yield _bad(store, release, f"{CURRENT} names it as the live release, which is missing")
 
 
 def _bad(store: Store, name: str, problem: str) -> Finding:
     return Finding(name, f"{store.url}/{name}: {problem}")
 
 
-def _folders(store: Store) -> dict[str, dict[str, int]]:
-    """Key -> file -> bytes of whatever is an artifact, or was one."""
+def _folders(store: Store, prefix: str = "") -> dict[str, dict[str, int]]:
+    """The files of each artifact, and of what was one, with their sizes in bytes, by key."""
     folders: dict[str, dict[str, int]] = defaultdict(dict)
-    for key, size in store.storage.list(""):
+    for key, size in store.storage.list(prefix):
         folder, _, file = key.rpartition("/")
         folders[folder][file] = size
     return {

@@ -1,4 +1,4 @@
-"""Index a corpus' words with Lucene, for BM25.
+"""Build a Lucene index of a corpus for BM25.
 
 python jobs/build_bm25.py --store data/squad
 """
@@ -7,31 +7,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.cli import Common, Stage, human, run, say
-from jobs.session import connect
+from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
+from jobs.session import open_runner
 
-from indexing.bm25 import Bm25, Bm25Building
+from indexing.bm25 import Bm25
+from indexing.bm25 import BuildBm25 as BuildWork
 from indexing.corpus import Corpus
 from indexing.store import Store
+from indexing.work.work import run_work
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildBm25(Common):
     name: str = "bm25"
+    """Name of the index in the store."""
     k1: float = 0.9
-    """How soon a word that comes again stops counting."""
+    """Term-frequency saturation: the larger, the more each further occurrence of a term counts."""
     b: float = 0.4
-    """How much a long passage is held against it, 0 to 1."""
+    """Length normalisation, 0 (none) to 1 (full)."""
     language: str = "en"
-    """Of Anserini's analyzers: which words are dropped, and how the others are stemmed."""
+    """Language of Anserini's analyzer, which removes stop words and stems the others."""
     shards: int | None = None
-    """Filled in parallel, searched as one; default: one for each million passages."""
+    """Number of shards, which are filled in parallel and searched as one; default: one per million passages."""
 
 
 def main(options: BuildBm25) -> None:
     store = Store(options.store).require()
     corpus = Corpus.open(store)
-    building = Bm25Building(
+    work = BuildWork(
         store,
         corpus,
         options.name,
@@ -41,25 +44,28 @@ def main(options: BuildBm25) -> None:
         shards=options.shards,
         limit=options.limit,
     )
-    rows = building.end - building.first_row
+    rows = work.end - work.first_row
+    if options.plan and work.complete:
+        return say_complete(work.previous[-1].url)
     if options.plan:
         text = sum(part.part.bytes for part in corpus.parts) * rows // max(1, corpus.num_rows)
         say(f"corpus   {rows:,} passages to index, {human(text)} of text")
-        say(f"shards   {building.num_shards} of about {rows // building.num_shards:,} passages, a core each")
-        say(f"writes   about {human(text * 0.2)} to {store.url}/bm25/{building.name}")
-        say("memory   up to 2 GB of Java for each shard that is being filled")
-        return
-    if not building.complete:
-        connect(store)
-        with Stage("index words", rows) as stage:
-            for kept, count in building.fill():
-                stage.count(count, kept)
-    made = Bm25.open(store, building.name, corpus)
+        say(f"shards   {work.num_shards} of about {rows // work.num_shards:,} passages, a core each")
+        say(f"writes   about {human(text * 0.2)} to {store.url}/bm25/{work.name}")
+        say_stages(work)
+        say("memory   up to 2 GB of Java per process that fills shards")
+        return None
+    if not work.complete:
+        runner = open_runner(store, private=options.ray)
+        work.pin_versions(runner)
+        run_work(store, work, runner, Stage)
+    made = Bm25.open(store, work.name, corpus)
     latest = made.generations[-1]
     say(
         f"{latest.url}: {made.num_rows:,} passages in {len(made.shards)} shards, k1 {made.k1:g}, b {made.b:g}, "
         f"Lucene {latest.config['lucene']}"
     )
+    return None
 
 
 if __name__ == "__main__":

@@ -8,34 +8,37 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jobs.cli import Common, Stage, human, run, say
-from jobs.session import connect
+from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
+from jobs.session import open_runner
 
-from indexing.building import SAMPLE_QUERIES, Building, IndexOptions
+from indexing.building import BuildIndex as BuildWork
+from indexing.building import IndexOptions
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.faiss_index import training_size
 from indexing.index import Index
 from indexing.store import Store
+from indexing.work.work import run_work
 from retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildIndex(Common):
-    """--limit N takes the embeddings that encode_corpus --limit N made (NAME-limitN), for an index NAME-limitN."""
+    """--limit N only accepts embeddings of the first N passages (encode_corpus --limit N)."""
 
     embeddings: str | None = None
-    """May be left out where the store has one only."""
+    """Name of the embeddings; may be left out if the store has only one."""
     name: str | None = None
-    """The index' name; default: the embeddings'."""
+    """Name of the index; default: the name of the embeddings."""
     factory: str = "auto"
-    """FAISS' factory string: Flat, SQ… or IVF…, after PCA, OPQ or RR; auto: from size, --memory-gb and recall."""
+    """FAISS factory string: Flat, SQ… or IVF…, after PCA, OPQ or RR; auto: chosen by size, --memory-gb and recall."""
     shards: int = 4
+    """Number of shards of a new index, which are filled and searched in parallel."""
     recall: float = 0.95
-    """Of the exact top 100, after re-scoring; nprobe and depth are set to reach it."""
+    """Recall of the exact top 100 to reach, after re-scoring; nprobe and depth are chosen for it."""
     memory_gb: float | None = None
-    """Of all shards, at most, with --factory auto, when an index is new; embeddings stay on disk. Default: what recall
-    asks for."""
+    """Largest size in GB of all shards of a new index, with --factory auto; embeddings stay on disk. Default: what the
+    recall requires."""
 
 
 def main(options: BuildIndex) -> None:
@@ -46,45 +49,33 @@ def main(options: BuildIndex) -> None:
         )
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):
         raise InputError(f"--memory-gb {options.memory_gb}: expected a number above 0, and --factory auto")
-    chosen, ending = options.embeddings, ""
-    if options.limit is not None:
-        ending = f"-limit{options.limit}"
-        limited = [name for name in store.names("embeddings") if name.endswith(ending)]
-        if chosen is None and len(limited) != 1:
-            raise InputError(f"--limit {options.limit}: {len(limited)} embeddings end with {ending}; name --embeddings")
-        chosen = f"{chosen}{ending}" if chosen is not None else limited[0]
-    embeddings = Embeddings.open(store, chosen, Corpus.open(store))
+    embeddings = Embeddings.open(store, options.embeddings, Corpus.open(store))
+    if options.limit is not None and embeddings.num_rows > options.limit:
+        raise InputError(
+            f"--limit {options.limit}: embeddings/{embeddings.name} has {embeddings.num_rows:,} rows, and an index "
+            "covers all of them; encode the first rows with encode_corpus --limit, under another name"
+        )
     shape = IndexOptions(factory=options.factory, shards=options.shards, recall=options.recall,
                          memory_bytes=None if options.memory_gb is None else int(options.memory_gb * 1e9))  # fmt: skip
-    name = f"{options.name}{ending}" if options.name else embeddings.name
+    work = BuildWork(store, embeddings, options.name or embeddings.name, shape)
+    if options.plan and work.complete:
+        return say_complete(work.previous[-1].url)
     if options.plan:
-        from indexing.faiss_index import check_factory
-
-        grown = store.generations("index", name) if options.factory == "auto" else []
-        factory = grown[0].config["factory"] if grown else shape.chosen(embeddings)
-        check_factory(factory, embeddings.dim)
+        rows = training_size(work.factory, embeddings.num_rows)
         say(f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}")
-        say(f"factory  {factory}, trained on {training_size(factory, embeddings.num_rows):,} vectors")
-        say(f"shards   {options.shards} of about {embeddings.num_rows // options.shards:,} vectors")
-        say(f"memory   {human(training_size(factory, embeddings.num_rows) * embeddings.dim * 4)} to train")
-        return
-    building = Building(store, embeddings, name, shape)
-    if not building.complete:
-        connect(store)
-        with Stage(f"train {building.factory}", unit="vectors") as stage:
-            stage.count(building.train())
-        with Stage("fill", building.end - building.first_row, unit="vectors") as stage:
-            for kept, rows in building.fill():
-                stage.count(rows, kept)
-        with Stage("measure recall", unit="queries") as stage:
-            building.finish()
-            stage.count(min(SAMPLE_QUERIES, building.end))
-    index = Index.open(store, building.name, embeddings)
+        say(f"factory  {work.factory}, trained on {rows:,} vectors")
+        say_stages(work)
+        say(f"memory   {human(rows * embeddings.dim * 4)} to train")
+        return None
+    if not work.complete:
+        run_work(store, work, open_runner(store, private=options.ray), Stage)
+    index = Index.open(store, work.name, embeddings)
     recall = ", ".join(f"recall@{k} {value:.4f}" for k, value in index.recall.items())
     say(f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, {index.factory}")
     say(f"  {recall} of exact search at nprobe {index.nprobe}, {index.depth} candidates a shard")
-    if not index.generations[-1].notes["reached"]:
-        say(f"  recall {options.recall} is out of this factory's reach: take finer codes (SQ8, Flat) or more lists")
+    if not index.generations[-1].notes["reaches_recall"]:
+        say(f"  this factory does not reach recall {options.recall}: use finer codes (SQ8, Flat) or more lists")
+    return None
 
 
 if __name__ == "__main__":

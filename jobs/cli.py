@@ -1,4 +1,4 @@
-"""What all jobs share: options from YAML and command line, progress lines, one clear line for bad input."""
+"""Helpers of all jobs: options from YAML and the command line, progress lines, one-line errors for bad input."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import dataclasses
 import difflib
 import io
 import os
+import re
+import signal
 import sys
+import threading
 import time
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from indexing.storage import full_disk
+from indexing.storage import describe_os_error, printable
+from indexing.work.local import has_unfinished_threads
+from indexing.work.work import Work, plan_stages
 from retriever.errors import InputError
 
 # `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
@@ -31,62 +36,147 @@ class Common:
     store: str
     """Where the artifacts are: a local folder or s3://bucket/prefix."""
     plan: bool = False
-    """Say what would be done (parts, rows, bytes, memory), and end."""
+    """Print what the job would do (parts, rows, bytes, memory), and exit."""
+    ray: bool = False
+    """Start a Ray on this machine and run the job on it. Without it, a job runs in this process unless there is a
+    cluster: RAY_ADDRESS, a submitted job, or a Ray that runs on this machine."""
     limit: int | None = None
-    """Only the first so many rows; part of the fingerprint, and of the name where there is one."""
+    """Use only the first N rows. N is part of the fingerprint and not of the name: give a limited artifact another
+    name or store."""
 
 
 def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] | None = None) -> None:
-    """Parse `--config FILE.yaml --key value …`, call main(options), and exit: 0 done, 1 bad input, 2 bad usage."""
+    """Parses `--config FILE.yaml --key value …`, runs the job and handles its errors.
+
+    Exits with status 1 for bad input, 2 for bad usage, 130 after SIGINT and 143 after SIGTERM; returns (status 0) if
+    the job succeeds.
+
+    Args:
+        main: The job; called with the parsed options.
+        options: The class of the options.
+        argv: The command line; default: that of the process.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    place = ""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars too; read when they are imported
     try:
         parsed = parse(options, arguments, main.__module__)
+        place = parsed.store
         if parsed.limit is not None and parsed.limit < 1:
             raise InputError(f"--limit {parsed.limit}: expected at least 1")
-        with full_disk(Path(parsed.store)):
+        with raise_on_sigterm():
             main(parsed)
+    except Terminated:
+        fail("terminated; run the same command again to resume", 143)
     except KeyboardInterrupt:
-        fail("interrupted; run the same command again to go on", 130)
+        fail("interrupted; run the same command again to resume", 130)
     except BrokenPipeError:
         os._exit(141)
     except BaseException as error:
         cause = input_error(error)
-        if cause is None:
+        problem = str(cause) if cause is not None else os_problem(error, place)
+        if problem is None:
             raise
-        fail(str(cause), 1)
+        fail(problem, 1)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: it ends a job as Ctrl-C does, so that temporary files are removed and workers end."""
+
+
+@contextlib.contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Raises Terminated in the main thread when SIGTERM arrives within the block; a second SIGTERM ends the process.
+
+    A program that calls a job and handles SIGTERM itself keeps its handler.
+    """
+
+    def terminate(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def refuse_nul(options: Any) -> None:
+    """Raises InputError if the text of an option contains a NUL character, which no path or name can contain."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and "\0" in text:
+                raise InputError(f"--{field.name.replace('_', '-')} {text!r}: expected text without NUL characters")
+
+
+def os_problem(error: BaseException, place: str) -> str | None:
+    """Returns one line for an operating-system error that a user can fix, through Ray's wrappers; otherwise None."""
+    while isinstance(inner := getattr(error, "cause", None), BaseException):
+        error = inner
+    return describe_os_error(error, place) if isinstance(error, OSError) else None
 
 
 def parse(options: type[Options], arguments: list[str], module: str = "") -> Options:
-    """Options from defaults, then the YAML file of --config, then the command line. Raises InputError, SystemExit.
+    """Reads options from the defaults, then from the YAML file of --config, then from the command line.
 
-    A job with an option `config` of its own reads that file itself.
+    A job that has its own option `config` reads that file itself.
+
+    Args:
+        options: The class of the options.
+        arguments: The command line, without the program's name.
+        module: Name of the job's module, whose docstring becomes the description in --help.
+
+    Returns:
+        The parsed options.
+
+    Raises:
+        InputError: If the YAML file or the text of an option is invalid.
+        SystemExit: If the usage is wrong, or for --help.
     """
     import tyro
 
     recipe: list[str] = []
     arguments = [piece for a in arguments for piece in (a.split("=", 1) if a.startswith("--config=") else [a])]
-    own = any(field.name == "config" for field in dataclasses.fields(options))
-    if "--config" in arguments and not own:
+    has_own_config = any(field.name == "config" for field in dataclasses.fields(options))
+    if "--config" in arguments and not has_own_config:
         at = arguments.index("--config")
         if at + 1 == len(arguments):
             raise InputError("--config: expected a YAML file")
         recipe = read_recipe(arguments[at + 1], options, arguments)
         arguments = arguments[:at] + arguments[at + 2 :]
     description = sys.modules[module].__doc__ if module in sys.modules else None
-    return tyro.cli(options, args=recipe + arguments, description=description)
+    parsed = tyro.cli(options, args=recipe + arguments, description=description)
+    refuse_nul(parsed)
+    return parsed
 
 
 def options_of(main: Callable[[Any], object]) -> type[Common]:
-    """What a job's main is given."""
-    found: type[Common] = typing.get_type_hints(main)["options"]
-    return found
+    """Returns the class of the options that a job's main takes."""
+    options: type[Common] = typing.get_type_hints(main)["options"]
+    return options
 
 
 def read_recipe(path: str, options: type, given: Sequence[str] = ()) -> list[str]:
-    """A YAML mapping as command-line arguments, so that one parser checks both; keys also `given` are left out.
+    """Converts a YAML mapping to command-line arguments, so that one parser checks both sources.
 
-    Raises InputError that names the file and the key for what is not a mapping of known options.
+    Args:
+        path: The YAML file.
+        options: The class of the options.
+        given: The command line. Keys that it also sets are left out.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        InputError: If the file is not a mapping of known options; the message names the file and the key.
     """
     import tyro
     import yaml
@@ -130,11 +220,11 @@ def read_recipe(path: str, options: type, given: Sequence[str] = ()) -> list[str
 
 
 def input_error(error: BaseException) -> InputError | None:
-    """The InputError behind an exception, through Ray's wrappers and causes; None where there is none."""
+    """Returns the InputError behind an exception, through Ray's wrappers and causes; None if there is no such error."""
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
-        inner = getattr(error, "cause", None)  # Ray's wrapper is an InputError too, but tells the worker's whole trace
+        inner = getattr(error, "cause", None)  # Ray's wrapper is an InputError too, but prints the worker's whole trace
         if isinstance(error, InputError) and inner is None:
             return error
         inner = inner or error.__cause__ or error.__context__
@@ -145,37 +235,80 @@ def input_error(error: BaseException) -> InputError | None:
 
 
 def fail(message: str, status: int) -> typing.NoReturn:
-    """Print one line to stderr and exit."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    """Prints one line to stderr and exits."""
+    print(f"error: {printable(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
+    if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and _is_program():
+        sys.stdout.flush()
+        os._exit(status)  # Python would wait for the units that threads have begun, up to a minute
     sys.exit(status)
 
 
+def _is_program() -> bool:
+    """Whether this process runs one job, and is not a program that calls jobs."""
+    return Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent
+
+
+def as_options(message: str) -> str:
+    """Returns a message of the library for the user of a job: `parameter NAME` becomes the option --name."""
+    return re.sub(r"\bparameter ([a-z_]+)", lambda match: "--" + match[1].replace("_", "-"), message)
+
+
 def say(message: str) -> None:
-    """A line for the person who runs the job."""
+    """Prints a line for the user who runs the job."""
     print(message, flush=True)
 
 
-def _rate(each: float) -> str:
-    """Of a second, in words."""
-    return f"{each:,.0f}/s" if each >= 10 else f"{each:.2g}/s"
+def say_complete(url: str, *files: str | None) -> None:
+    """Prints for --plan that an artifact is complete, and the files that the job also writes."""
+    say(f"nothing to make: {url} is complete")
+    for file in filter(None, files):
+        say(f"writes   {file}")
+
+
+def say_stages(work: Work) -> None:
+    """Prints the stages of a work for --plan."""
+    for line in plan_stages(work):
+        say(f"stage    {line}")
+
+
+def _rate(rate: float) -> str:
+    """Formats a rate per second."""
+    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
 
 class Stage:
-    """One line of progress: `encode 12,000 of 20,958 passages, 310/s, 29 s left`; rewritten on a terminal."""
+    """Prints one line of progress: `encode 12,000 of 20,958 passages, 310/s, 29 s left`.
+
+    On a terminal, the line is rewritten in place.
+
+    Args:
+        name: Name of the stage.
+        total: Number of units; None if unknown.
+        unit: Plural name of the unit.
+    """
 
     def __init__(self, name: str, total: int | None = None, unit: str = "passages"):
         self.name, self.total, self.unit = name, total, unit
-        self.remark = ""  # at the line's end
-        self.done = self.kept = 0
+        self.remark = ""  # appended to the line
+        self.done = self.kept = self.unfinished = 0
         self.started = self._told = time.monotonic()
         self._open = False
 
     def count(self, amount: int, kept: bool = False) -> None:
-        """So much more is done; `kept`: by an earlier run, so that it does not enter the rate."""
+        """Adds `amount` units. `kept` marks the work of an earlier run, which does not count in the rate."""
         if kept:
             self.kept += amount
             return
         self.done += amount
+        self.unfinished = 0
+        self._print_sometimes()
+
+    def show(self, unfinished: int) -> None:
+        """Receives the number of units that are done within parts that are not."""
+        self.unfinished = unfinished
+        self._print_sometimes()
+
+    def _print_sometimes(self) -> None:
         now = time.monotonic()
         if now - self._told >= (0.5 if sys.stderr.isatty() else 10):
             self._told = now
@@ -193,24 +326,24 @@ class Stage:
             say(f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
 
     def say(self, line: str) -> None:
-        """A line of its own, beside the progress."""
+        """Prints a separate line next to the progress."""
         self._clear()
         say(line)
 
     def _clear(self) -> None:
-        """Take the progress off a terminal."""
+        """Removes the progress line from a terminal."""
         if self._open and sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def _print(self, now: float) -> None:
-        rate = self.done / max(now - self.started, 1e-9)
-        line = f"{self.name}: {self.done + self.kept:,}"
+        done = self.done + self.unfinished
+        rate = done / max(now - self.started, 1e-9)
+        line = f"{self.name}: {done + self.kept:,}"
         if self.total:
-            left = (self.total - self.done - self.kept) / max(rate, 1e-9)
             line += f" of {self.total:,}"
         line += f" {self.unit}, {_rate(rate)}"
-        if self.total:
-            line += f", {left:,.0f} s left"
+        if self.total and done:
+            line += f", {(self.total - done - self.kept) / rate:,.0f} s left"
         if self.remark:
             line += f", {self.remark}"
         end = "" if sys.stderr.isatty() else "\n"
@@ -219,7 +352,7 @@ class Stage:
 
 
 def human(size: float) -> str:
-    """Bytes for people: `3.2 MB`."""
+    """Formats a size in bytes for people: `3.2 MB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000 or unit == "TB":
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"

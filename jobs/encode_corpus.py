@@ -1,7 +1,8 @@
-"""Encode a corpus with a pool of encoders, one embeddings part for each corpus part.
+r"""Encode a corpus with a pool of encoders, one embeddings part for each corpus part.
 
 python jobs/encode_corpus.py --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
-ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://bucket/squad --encoder intfloat/e5-large
+ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://bucket/squad --encoder intfloat/e5-large \
+    --max-workers 8
 """
 
 from __future__ import annotations
@@ -10,24 +11,20 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobs.cli import Common, Stage, human, run, say
-from jobs.session import connect
+from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
+from jobs.session import describe_size, join_cluster, num_gpus
 
-from indexing.corpus import Corpus
 from indexing.encoders import EncoderSpec, spec_of
-from indexing.encoding import (
-    Encoding,
-    choose_pool,
-    is_encoded,
-    limited_name,
-    numerics_of,
-    similarity_of,
-)
+from indexing.encoding import CALLS, PartDone, is_encoded, numerics_of, similarity_of
+from indexing.encoding import EncodeCorpus as EncodeWork
 from indexing.store import Store
-from retriever.encoder import EncoderOptions, resolve
-from retriever.files import weight_files
-from retriever.numerics import choose_device
-from retriever.packing import packs
+from indexing.work.local import LocalRunner, cores_of_process
+from indexing.work.ray_actors import RayActors, check_pool, choose_pool
+from indexing.work.tasks import Resources, Runner
+from indexing.work.work import Unit, run_work
+from retriever.errors import InputError
+from retriever.files import resolve, weight_files
+from retriever.options import EncoderOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,35 +32,46 @@ class EncodeCorpus(Common):
     encoder: str | None = None
     """A Hugging Face name, a folder (transformers or sentence-transformers), or models/NAME of the store."""
     task: str | None = None
-    """Instead of an encoder: a tuned task, whose own options count."""
+    """A tuned task in place of an encoder; its own options apply."""
     name: str | None = None
-    """The embeddings' name; default: the task's, or the last piece of the encoder's."""
+    """The name of the embeddings; default: the task's name, or the last component of the encoder's."""
     pooling: Literal["cls", "mean", "last"] | None = None
+    """The token vectors that become a text's vector: the first, the mean, or the last; default: the model folder's."""
     normalize: bool | None = None
-    """L2-normalise the vectors (cosine)."""
+    """Scale vectors to length 1, so that inner products are cosines; default: the model folder's setting."""
     query_prefix: str | None = None
+    """Text put before every query; default: the model folder's."""
     passage_prefix: str | None = None
+    """Text put before every passage; default: the model folder's."""
     title: Literal["space", "newline", "sep", "none"] = "space"
-    """How title and text become one passage."""
+    """How a passage's title and text are joined; none leaves the title out."""
     query_length: int | None = None
-    """Tokens, special ones included."""
+    """Tokens of a query at most, special tokens included; default: the model folder's limit."""
     passage_length: int | None = None
+    """Tokens of a passage at most, special tokens included; default: the model folder's limit."""
     dimension: int | None = None
-    """Keep the first so many dimensions (Matryoshka)."""
+    """Keep this many leading dimensions of each vector, for Matryoshka models; default: all."""
     append_eos: bool = False
+    """End every text with the end-of-sequence token if the tokenizer does not add it."""
     padding_side: Literal["right", "left"] | None = None
+    """The side on which batches are padded; default: the tokenizer's."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 where the processor has it."""
+    """The dtype of the backbone; auto: bfloat16 if the device supports it."""
     compile: Literal["auto", "never", "always"] = "auto"
-    """torch.compile; auto: where it pays and a compiler is there (not BERT and its kin on a processor)."""
+    """torch.compile; auto: if it pays and a compiler is available (not for BERT-family models on the CPU)."""
+    allow_unknown_tokens: bool = False
+    """Encode parts in which more than half of the tokens are unknown to the tokenizer; by default such a part ends the
+    job, because its vectors say little about the texts. Not part of the fingerprint."""
     min_workers: int = 1
+    """The least number of encoders on a cluster; the job waits for the first ones."""
     max_workers: int | None = None
-    """Encoders at once; default: as many as the cluster holds now. A cluster that scales up may be given more."""
+    """The largest number of encoders; default: as many as the cluster has room for now. Set it on autoscaling
+    clusters."""
     cpus: int | None = None
-    """Cores of each encoder; default: 4 at most beside a GPU, about 4 where texts are encoded without padding (BERT and
-    its kin on a processor), else as few as memory allows."""
+    """Cores of each encoder; default: all of this machine; on a cluster at most 4 with a GPU, about 4 for BERT-family
+    models on the CPU (packed batches), otherwise as few as memory allows."""
     gpus: int | None = None
-    """GPUs of each encoder, 0 or 1; default: 1 where the cluster has GPUs."""
+    """GPUs of each encoder, 0 or 1; default: 1 if there are GPUs."""
 
     def encoder_options(self) -> EncoderOptions:
         names = EncoderOptions.__dataclass_fields__
@@ -76,67 +84,103 @@ def main(options: EncodeCorpus) -> None:
     spec = spec_of(store, options.encoder, options.task, encoder_options)
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     described = spec.describe("passage")
+    encoded = is_encoded(store, name, described, options.limit)
+    if options.plan and encoded:
+        return say_complete(store.generations("embeddings", name)[-1].url)
     if options.plan:
         return plan(store, options, spec, described)
-    encoded = is_encoded(store, name, described, options.limit)
-    if not encoded and (speed := encode(store, options, spec, name, described)):
+    if not encoded and (speed := encode(store, options, spec, name, described)).tokens:
         say(f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
             f"{speed.tokens / speed.seconds:,.0f} tokens/s")  # fmt: skip
-    for artifact in store.generations("embeddings", limited_name(name, options.limit)):
+    for artifact in store.generations("embeddings", name):
         say(f"{artifact.url}: {artifact.rows:,} vectors of {described['dim']}, {artifact.config['numerics']}")
     return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Speed:
-    """How fast an encoding went. startup: seconds of an encoder; ready, first, last: when the first encoder was ready,
-    and when the first and the last part were committed, seconds since the epoch; first_rows: passages of the first."""
+    """The speed of an encoding.
 
-    rows: int
-    tokens: int
-    startup: float
-    ready: float
-    first: float
-    first_rows: int
-    last: float
+    Attributes:
+        startup: Seconds that an encoder takes to start.
+        rows, tokens: What was encoded now.
+        ready, last: When the first encoder was ready and the last part was committed, in seconds since the epoch.
+    """
+
+    startup: float = 0.0
+    rows: int = 0
+    tokens: int = 0
+    ready: float = float("inf")
+    last: float = 0.0
 
     @property
     def seconds(self) -> float:
+        """Seconds from the first encoder's start to the last part."""
         return max(self.last - self.ready, 1e-9)
 
+    def add(self, unit: Unit, done: PartDone | dict[str, Any]) -> None:
+        """Adds a part that was encoded now."""
+        done = done if isinstance(done, PartDone) else PartDone(**done)
+        self.startup, self.ready, self.last = done.startup, min(self.ready, done.ready), time.time()
+        self.rows, self.tokens = self.rows + done.rows, self.tokens + done.tokens
 
-def encode(
-    store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict[str, Any]
-) -> Speed | None:
-    """Encode what is left of the corpus and complete its generations; None where nothing was left."""
-    connect(store)
-    weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder)))
-    kind = described["model_type"]
-    pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights,
-                       lambda: packs(kind, spec.options, choose_device("cpu")))  # fmt: skip
-    numerics = numerics_of(pool, spec.options, kind)
-    encoding = Encoding(store, spec, name, numerics=numerics, limit=options.limit)
-    startup, ready, last, tokens = 0.0, float("inf"), 0.0, 0
-    first, first_rows = 0.0, 0
-    with Stage("encode", encoding.rows_kept + encoding.rows_left) as stage:
-        stage.count(encoding.rows_kept, kept=True)
-        for done in encoding.run(pool):
-            startup, ready, last = done.startup, min(ready, done.ready), time.time()
-            tokens += done.tokens
-            if not first:
-                first, first_rows = last, done.rows
-            stage.count(done.rows)
-    encoding.finish(described["dim"], similarity_of(described))
-    return Speed(encoding.rows_left, tokens, startup, ready, first, first_rows, last) if tokens else None
+
+def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict[str, Any]) -> Speed:
+    """Encodes the pending parts of the corpus and completes its generations."""
+    runner, resources = open_encoders(store, options, spec, described["model_type"])
+    numerics = numerics_of(runner, spec.options, described["model_type"], Resources(resources.cores, resources.gpus))
+    work = EncodeWork(
+        store,
+        spec,
+        name,
+        resources=resources,
+        numerics=numerics,
+        limit=options.limit,
+        allow_unknown_tokens=options.allow_unknown_tokens,
+    )
+    speed = Speed()
+    run_work(store, work, runner, Stage, observe=speed.add)
+    return speed
+
+
+def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: str) -> tuple[Runner, Resources]:
+    """Returns the runner and the resources of an encoder: on a cluster a pool of encoders, in this process one.
+
+    Raises:
+        InputError: If the cluster or this machine cannot provide the resources.
+    """
+    if join_cluster(store, private=options.ray):
+        import ray
+
+        from retriever.numerics import choose_device
+        from retriever.packing import packs
+
+        if options.max_workers is None and (line := describe_size(ray.nodes(), "--max-workers N")):
+            say(line)
+        weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder)))
+        pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights,
+                           lambda: packs(kind, spec.options, choose_device("cpu")))  # fmt: skip
+        return RayActors(pool), pool.resources(CALLS)
+    check_pool(options.min_workers, options.max_workers, options.cpus, options.gpus)
+    cores = cores_of_process()
+    if options.cpus is not None and options.cpus > cores:
+        raise InputError(f"parameter cpus {options.cpus}: the number of cores here is {cores}")
+    if options.cpus is not None:
+        cores = min(cores, options.cpus * (options.max_workers or 1))
+    runner = LocalRunner(cores=cores, gpus=num_gpus())
+    if options.gpus and not runner.gpus:
+        raise InputError("parameter gpus 1: this machine has no GPU")
+    return runner, Resources(cores=options.cpus, gpus=options.gpus, calls=CALLS)
 
 
 def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, described: dict) -> None:
-    """What an encoding reads and writes; the time only a first run can tell."""
-    corpus = Corpus.open(store)
-    rows = min(corpus.num_rows, options.limit or corpus.num_rows)
+    """Prints what an encoding reads and writes; only a run tells the time."""
+    work = EncodeWork(store, spec, options.name or spec.name, resources=Resources(), numerics="", limit=options.limit)
+    corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
     say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
+    say_stages(work)
     say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 

@@ -1,15 +1,17 @@
-"""Measure runs against qrels, side by side, with a paired test of each against the first.
+"""Measure runs against qrels, side by side, with a paired test of each run against the first.
 
 python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jobs.cli import Common, run, say
 
@@ -18,70 +20,193 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indexing.answers import answer_ranks, answers_of
+from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
 from indexing.metrics import holm, paired_test, per_query
 from indexing.queries import ALL, Queries
-from indexing.runs import falling, read_run, read_trec, result_path
+from indexing.runs import falling, read_run, read_trec, whole_file
 from indexing.store import Store
 from retriever.errors import InputError
+
+SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
+NAME_LENGTH = 60  # characters of the runs' names in the name of the file
+_ANSWER = re.compile(r"Answer@([1-9]\d*)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Common):
+    """--limit N measures the first N queries of the split."""
+
     run: tuple[str, ...]
     """Names of runs in the store, or TREC files."""
     split: str = "test"
+    """The split of the queries whose judgements count; all: every query of the query set, judged or not, by Answer@K
+    alone."""
     queries: str | None = None
-    """The question set; may be left out where the store has one only."""
+    """Name of the query set; may be left out if the store has only one."""
     metrics: tuple[str, ...] = ("nDCG@10", "R@100", "RR@10")
-    """As ir-measures names them; also Answer@20: one of the first 20 hits contains an answer of the question (DPR's
-    top-20 accuracy). --limit N measures the split's first N queries."""
-    json: str = "results/evaluation.json"
-    """Where the figures go, those of each query too."""
+    """Metrics by their names in ir-measures, and Answer@K: whether one of the first K hits contains an answer of the
+    query (DPR's top-K accuracy)."""
+    json: str | None = None
+    """Output file for the metrics, per-query values included; default: results/evaluation-SPLIT-RUNS-DIGITS.json, where
+    the digits are a hash of queries, runs and metrics."""
+    overwrite: bool = False
+    """Replace the file of --json if it has other content."""
 
 
 def main(options: Evaluate) -> None:
     store = Store(options.store).require()
     queries = Queries.open(store, options.queries)
-    qrels = queries.qrels(options.split)
     metrics = [metric for word in options.metrics for metric in word.split()]
+    qrels = judgements(queries, options.split, metrics)
+    judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
     qrels = qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
     if options.plan:
         say(f"{len(options.run)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(metrics)}")
         return
-    measure = measure_of(store, queries, qrels, metrics)
-    values = {name: measure(load(store, name, queries, options.split)) for name in options.run}
+    measure = measure_of(store, queries, qrels, ids, metrics)
+    values = {}
+    for name in options.run:
+        table = load(store, name, queries, options.split)
+        where = f"{queries.artifact.key} {options.split}"
+        noun = "queries" if options.split == ALL else "judged queries"
+        for warning in check_queries(table, name, judged, set(ids), where, is_file=Path(name).is_file(), noun=noun):
+            say(f"warning: {warning}")
+        values[name] = measure(table)
+        without_hits = not any(metric_values.any() for metric_values in values[name].values())
+        if without_hits and (hint := check_passages(store, table)):
+            say(f"warning: {name}: {hint}")
     tests = {m: {n: paired_test(values[options.run[0]][m], values[n][m]) for n in options.run[1:]} for m in metrics}
-    p_values = {metric: holm(found) for metric, found in tests.items()}
-    say(table(values, p_values, metrics))
+    p_values = {metric: holm(metric_tests) for metric, metric_tests in tests.items()}
+    say(format_table(values, p_values, metrics))
     document = {
         "queries": queries.artifact.key,
         "split": options.split,
         "num_queries": len(set(ids)),
-        "mean": {name: {m: float(v.mean()) for m, v in found.items()} for name, found in values.items()},
+        "mean": {name: {m: float(v.mean()) for m, v in run_values.items()} for name, run_values in values.items()},
         "p_against_first": p_values,
-        "query_ids": sorted(set(qrels["query_id"].to_pylist())),
-        "per_query": {name: {m: v.tolist() for m, v in found.items()} for name, found in values.items()},
+        "query_ids": sorted(set(ids)),
+        "per_query": {name: {m: v.tolist() for m, v in run_values.items()} for name, run_values in values.items()},
     }
-    path = result_path(options.json)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path = options.json or default_path(store, queries, options, metrics)
+    with whole_file(path, overwrite=options.overwrite) as file:
+        file.write_text(json.dumps(document, indent=1) + "\n")
     say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
 
 
+def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
+    """Returns the judgements of a split; none for "all", whose queries only Answer@K can measure.
+
+    Raises:
+        InputError: If the split is missing, or if a metric needs judgements that it lacks.
+    """
+    if split != ALL:
+        return queries.qrels(split)
+    if others := [name for name in metrics if not _ANSWER.fullmatch(name)]:
+        have = ", ".join(queries.splits) or "none"
+        raise InputError(
+            f"--split {ALL} --metrics {others[0]}: the split {ALL} has no judgements, expected Answer@K alone; give "
+            f"such metrics, or a split with judgements ({have})"
+        )
+    return pa.table({"query_id": pa.array([], pa.string())})
+
+
+def default_path(store: Store, queries: Queries, options: Evaluate, metrics: list[str]) -> str:
+    """Returns a separate file name for each evaluation: its digits depend on the queries, the contents of the runs
+    and the metrics, so that repeating an evaluation finds its file and no other is replaced."""
+    contents = [
+        [name, hashlib.sha256(Path(name).read_bytes()).hexdigest()]
+        if Path(name).is_file()
+        else [name, store.open("runs", store.only("runs", name)).fingerprint]
+        for name in options.run
+    ]
+    digits = fingerprint_of([queries.artifact.fingerprint, options.split, options.limit, metrics, contents])[:8]
+    names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(Path(name).stem for name in options.run))[:NAME_LENGTH]
+    return f"results/evaluation-{options.split}-{names}-{digits}.json"
+
+
+def check_queries(
+    table: pa.Table,
+    name: str,
+    judged: set[str],
+    measured: set[str],
+    where: str,
+    *,
+    is_file: bool,
+    noun: str = "judged queries",
+) -> list[str]:
+    """Checks that the queries of a run are those that are judged.
+
+    Args:
+        table: The run.
+        name: Its name or file.
+        judged: Ids of all queries that the split judges.
+        measured: Ids of those that are measured, fewer than `judged` with a limit.
+        where: The query set and its split, for messages.
+        is_file: Whether the run is a TREC file. A run of the store is known to be of these queries.
+        noun: What `judged` are, for messages.
+
+    Returns:
+        One-line warnings: one if the run has queries without judgements, another if it lacks measured queries.
+
+    Raises:
+        InputError: If no query of a file is judged.
+    """
+    run_ids = set(table["query_id"].unique().to_pylist())
+    warnings = []
+    if is_file and not run_ids & judged:
+        raise InputError(
+            f"{name}: none of its {len(run_ids):,} queries (such as {min(run_ids)!r}) is judged in {where} "
+            f"({len(judged):,} queries, such as {min(judged)!r}): name the queries of this run with "
+            "--queries and --split, or give a run of these"
+        )
+    if is_file and (others := run_ids - judged):
+        warnings.append(
+            f"{name}: {len(others):,} of its {len(run_ids):,} queries are not judged in {where}, and do not count"
+        )
+    if missing := measured - run_ids:
+        warnings.append(
+            f"{name}: {len(missing):,} of the {len(measured):,} {noun} are missing from the run, and count as 0"
+        )
+    return warnings
+
+
+def check_passages(store: Store, table: pa.Table) -> str | None:
+    """Returns a warning if none of the first passages of a run is in the corpus."""
+    ids = table["id"].slice(0, SAMPLE).to_pylist()
+    if not ids or (Corpus.open(store).rows_of(ids) >= 0).any():
+        return None
+    return (
+        f"no relevant hit, and none of its first {len(ids):,} passages (such as {ids[0]!r}) is in the corpus of "
+        f"{store.url}: is it a run over another corpus?"
+    )
+
+
 def measure_of(
-    store: Store, queries: Queries, qrels: pa.Table, metrics: list[str]
+    store: Store, queries: Queries, qrels: pa.Table, ids: list[str], metrics: list[str]
 ) -> Callable[[pa.Table], dict[str, np.ndarray]]:
-    """What gives a run's values of each metric, as per_query does. Raises InputError where no question has answers."""
-    depths = {name: int(found.group(1)) for name in metrics if (found := re.fullmatch(r"Answer@([1-9]\d*)", name))}
+    """Returns a function that maps a run to its values per metric, as `per_query` returns them.
+
+    Args:
+        store: The store.
+        queries: The query set.
+        qrels: The judgements.
+        ids: The queries that are measured: those with judgements, or all queries if there are none.
+        metrics: Names of metrics.
+
+    Raises:
+        InputError: If Answer@K is requested and no query has answers.
+    """
+    depths = {name: int(match.group(1)) for name in metrics if (match := _ANSWER.fullmatch(name))}
     others = [name for name in metrics if name not in depths]
-    judged = sorted(set(qrels["query_id"].to_pylist()))
+    measured = sorted(set(ids))
     answers: dict[str, list[str]] = {}
     if depths:
         metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
-        answers = {id: answers_of(metadata[id]) for id in judged}
+        answers = {id: answers_of(metadata[id]) for id in measured}
         if not any(answers.values()):
-            raise InputError(f"--metrics {next(iter(depths))}: no question of {queries.artifact.key} has answers: they "
+            raise InputError(f"--metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they "
                              'are its metadata, {"answers": ["a", "b"]}')  # fmt: skip
         corpus = Corpus.open(store)
 
@@ -89,41 +214,47 @@ def measure_of(
         values = per_query(qrels, run, others) if others else {}
         if depths:
             ranks = answer_ranks(run, answers, corpus, max(depths.values()))
-            found = np.array([ranks[id] for id in judged])
-            values |= {name: ((found > 0) & (found <= depth)).astype(float) for name, depth in depths.items()}
+            first = np.array([ranks[id] for id in measured])
+            values |= {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
         return {name: values[name] for name in metrics}
 
     return measure
 
 
 def load(store: Store, name: str, queries: Queries, split: str) -> pa.Table:
-    """A run of the store, or a TREC file, as query_id, id, score. Raises InputError for a run of other queries."""
+    """Returns a run of the store, or a TREC file, as columns query_id, id, score.
+
+    Raises:
+        InputError: If the run in the store is over other queries.
+    """
     if Path(name).is_file():
         return read_trec(name)
     artifact = store.open("runs", store.only("runs", name))
-    of = artifact.inputs["queries"]
-    if of["fingerprint"] != queries.artifact.fingerprint or artifact.config["split"] not in (split, ALL):
+    run_queries = artifact.inputs["queries"]
+    if run_queries["fingerprint"] != queries.artifact.fingerprint or artifact.config["split"] not in (split, ALL):
         raise InputError(
-            f"{artifact.url} is a run of {of['artifact']} {artifact.config['split']}, not of {queries.artifact.key} "
+            f"{artifact.url} is a run of {run_queries['artifact']} {artifact.config['split']}, not of "
+            f"{queries.artifact.key} "
             f"{split}: name those with --queries and --split, or search these"
         )
     blocks = []
     for block in read_run(artifact):
-        # The order of ranks is the run's; equal scores are made to fall, or the measures would order them their way.
+        # The ranks of the run decide. Equal scores are made strictly decreasing, because the metrics would otherwise
+        # order them in their own way.
         same = np.concatenate([[False], pc.equal(block["query_id"][1:], block["query_id"][:-1]).to_numpy()])
         blocks.append(block.set_column(3, "score", pa.array(falling(block["score"].to_numpy(), same.astype(np.int8)))))
     return pa.concat_tables(blocks)
 
 
-def table(values: dict, p_values: dict, metrics: list[str]) -> str:
-    """Runs below one another, metrics side by side; behind a figure the p-value against the first run."""
+def format_table(values: dict[str, Any], p_values: dict[str, Any], metrics: list[str]) -> str:
+    """Returns one line per run with its metrics in columns, each followed by the p-value against the first run."""
     width = max(len("run"), *(len(name) for name in values))
     lines = ["run".ljust(width) + "".join(f"  {metric:>18}" for metric in metrics)]
-    for name, found in values.items():
+    for name, run_values in values.items():
         cells = []
         for metric in metrics:
             p = p_values[metric].get(name)
-            cells.append(f"{found[metric].mean():.4f}" + (f" (p={p:.4f})" if p is not None else ""))
+            cells.append(f"{run_values[metric].mean():.4f}" + (f" (p={p:.4f})" if p is not None else ""))
         lines.append(name.ljust(width) + "".join(f"  {cell:>18}" for cell in cells))
     return "\n".join(lines)
 

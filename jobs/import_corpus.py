@@ -1,7 +1,10 @@
-"""Import a corpus, with the queries and qrels beside it, or add to one and delete from it.
+"""Import a corpus, with the queries and judgements in its folder, or add to a corpus and delete from it.
 
 python jobs/import_corpus.py --store data/scifact --source raw/scifact
+python jobs/import_corpus.py --store data/faq --source faq.csv --id number --text answer --metadata topic
 python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
+
+docs/data.md names the columns of every format.
 """
 
 from __future__ import annotations
@@ -9,66 +12,125 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobs.cli import Common, Stage, human, run, say
-from jobs.session import connect
+from jobs.cli import Common, Stage, human, run, say, say_complete
+from jobs.import_queries import hold_out_of
+from jobs.session import open_runner
 
+from indexing.artifact import Artifact
 from indexing.corpus import Corpus
-from indexing.importing import Importing, ImportOptions
-from indexing.queries import import_queries
+from indexing.importing import ImportCorpus as ImportWork
+from indexing.importing import ImportOptions
+from indexing.queries import check_splits, complete_queries, import_queries
 from indexing.raw import open_input
-from indexing.sources import CHUNK_BYTES, Source, detect
-from indexing.store import Store
+from indexing.sources import CHUNK_BYTES, Source, describe_columns, detect
+from indexing.store import Store, artifact_key, generation
+from indexing.tables.columns import PassageNames
+from indexing.work.work import run_work
 from retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportCorpus(Common):
     source: str | None = None
-    """A folder or file in BEIR, MS MARCO, DPR, KILT or Parquet form, local or s3://."""
-    format: Literal["auto", "beir", "msmarco", "dpr", "kilt", "parquet"] = "auto"
-    """auto: from the names of the files, or a file's first line."""
+    """A folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in
+    para.title.txt (RocketQA's: id<TAB>title) beside MS MARCO's collection.tsv are joined."""
+    format: Literal["auto", "beir", "msmarco", "dpr", "kilt", "parquet", "csv", "tsv", "jsonl"] = "auto"
+    """The format of the source; auto recognises it by file names and the first line."""
+    id: str | None = None
+    """The column with the id of a passage; without it, a known name such as id, else a hash of title and text ("")."""
+    title: str | None = None
+    """The column with the title; without it, the column called title, else no titles ("")."""
+    text: str | None = None
+    """The column with the text; without it, the one called text, contents, content, passage or body."""
+    metadata: tuple[str, ...] | None = None
+    """The columns to keep as metadata; without it, all that are not id, title or text."""
     part_size: int = 10_000
-    """Passages a part (KILT: pages), the unit of work and of retry: 30 to 60 s of one encoding worker. Fewer where they
-    are long: a part ends at 256 MiB of raw text."""
+    """Passages per part at most (KILT: pages), and at most 256 MiB of raw text; the first parts are smaller, from 512
+    passages on. A part is the unit of work, retry and encoding."""
     filters: dict[str, str] = field(default_factory=dict)
-    """Metadata fields to filter by, with types: year int64 lang string (also float64, bool, timestamp)."""
+    """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp).
+    A field that no passage of a new corpus has is refused; passages added with --append may all lack it."""
     append: bool = False
-    """Add the source to the corpus as a new generation."""
+    """Add the source to the existing corpus as a new generation."""
     delete: str | None = None
-    """A file of ids, one a line, that a new generation deletes."""
+    """A file of ids, one per line, that a new generation deletes."""
+    hold_out: int | None = None
+    """Move N queries of the folder from the split of --hold-out-split to a new split, held-out. Training can choose its
+    checkpoint on it, so that no reported split takes part in the choice. Only queries with a relevant passage move."""
+    hold_out_split: str = "train"
+    """The split that --hold-out takes queries from."""
+    hold_out_seed: int = 0
+    """Seed of the draw of --hold-out."""
 
 
 def main(options: ImportCorpus) -> None:
     store = Store(options.store)
-    if options.source is None and options.delete is None:
+    names = PassageNames(options.id, options.title, options.text, options.metadata)
+    if not options.source and options.delete is None:
         raise InputError("--source PATH (or --delete IDS_FILE): expected what to import")
+    if options.source is None and names != PassageNames():
+        raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
     if options.source is not None and options.delete is not None and not options.append:
         raise InputError("--source with --delete: add --append to do both in one new generation")
     if options.part_size < 1:
         raise InputError(f"--part-size {options.part_size}: expected at least 1")
-    source = detect(options.source, options.format) if options.source else None
+    hold_out = hold_out_of(options)
+    source = None
+    if options.source:
+        source = detect(options.source, options.format, names)
+        for line in describe_columns(source):
+            say(line)
+    with_queries = (source.query_source or (source if source.queries else None)) if source else None
+    if with_queries:
+        check_queries_name(with_queries)
+    elif hold_out:
+        raise InputError(f"--hold-out {options.hold_out}: expected queries in the folder of the source, found none")
+    shape = ImportOptions(part_size=options.part_size, filters=options.filters, limit=options.limit)
+    work = ImportWork(store, source, shape, append=options.append, delete=options.delete)
+    if options.plan and work.complete:
+        latest = work.previous[-1]
+        name = queries_name(with_queries, options, latest) if with_queries else ""
+        if with_queries is None or complete_queries(store, with_queries, name, hold_out=hold_out):
+            return say_complete(latest.url)
     if options.plan:
         return plan(store, source, options)
-    shape = ImportOptions(part_size=options.part_size, filters=options.filters, limit=options.limit)
-    importing = Importing(store, source, shape, append=options.append, delete=options.delete)
-    if not importing.complete:
-        connect(store)
-        with Stage("import") as stage:
-            for kept, rows in importing.run():
-                stage.count(rows, kept)
+    if not work.complete:
+        run_work(store, work, open_runner(store, private=options.ray), Stage)
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
     say(f"{latest.url}: {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted")
-    if source and source.queries:
-        name = source.name if not options.append else f"{source.name}-{latest.key[-5:]}"
-        queries = import_queries(store, source, name)
+    if source is not None and source.titles is not None:
+        # If the source was imported before, later generations may be those of other sources.
+        parts = next(a for a in reversed(corpus.generations) if a.config == work.config).group("part")
+        titled, passages = sum(part.facts["titles"] for part in parts), sum(part.rows for part in parts)
+        say(f"{source.titles}: {titled:,} of {passages:,} passages have a title")
+    if with_queries:
+        name = queries_name(with_queries, options, latest)
+        queries = import_queries(store, with_queries, name, hold_out=hold_out)
         splits = ", ".join(queries.splits) or "no qrels"
         say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({splits})")
     return None
 
 
+def queries_name(source: Source, options: ImportCorpus, latest: Artifact) -> str:
+    """Returns the name of the queries that come with a corpus; of a later generation they have another name."""
+    return f"{source.name}-{latest.key[-5:]}" if options.append else source.name
+
+
+def check_queries_name(source: Source) -> None:
+    """Raises InputError if the queries cannot have the source's name: before the corpus is imported, not after it."""
+    check_splits(source)
+    try:
+        artifact_key("queries", f"{source.name}-{generation(0)}")
+    except InputError as error:
+        raise InputError(
+            f"--source: its queries are named after it: {error}; rename the folder, or name "
+            "its corpus file and import the queries with jobs/import_queries.py"
+        ) from None
+
+
 def plan(store: Store, source: Source | None, options: ImportCorpus) -> None:
-    """What an import reads and how large the corpus becomes, roughly: Arrow takes what plain text takes."""
+    """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:
         sizes = []
@@ -76,9 +138,10 @@ def plan(store: Store, source: Source | None, options: ImportCorpus) -> None:
             with open_input(file) as opened:
                 sizes.append(opened.size() * (3 if file.endswith(".gz") else 1))
         say(f"source   {source.format}: {len(source.corpus)} corpus files, about {human(sum(sizes))} of text")
-        say(f"queries  {len(source.queries)} files, splits: {', '.join(source.qrels) or 'none'}")
+        with_queries = source.query_source or source
+        say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
         part = f"{options.part_size:,} passages, at most {human(CHUNK_BYTES)}"
-        say(f"disk     about {human(sum(sizes) * 1.05)}; memory a few parts a core ({part} each)")
+        say(f"disk     about {human(sum(sizes) * 1.05)}; memory a few parts per core ({part} each)")
     if options.delete:
         say(f"delete   the ids in {options.delete}")
 

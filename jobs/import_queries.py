@@ -1,40 +1,88 @@
-"""Import a further question set over a store's corpus.
+"""Import an additional query set, with its judgements, over the corpus of a store.
 
 python jobs/import_queries.py --store data/wiki --source raw/nq/nq-dev.qa.csv --queries nq-dev
+python jobs/import_queries.py --store data/faq --source asked.csv --text asked --relevant answer_id --split dev
+
+The columns of each format are listed in docs/data.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from jobs.cli import Common, run, say
+from jobs.cli import Common, run, say, say_complete
 
-from indexing.queries import import_queries
-from indexing.sources import detect_queries
+from indexing.queries import HoldOut, complete_queries, import_queries
+from indexing.sources import describe_columns, detect_queries
 from indexing.store import Store
+from indexing.tables.columns import QueryNames
+from retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportQueries(Common):
     source: str
-    """A BEIR or MS MARCO folder, or a file of BEIR, MS MARCO, DPR or KILT questions."""
+    """Folder or file of queries in a format of docs/data.md, local or s3://; text files may be compressed as .gz."""
     queries: str | None = None
-    """The set's name; default: the folder's or file's."""
-    format: Literal["auto", "beir", "msmarco", "dpr", "kilt"] = "auto"
+    """Name of the query set; default: the name of the folder or file."""
+    format: Literal["auto", "beir", "msmarco", "dpr", "kilt", "parquet", "csv", "tsv", "jsonl"] = "auto"
+    """Format of the source; auto detects it from the file names and the first line."""
+    id: str | None = None
+    """Column with the id of a query; default: a known name such as query_id, otherwise a hash of the query ("")."""
+    text: str | None = None
+    """Column with the text of the query; default: the column named query, question or text."""
+    relevant: str | None = None
+    """Column with the ids of relevant passages; default: a known name such as passage_id, otherwise none ("")."""
+    score: str | None = None
+    """Column with the integer grade; default: the column named score, relevance, label or grade, otherwise all grades
+    are 1 ("")."""
+    metadata: tuple[str, ...] | None = None
+    """Columns to keep as metadata; default: all other columns."""
+    split: str | None = None
+    """Split of the judgements in a table; default: SPLIT of a file named queries.SPLIT.csv, otherwise test."""
+    hold_out: int | None = None
+    """Move N queries from the split of --hold-out-split to a new split, held-out. Training can choose its
+    checkpoint on it, so that no reported split takes part in the choice. Only queries with a relevant passage move."""
+    hold_out_split: str = "train"
+    """The split that --hold-out takes queries from."""
+    hold_out_seed: int = 0
+    """Seed of the draw of --hold-out."""
 
 
 def main(options: ImportQueries) -> None:
     store = Store(options.store).require()
-    source = detect_queries(options.source, options.format)
+    names = QueryNames(options.id, options.text, options.relevant, options.score, options.metadata)
+    hold_out = hold_out_of(options)
+    source = detect_queries(options.source, options.format, names, options.split)
+    for line in describe_columns(source):
+        say(line)
+    name = options.queries or source.name
+    if options.plan and (complete := complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)):
+        return say_complete(complete.artifact.url)
     if options.plan:
         say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(source.qrels) or 'none'}")
-        return
-    name = options.queries or source.name
-    queries = import_queries(
-        store, source, name if options.limit is None else f"{name}-limit{options.limit}", limit=options.limit
-    )
+        return None
+    queries = import_queries(store, source, name, limit=options.limit, hold_out=hold_out)
     say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({', '.join(queries.splits) or 'no qrels'})")
+    return None
+
+
+def hold_out_of(options: Any) -> HoldOut | None:
+    """Returns the queries that the options of an import hold out; None if there are none.
+
+    Raises:
+        InputError: If an option of the draw is given without --hold-out.
+    """
+    if options.hold_out is None:
+        for name in ("hold_out_split", "hold_out_seed"):
+            if getattr(options, name) != type(options).__dataclass_fields__[name].default:
+                raise InputError(
+                    f"parameter {name} {getattr(options, name)}: found no parameter hold_out, the number of queries to "
+                    "hold out; give it, or leave this one out"
+                )
+        return None
+    return HoldOut(options.hold_out, options.hold_out_split, options.hold_out_seed)
 
 
 if __name__ == "__main__":

@@ -1,156 +1,226 @@
-"""Mine hard negatives: pool several sources' hits, denoise them with a re-ranker, draw some for each question.
+"""Mine hard negatives: pool the hits of several sources, denoise them with a re-ranker, sample per query.
 
     python jobs/mine_negatives.py --store data/squad --split train --sources bm25 exact:minilm --depth 200
     python jobs/mine_negatives.py --store data/squad --split train --sources bm25 --reranker models/reranker
 
-Each step is kept: the pool (candidates/NAME), every score (scores/NAME-RERANKER-DIGITS, those of its fingerprint),
-what was drawn (negatives/NAME).
+The store keeps the output of each step: the pool (candidates/NAME), all scores (scores/NAME-RERANKER-DIGITS, where the
+digits come from the fingerprint of the re-ranker), and the sampled negatives (negatives/NAME).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from jobs.cli import Common, Stage, run, say
-from jobs.session import connect
+from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+from jobs.session import open_runner
 
-from indexing.candidates import Mining, MiningOptions
-from indexing.denoising import Drawing, DrawOptions, Scores
+import pyarrow.compute as pc
+
+from indexing.artifact import Artifact
+from indexing.candidates import MiningOptions, PoolCandidates
+from indexing.denoising import (
+    NegativeOptions,
+    SampleNegatives,
+    check_scales,
+    complete_negatives,
+    score_candidates,
+)
 from indexing.exports import export_sentence_transformers, export_tevatron
-from indexing.mining import short
+from indexing.mining import Margins, short
 from indexing.mining_report import Statistics, read_examples, write_report
-from indexing.rescoring import numerics_of_reranker, open_reranker
+from indexing.rescoring import open_reranker
 from indexing.retrievers import SearchOptions
 from indexing.store import Store
+from indexing.work.work import run_work
 
-SHOWN = 10  # questions with too few negatives that are named
-EXAMPLES = 20  # of the report
+SHOWN = 10  # queries with too few negatives that are listed by id
+EXAMPLES = 20  # examples in the report
 
 
 @dataclass(frozen=True, kw_only=True)
 class MineNegatives(Common):
-    """--limit N: the split's first N questions."""
+    """--limit N mines the first N queries of the split."""
 
     sources: list[str] = field(default_factory=lambda: ["bm25"])
-    """As search --source takes them: bm25, exact:EMB, index:NAME, …"""
+    """Search sources, as search --source takes them: bm25, exact:EMB, index:NAME, …"""
     queries: str | None = None
-    """May be left out where the store has one set only."""
+    """Name of the query set; may be left out if the store has only one."""
     split: str = "train"
+    """The split to mine."""
     depth: int = 200
-    """Hits of each source."""
+    """Hits per query and source."""
     drop_answers: bool = False
-    """Leave out passages that contain an answer which is known for the question (its metadata's `answers`)."""
+    """Exclude passages that contain a known answer of the query (`answers` in its metadata)."""
     part_queries: int = 512
-    """Questions of a part, the unit of work and of resume."""
+    """Queries per part, the unit of work and of resume."""
     candidates: str | None = None
-    """The pool's name; default: queries-split-sources."""
+    """Name of the pool; default: queries-split-sources."""
     name: str | None = None
-    """The negatives' name; default: the pool's."""
+    """Name of the negatives; default: the name of the pool."""
     reranker: str | None = None
-    """A cross-encoder (Hugging Face name, folder, or models/NAME of the store) that denoises; none: no denoising."""
-    undenoised: int = 30
-    """Negatives of each question drawn from the whole pool."""
-    denoised: int = 30
-    """Negatives of each question drawn from what the re-ranker holds for irrelevant."""
+    """Cross-encoder (Hugging Face name, folder, or models/NAME of the store) that denoises the pool; without it, there
+    is no denoising."""
+    pool_negatives: int = 30
+    """Negatives per query that are sampled from the whole pool, denoised or not."""
+    denoised_negatives: int = 30
+    """Negatives per query that are sampled from the passages which the re-ranker considers irrelevant. A passage that
+    is drawn in both ways is one negative, a denoised one."""
     denoise_threshold: float = 0.1
-    """The probability below which it does."""
+    """Probability of relevance below which the re-ranker considers a passage irrelevant."""
     score_all: bool = False
     """Score every pair, not only as many as are needed."""
+    max_score: float | None = None
+    """Drop candidates with a score above this. The score is the re-ranker's probability if there is a --reranker, else
+    the score of the source. This and the next two options are those of sentence-transformers' mine_hard_negatives; with
+    a --reranker, they need the scores of all pairs and of the positives. The negatives record why each was dropped."""
+    relative_margin: float | None = None
+    """Drop candidates with a score above p - |p| x MARGIN, where p is the score of the query's positive (the lowest of
+    several): 0.05 keeps candidates below 95 % of it (NV-Retriever; NeMo's perc 0.95). Without a --reranker, a candidate
+    is compared in every source that found it, and a positive that a source did not find within --depth counts as below
+    all of its candidates."""
+    absolute_margin: float | None = None
+    """Drop candidates with a score above p - MARGIN, where p is the score of the query's positive, as for
+    --relative-margin."""
     seed: int = 0
+    """Seed of the sampling."""
     tevatron: str | None = None
-    """Also export to this file, in Tevatron's training format (JSON lines)."""
+    """Also export to this file, in the training format of Tevatron (JSON lines)."""
     sentence_transformers: str | None = None
-    """Also export to this file, in sentence-transformers' (Parquet: query, positive, negative_1, …)."""
+    """Also export to this file, in the format of sentence-transformers (Parquet: query, positive, negative_1, …)."""
     report: str | None = None
-    """Write a page with pictures of the pool and of the denoising to this folder."""
+    """Write an HTML report with charts of the pool and of the denoising to this folder."""
+    overwrite: bool = False
+    """Replace exported files and a report if they have other content."""
     encoder: str | None = None
-    """Where the encoder of dense sources is now."""
+    """Where the encoder of dense sources is now; default: where it was when the corpus was encoded."""
     task: str | None = None
-    """A tuned task whose questions these are, as search takes it."""
+    """The tuned task of the queries, as search takes it."""
 
 
 def main(options: MineNegatives) -> None:
     store = Store(options.store).require()
     shape = MiningOptions(tuple(options.sources), options.depth, options.drop_answers, options.part_queries)
     search = SearchOptions(encoder=options.encoder, task=options.task)
-    mining = Mining(
+    pool = PoolCandidates(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit
     )
-    draw = DrawOptions(options.undenoised, options.denoised, options.denoise_threshold, options.score_all, options.seed)
+    draw = NegativeOptions(
+        options.pool_negatives,
+        options.denoised_negatives,
+        options.denoise_threshold,
+        options.score_all,
+        options.seed,
+        Margins(options.max_score, options.relative_margin, options.absolute_margin),
+    )
+    if options.reranker is None:
+        check_scales(draw, len(shape.sources))
     if options.reranker is not None:
-        open_reranker(store, options.reranker)  # what is none is told before hours of searching
-    questions = len(mining.asked.ids)
+        open_reranker(store, options.reranker)  # a wrong name fails here, before hours of searching
+    num_queries = len(pool.mined.ids)
+    if options.plan and (artifact := complete_negatives(store, pool, options.reranker, draw, options.name)):
+        return say_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
     if options.plan:
-        pairs = questions * options.depth * len(shape.sources)
-        say(f"pool     {questions:,} questions x {len(shape.sources)} sources x {options.depth}: up to {pairs:,} pairs")
-        say(f"         in {len(mining.parts()):,} parts of {store.url}/candidates/{mining.name}")
-        least = 0 if options.reranker is None else pairs if options.score_all else questions * options.denoised
-        say(f"scores   {least:,} pairs at least")
-        say(f"draws    up to {questions * (draw.undenoised + (draw.denoised if options.reranker else 0)):,} negatives")
-        return
-    connect(store)
-    if not mining.draft().complete:
-        with Stage("pool", questions, "questions") as stage:
-            for kept, count in mining.pool():
-                stage.count(count, kept)
+        pairs = num_queries * options.depth * len(shape.sources)
+        sources = f"{len(shape.sources)} sources x {options.depth}"
+        say(f"pool     {num_queries:,} queries x {sources}: up to {pairs:,} pairs")
+        say(f"         in {len(pool.parts()):,} parts of {store.url}/candidates/{pool.name}")
+        say_stages(pool)
+        every = draw.needs["score_all"]
+        minimum = 0 if options.reranker is None else pairs if every else num_queries * options.denoised_negatives
+        say(f"scores   {minimum:,} pairs at least")
+        per_query = draw.pool_negatives + (draw.denoised_negatives if options.reranker else 0)
+        say(f"draws    up to {num_queries * per_query:,} negatives")
+        return None
+    runner = open_runner(store, private=options.ray)
+    [candidates] = run_work(store, pool, runner, Stage)
     scores = None
     if options.reranker is not None:
-        scores = Scores(store, mining.candidates(), options.reranker, draw, numerics=numerics_of_reranker())
-        if not scores.complete:
-            with Stage("rerank", unit="pairs") as stage:
-                for kept, count in scores.run():
-                    stage.count(count, kept)
-    drawing = Drawing(mining, scores, draw, options.name and mining.limited(options.name))
-    if not drawing.draft().complete:
-        with Stage("draw", questions, "questions") as stage:
-            for kept, count in drawing.run():
-                stage.count(count, kept)
-    asked = draw.undenoised + (draw.denoised if scores else 0)
-    tell(mining, drawing, asked)
-    export(options, mining, drawing, asked)
+        parts = dict(pool.parts()) if draw.margins else None
+        scores = score_candidates(store, candidates, options.reranker, draw, runner, Stage, parts=parts)
+    negatives = SampleNegatives(pool, scores, draw, options.name)
+    run_work(store, negatives, runner, Stage)
+    print_summary(candidates, negatives)
+    export(options, negatives)
+    return None
 
 
-def tell(mining: Mining, drawing: Drawing, asked: int) -> None:
-    """What was made, and for which questions it is less than was asked for."""
+def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
+    """Prints the numbers of candidates and negatives, and the queries that have too few of them."""
+    requested = (negatives.draw.pool_negatives, negatives.num_denoised)
     few: list[str] = []
-    total = 0
-    for table in drawing.tables():
-        few += short(table, asked)
+    total = num_copies = 0
+    dropped: Counter[str] = Counter()
+    for table in negatives.tables():
+        few += short(table, *requested)
         total += len(table["negatives"].combine_chunks().flatten())
-    pool = mining.candidates()
-    say(f"{pool.url}: {pool.rows:,} candidates of {len(mining.asked.ids):,} questions")
-    say(f"{mining.store.url}/negatives/{drawing.name}: {total:,} negatives")
-    without = [id for id, rows in zip(mining.asked.ids, mining.asked.positives, strict=True) if not len(rows)]
-    name_some(f"have fewer than {asked} negatives", few)
-    name_some("have no relevant passage in the corpus", without)
+        num_copies += len(table["copies"].combine_chunks().flatten())
+        dropped.update(table["dropped_by"].combine_chunks().flatten().to_pylist())
+    queries = negatives.pool.mined
+    say(f"{candidates.url}: {candidates.rows:,} candidates of {len(queries.ids):,} queries")
+    if num_copies:
+        say(f"  {num_copies:,} passages with the title and text of a positive are no negatives")
+    for reason, count in sorted(dropped.items()):
+        limit, _, scorer = reason.partition(":")
+        say(f"  {count:,} candidates exceed --{limit.replace('_', '-')} by the scores of {scorer}")
+    say(f"{negatives.pool.store.url}/negatives/{negatives.name}: {total:,} negatives")
+    without_positive = [id for id, rows in zip(queries.ids, queries.positives, strict=True) if not len(rows)]
+    denoised = f" from the pool, or fewer than {requested[1]} denoised ones" if requested[1] else ""
+    name_some(f"have fewer than {requested[0]} negatives{denoised}", few)
+    name_some("have no relevant passage in the corpus", without_positive)
+
+
+def columns_of_export(negatives: SampleNegatives) -> int:
+    """Returns the number of negatives that each row of an export with a fixed number of columns has.
+
+    A passage that is drawn both denoised and from the whole pool is one negative, so queries have different numbers of
+    them. The result is the smallest number among the queries for which both draws were complete.
+    """
+    pool_negatives, denoised_negatives = requested = (negatives.draw.pool_negatives, negatives.num_denoised)
+    smallest = pool_negatives + denoised_negatives
+    if min(requested):
+        for table in negatives.tables():
+            few = set(short(table, *requested))
+            lengths = pc.list_value_length(table["negatives"]).to_pylist()
+            complete = (n for id, n in zip(table["query_id"].to_pylist(), lengths, strict=True) if id not in few)
+            smallest = min([smallest, *complete])
+    return smallest
 
 
 def name_some(what: str, ids: list[str]) -> None:
+    """Prints the number of queries and the first of their ids, if there are any."""
     if ids:
         more = f" and {len(ids) - SHOWN:,} more" if len(ids) > SHOWN else ""
-        say(f"  {len(ids):,} questions {what}: {', '.join(ids[:SHOWN])}{more}")
+        say(f"  {len(ids):,} queries {what}: {', '.join(ids[:SHOWN])}{more}")
 
 
-def export(options: MineNegatives, mining: Mining, drawing: Drawing, asked: int) -> None:
-    """Write the files and the report that were asked for."""
-    questions = dict(zip(mining.asked.ids, mining.asked.texts, strict=True))
+def export(options: MineNegatives, negatives: SampleNegatives) -> None:
+    """Writes the requested export files and the report."""
+    corpus, mined = negatives.pool.corpus, negatives.pool.mined
+    queries = dict(zip(mined.ids, mined.texts, strict=True))
     if options.tevatron:
-        rows, left_out = export_tevatron(drawing.tables(), questions, mining.corpus, options.tevatron)
-        say(f"{options.tevatron}: {rows:,} questions")
+        rows, left_out = export_tevatron(
+            negatives.tables(), queries, corpus, options.tevatron, overwrite=options.overwrite
+        )
+        say(f"{options.tevatron}: {rows:,} queries")
         name_some("are left out of it: no positive, or no negative", left_out)
     if options.sentence_transformers:
         path = options.sentence_transformers
+        num_negatives = columns_of_export(negatives)
         rows, left_out = export_sentence_transformers(
-            drawing.tables(), questions, mining.corpus, path, num_negatives=asked
+            negatives.tables(), queries, corpus, path, num_negatives=num_negatives, overwrite=options.overwrite
         )
-        say(f"{path}: {rows:,} rows of {asked} negatives")
+        say(f"{path}: {rows:,} rows of {num_negatives} negatives")
         name_some("are left out of it: no positive, or too few negatives", left_out)
     if options.report:
         statistics = Statistics()
-        for table, known in drawing.pools():
+        for table, known in negatives.pools():
             statistics.add(table, known)
-        examples = read_examples(next(drawing.tables()), questions, mining.corpus, EXAMPLES)
-        say(str(write_report(options.report, statistics, examples, title=f"Negatives of {drawing.name}")))
+        for table in negatives.tables():
+            statistics.add_dropped(table)
+        examples = read_examples(next(negatives.tables()), queries, corpus, EXAMPLES)
+        title = f"Negatives of {negatives.name}"
+        say(str(write_report(options.report, statistics, examples, title=title, overwrite=options.overwrite)))
 
 
 if __name__ == "__main__":

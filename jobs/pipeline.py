@@ -31,8 +31,8 @@ from retriever.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Common):
-    """--limit N goes to each step that sets none of its own, but to imports; what it makes is called NAME-limitN, and
-    found by later steps under that name."""
+    """--limit N is the limit of each step that sets none, except imports. Use a separate store for a limited chain:
+    names are not changed."""
 
     store: str = ""
     """Instead of the recipe's."""

@@ -1,6 +1,11 @@
-"""Pretrain a backbone for retrieval on the corpus (DPTDR's RIP; coCondenser and plain MLM to compare); resumes.
+"""Pretrain a backbone for retrieval on the corpus: RIP, Condenser, coCondenser or plain MLM. A repeated call resumes.
 
-python jobs/pretrain_rip.py --store data/squad --backbone google-bert/bert-base-uncased --name rip --epochs 4
+    python jobs/pretrain_rip.py --store data/squad --backbone google-bert/bert-base-uncased --name rip --epochs 4
+
+coCondenser has two stages; the second starts from the backbone and the head of the first:
+
+    python jobs/pretrain_rip.py --store S --backbone google-bert/bert-base-uncased --objective condenser --name stage1
+    python jobs/pretrain_rip.py --store S --backbone models/stage1 --objective cocondenser --name cocondenser
 """
 
 from __future__ import annotations
@@ -11,47 +16,78 @@ from typing import Any, Literal
 from jobs.cli import human, run, say
 from jobs.training import Contrastive, check_name, count_steps
 
+import numpy as np
+
 from indexing.corpus import Corpus
 from indexing.models import resolve_model
-from indexing.pretraining import RipMaker, drawable
+from indexing.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
 from indexing.store import Store
+from indexing.work.local import LocalRunner
+from indexing.work.ray_tasks import RayTasks
+from retriever.condenser.head import describe_head
 from retriever.errors import InputError
 from retriever.files import describe_backbone, resolve, weight_files
 from retriever.options import EncoderOptions
 from retriever.reranker_training import check_length
-from retriever.rip import RipOptions, encoder_options
+from retriever.rip import RipOptions, default_mask, default_unit, encoder_options, fit_batch
 from retriever.training import HOW, LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainRip(Contrastive):
-    """--limit N takes the first N passages."""
+    """--limit N trains on the first N passages."""
 
     backbone: str
-    """A Hugging Face name, a folder, or models/NAME of the store."""
+    """Backbone: a Hugging Face name, a folder, or models/NAME of the store."""
     name: str | None = None
-    """The model's name; default: the last piece of the backbone's, and the objective."""
-    objective: Literal["rip", "condenser", "mlm"] = "rip"
-    """rip: two sentences of a passage find each other, and masked words; condenser: coCondenser's; mlm: words only."""
-    unit: Literal["sentence", "span"] = "sentence"
+    """Name of the model. Default: the last part of the backbone's name, with the objective appended."""
+    objective: Literal["rip", "cocondenser", "condenser", "mlm"] = "rip"
+    """rip: two sentences of a passage retrieve each other, and masked language modelling (DPTDR); condenser: masked
+    language modelling with a head that reads the last layer's first token and an early layer's other tokens;
+    cocondenser: the same over two spans of a passage that retrieve each other, from a backbone that condenser trained;
+    mlm: masked language modelling alone."""
+    unit: Literal["sentence", "span"] | None = None
+    """What a pair of a passage consists of: two sentences, or two spans of words. Default: span with --objective
+    cocondenser, otherwise sentence."""
+    mask: Literal["token", "word"] | None = None
+    """What is masked: single tokens, or all tokens of a word. Default: word with --objective condenser and cocondenser,
+    otherwise token."""
+    head_layers: int | None = None
+    """Layers of Condenser's head. Default: as the backbone's saved head, or 2."""
+    skip_from: int | None = None
+    """Layer whose output gives Condenser's head the tokens other than the first. Default: as the backbone's saved head,
+    or half of the backbone's layers."""
+    late_loss: bool = True
+    """With Condenser's head, also predict the masked tokens from the last layer."""
     train: Literal["backbone", "prompts"] = "backbone"
-    """prompts: a deep prompt over the frozen backbone; the result is prompts/NAME."""
+    """backbone: train all weights; prompts: train a deep prompt over the frozen backbone and make prompts/NAME."""
     prompt_length: int | None = None
-    """Of --train prompts, in tokens, by default 32; what is begun from them (tune_prompts --init) takes it over."""
+    """Length of the prompt, in tokens (with --train prompts). Default: 32. `tune_prompts --init` needs the same."""
     epochs: float = 4.0
-    """DPTDR: 8 on MS MARCO, 4 on Wikipedia."""
+    """Number of passes over the passages. DPTDR: 8 on MS MARCO, 4 on Wikipedia."""
     steps: int | None = None
-    """Instead of --epochs."""
+    """Number of steps; overrides --epochs."""
     batch: int = 2048
-    """Passages a step, over all workers (DPTDR)."""
+    """Passages per step, summed over all workers (2,048 in DPTDR); at most the number of eligible passages, because
+    they are negatives of each other."""
     lr: float = 1e-4
+    """Peak learning rate."""
     warm_up: float = 0.1
+    """Fraction of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
+    """Weight decay."""
     mlm_probability: float = 0.15
+    """Fraction of the tokens that are masked."""
     max_length: int = 128
-    """Tokens of a sentence (of a passage, with mlm)."""
+    """Maximum number of tokens of a sentence (of a passage with --objective condenser and mlm), special tokens
+    included."""
     pooling: Literal["cls", "mean"] = "cls"
+    """Pooling of token vectors into the vector of a sentence."""
+    min_words: int = 8
+    """Minimum number of words of a sentence or span. Shorter ones are not drawn; a passage without two is not
+    eligible."""
     language: str = "en"
+    """Language of the passages, for the detection of sentence ends."""
 
 
 def main(options: PretrainRip) -> None:
@@ -62,13 +98,18 @@ def main(options: PretrainRip) -> None:
     described = describe_backbone(folder)
     check_length(folder, options.max_length)
     if options.prompt_length is not None and options.train != "prompts":
-        raise InputError(f"--prompt-length {options.prompt_length}: only --train prompts has one")
+        raise InputError(f"--prompt-length {options.prompt_length}: expected --train prompts too")
     names = set(RipOptions.__dataclass_fields__) & set(PretrainRip.__dataclass_fields__) - {"steps"}
     if options.prompt_length is None:
         names.remove("prompt_length")
-    most = min(corpus.num_rows, options.limit or corpus.num_rows)  # passages; which can be drawn is seen later
-    steps = count_steps(options.steps, options.epochs, most, options.batch)
-    rip = RipOptions(steps=steps, **{name: getattr(options, name) for name in names})
+    # The number of eligible passages is not known yet; `prepare` counts the steps again.
+    num_passages = min(corpus.num_rows, options.limit or corpus.num_rows)
+    steps = count_steps(options.steps, options.epochs, num_passages, options.batch)
+    chosen = {name: getattr(options, name) for name in names}
+    chosen["unit"] = options.unit or default_unit(options.objective)
+    chosen["mask"] = options.mask or default_mask(options.objective)
+    rip = RipOptions(steps=steps, **chosen)
+    head = describe_head(folder) if rip.has_head else None
     loop = LoopOptions(
         steps=steps, **{name: getattr(options, name) for name in (
             "lr", "seed", "warm_up", "weight_decay", "zero", "offload", "grad_cache", "checkpoint_every")}
@@ -76,42 +117,94 @@ def main(options: PretrainRip) -> None:
     kind = "prompts" if options.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
     check_name(kind, name)
-    if options.plan:
-        return plan(options, most, steps, sum(file.stat().st_size for file in weight_files(folder)))
-    name = name if options.limit is None else f"{name}-limit{options.limit}"
     shaping = {key: value for key, value in asdict(loop).items() if key not in ("steps", *HOW)}
     config = {
         "backbone": described, "rip": {key: value for key, value in asdict(rip).items() if key != "steps"},
         "loop": shaping, "epochs": None if options.steps is not None else options.epochs, "steps": options.steps,
         "limit": options.limit, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
+    if rip.has_head:
+        config["head"] = head
     inputs = {"corpus": corpus.generations[-1]}
     if options.backbone.startswith("models/"):
         inputs["backbone"] = store.open(*options.backbone.split("/", 1))
+    if options.plan:
+        if not options.plan_complete(store, kind, name, inputs, config):
+            weights = sum(file.stat().st_size for file in weight_files(folder))
+            plan(options, rip, count_eligible(corpus, rip, options.limit, LocalRunner()), weights)
+            say_head(options, head)
+        return
 
-    def prepare() -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
-        import ray
-
-        rows = drawable(corpus, rip, options.limit)
-        known = replace(loop, steps=count_steps(options.steps, options.epochs, len(rows), options.batch))
-        maker = RipMaker(store=store, backbone=options.backbone, described=described, rows=ray.put(rows), options=rip,
-                         checkpointing=options.checkpointing)  # fmt: skip
-        own = encoder_options(rip) if kind == "prompts" else EncoderOptions(pooling=rip.pooling, normalize=False)
-        return maker, known, {"backbone": options.backbone, "passages": len(rows), "options": asdict(own)}
+    def prepare(on_ray: bool) -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
+        """Finds the passages to train on, which decide the number of steps."""
+        rows = training_rows(corpus, rip, options.limit, RayTasks() if on_ray else LocalRunner())
+        fitted = fit(options, rip, len(rows))
+        say_head(options, head)
+        exact = replace(loop, steps=count_steps(options.steps, options.epochs, len(rows), fitted.batch))
+        maker = RipMaker(
+            store=store, backbone=options.backbone, described=described, rows=share(rows) if on_ray else rows,
+            options=fitted, checkpointing=options.checkpointing, head=head,
+        )  # fmt: skip
+        encoder = encoder_options(rip) if kind == "prompts" else EncoderOptions(pooling=rip.pooling, normalize=False)
+        facts = {
+            "backbone": options.backbone,
+            "passages": len(rows),
+            "batch": fitted.batch,
+            "options": asdict(encoder),
+        }
+        if rip.has_head:
+            facts["head"] = "new" if head is None else "the backbone's"
+        return maker, exact, facts
 
     artifact = options.make(store, kind, name, inputs=inputs, config=config, prepare=prepare)
     notes = artifact.notes
-    say(f"{artifact.url}: {notes['steps']:,} steps over {notes['passages']:,} of {corpus.num_rows:,} passages, last "
-        f"loss {notes['loss']:.4f}, {notes['numerics']}")  # fmt: skip
+    say(
+        f"{artifact.url}: {notes['steps']:,} steps of {notes['batch']:,} passages over {notes['passages']:,} eligible "
+        f"of {num_passages:,} passages, last loss {notes['loss']:.4f}, {notes['numerics']}"
+    )
     options.draw(artifact)
-    return None
 
 
-def plan(options: PretrainRip, rows: int, steps: int, weights: int) -> None:
-    """What a training reads and writes; the time only a first run can tell."""
-    units = 1 if options.objective == "mlm" else 2
-    say(f"passages  up to {rows:,}, those of one {options.unit} are left out")
-    say(f"steps     {steps:,} of {units * options.batch:,} texts, on {options.workers} workers")
+def share(rows: np.ndarray) -> Any:
+    """Returns Ray's reference to an array in the object store."""
+    import ray
+
+    return ray.put(rows)
+
+
+def fit(options: PretrainRip, rip: RipOptions, num_eligible: int) -> RipOptions:
+    """Returns the options with a batch that fits the eligible passages, and prints a line if it is smaller.
+
+    Raises:
+        InputError: If a worker would have no passage.
+    """
+    fitted = fit_batch(rip, num_eligible)
+    if fitted.batch < options.workers:
+        raise InputError(
+            f"--workers {options.workers}: only {num_eligible} passages are eligible, and each worker needs one"
+        )
+    if fitted.batch < rip.batch:
+        say(f"batch     {fitted.batch:,} passages instead of {rip.batch:,}: no more are eligible")
+    return fitted
+
+
+def say_head(options: PretrainRip, head: dict[str, str] | None) -> None:
+    """Prints a line if the second stage of coCondenser starts without the head of the first one."""
+    if options.objective == "cocondenser" and head is None:
+        say(f"head      new: {options.backbone} has none; --objective condenser trains a backbone with its head first")
+
+
+def plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weights: int) -> None:
+    """Prints what a training run reads and writes. The time it takes is unknown before a run."""
+    if not eligible.passages:
+        raise no_pairs(rip)
+    about = "" if eligible.examined == eligible.total else f"about (from {eligible.examined:,} passages) "
+    units = f", with two {rip.unit}s of at least {rip.min_words} words" if rip.has_pairs else ""
+    say(f"passages  {about}{eligible.passages:,} eligible of {eligible.total:,}{units}")
+    fitted = fit(options, rip, eligible.passages)
+    steps = count_steps(options.steps, options.epochs, eligible.passages, fitted.batch)
+    texts = 2 * fitted.batch if rip.has_pairs else fitted.batch
+    say(f"steps     {steps:,} of {texts:,} texts, on {options.workers} workers")
     if options.train == "prompts":
         say(f"writes    a prompt, and a checkpoint of three times its size every {options.checkpoint_every} steps")
     else:

@@ -1,105 +1,178 @@
-"""Search a split's queries and commit the run: an index, every vector, BM25, or several of them fused.
+"""Search the queries of a split and commit the hits as a run, or search a few queries and print their hits.
 
 python jobs/search.py --store data/squad --mode dense --split test --k 100 --run results/dense.trec
 python jobs/search.py --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
+python jobs/search.py --store data/squad --mode bm25 --query "who wrote Dracula?" --query "who wrote Emma?"
 """
 
 from __future__ import annotations
 
+import difflib
+import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, get_args
 
-from jobs.cli import Common, Stage, run, say
-from jobs.session import connect
+from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+from jobs.session import num_gpus, open_runner
 
-from indexing.retrieval import RERANK_DEPTH, Retrieval, source_of
+import tyro
+
+from indexing.inspection.searching import LocalSearch
+from indexing.inspection.tables import ShownHit, hit_table, style_for
+from indexing.retrieval import RERANK_DEPTH, Mode, SearchQueries, source_of
 from indexing.retrievers import SearchOptions
 from indexing.runs import read_run, write_trec
 from indexing.store import Store
+from indexing.work.work import complete_artifact, run_work
 from retriever.errors import InputError
 
-SHOWN = 10  # queries without a hit that are named
+SHOWN = 10  # queries without hits that are listed by id
+RUN_HITS, SHOWN_HITS = 1000, 10  # hits per query: of a run, and printed with --query
+# With --query nothing is committed, and the queries do not come from the store: these options have no meaning.
+OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Common):
-    mode: Literal["dense", "exact", "bm25", "hybrid"] = "dense"
-    """dense: probe the index, score again by the vectors; exact: score every vector; bm25: Lucene; hybrid: bm25 and
-    dense (exact where there is no index), half and half."""
+    query: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Print the hits of this query with snippets. The search runs in this process and commits nothing. Give the option
+    once per query, each query in quotes."""
+    mode: Annotated[
+        Mode, tyro.conf.arg(constructor=str, metavar="{dense,exact,bm25,hybrid}", help_behavior_hint="(default: dense)")
+    ] = "dense"
+    """dense: the FAISS index, whose candidates are scored again by the vectors; exact: all vectors; bm25: Lucene;
+    hybrid: bm25 and dense with equal weights (exact if the store has no index)."""
     source: str | None = None
-    """Instead of a mode: bm25, bm25:NAME, exact:EMB, index:NAME, A+B (reciprocal rank), 0.4*A+0.6*B (weighted)."""
-    split: str = "test"
-    """A split of the queries' qrels, or all."""
-    k: int = 1000
-    """Hits of each query."""
+    """Search source, instead of a mode: bm25, bm25:NAME, exact:EMB, index:NAME, A+B (reciprocal rank fusion),
+    0.4*A+0.6*B (weighted)."""
+    split: str | None = None
+    """A split of the query set's qrels, or all; default: test."""
+    k: int | None = None
+    """Hits per query; default: 1000, or 10 with --query."""
     run: str | None = None
-    """Also export the hits to this file, in TREC form."""
+    """Also write the hits to this file, in TREC format."""
+    overwrite: bool = False
+    """Replace the file of --run if it has other content."""
     name: str | None = None
-    """The run's name in the store; default: queries-split-source."""
+    """Name of the run in the store; default: queries-split-source."""
     queries: str | None = None
-    """These names may be left out where the store has one only."""
+    """Name of the query set in the store. This name and the next two may be left out if the store has only one."""
     embeddings: str | None = None
+    """Embeddings to search (exact, hybrid), or that the index was built from (dense)."""
     index: str | None = None
+    """FAISS index to search (dense, hybrid)."""
     encoder: str | None = None
-    """Where the encoder is now; default: where it was when the corpus was encoded."""
+    """Where the query encoder is now; default: where it was when the corpus was encoded."""
     task: str | None = None
-    """A tuned task whose questions these are; default: the one that the corpus was encoded for, if any."""
+    """Tuned task of the queries; default: the task that the corpus was encoded for, if any."""
     nprobe: int | None = None
-    """Lists probed; default: what the build measured for its recall."""
+    """Lists probed per query; default: the number at which recall was measured during the build."""
     depth: int | None = None
-    """Candidates of each shard that are scored again; default: what the build measured."""
+    """Candidates per shard that are scored again; default: the number at which recall was measured during the build."""
     rerank: str | None = None
-    """Order the first hits by this cross-encoder: a Hugging Face name, a folder, or models/NAME of the store."""
+    """Re-rank the first hits with this cross-encoder: a Hugging Face name, a folder, or models/NAME of the store."""
     rerank_depth: int | None = None
-    """How many hits of each query (100); those below stay below, with -rank for a score."""
+    """Hits per query that the cross-encoder re-ranks (100); lower hits keep their order, with -rank as their score."""
     drop_self: bool = False
-    """Drop a hit whose id is the query's (ArguAna, Quora)."""
+    """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
 
 
 def main(options: Search) -> None:
     store = Store(options.store).require()
-    for name in ("k", "nprobe", "depth", "rerank_depth"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+    check_options(options)
     source = options.source or source_of(options.mode, store, options.embeddings, options.index)
-    check_dials(options, source)
-    retrieval = Retrieval(
+    check_search_parameters(options, source)
+    if options.query:
+        return show_hits(store, source, options)
+    split, k = options.split or "test", options.k or RUN_HITS
+    work = SearchQueries(
         store,
         source=source,
-        split=options.split,
-        k=options.k,
+        split=split,
+        k=k,
         name=options.name,
         queries=options.queries,
-        options=SearchOptions(encoder=options.encoder, task=options.task, nprobe=options.nprobe, depth=options.depth),
+        options=search_options(options),
         drop_self=options.drop_self,
         reranker=options.rerank,
         rerank_depth=options.rerank_depth or RERANK_DEPTH,
         limit=options.limit,
     )
-    source = retrieval.retriever.source
+    source = work.source
+    artifact = complete_artifact(store, work)
+    if options.plan and artifact is not None:
+        return say_complete(artifact.url, options.run)
     if options.plan:
-        say(f"run      {store.url}/runs/{retrieval.name}")
-        say(f"queries  {len(retrieval.split.ids):,} of {retrieval.queries.artifact.key} {options.split}")
-        say(f"source   {source}, over {retrieval.corpus.num_rows:,} passages")
-        say(f"hits     up to {len(retrieval.split.ids) * options.k:,}")
-        return
-    if not retrieval.draft().complete:
-        connect(store)
-        with Stage("search", len(retrieval.split.ids), "queries") as stage:
-            for kept, found in retrieval.run():
-                stage.count(found, kept)
-    artifact = store.open("runs", retrieval.name)
-    say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(retrieval.split.ids):,} queries in {source}")
-    if unanswered := retrieval.unanswered():
+        say(f"run      {store.url}/runs/{work.name}")
+        say(f"queries  {len(work.split.ids):,} of {work.queries.artifact.key} {split}")
+        say(f"source   {source}, over {work.corpus.num_rows:,} passages")
+        say(f"hits     up to {len(work.split.ids) * k:,}")
+        say_stages(work)
+        return None
+    if artifact is None:
+        [artifact] = run_work(store, work, open_runner(store, private=options.ray), Stage)
+    say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(work.split.ids):,} queries in {source}")
+    if unanswered := work.unanswered():
         more = f" and {len(unanswered) - SHOWN} more" if len(unanswered) > SHOWN else ""
         say(f"  {len(unanswered):,} queries found nothing: {', '.join(unanswered[:SHOWN])}{more}")
     if options.run:
-        write_trec(read_run(artifact), options.run, retrieval.name)
+        write_trec(read_run(artifact), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
+    return None
 
 
-def check_dials(options: Search, source: str) -> None:
-    """Raises InputError for an option that what is searched has no use for."""
+def show_hits(store: Store, source: str, options: Search) -> None:
+    """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
+    search = LocalSearch(store, source, search_options(options), reranker=options.rerank, gpus=num_gpus())
+    k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
+    if options.plan:
+        say(f"queries  {len(options.query):,}, in this process")
+        say(f"source   {search.source}, over {search.corpus.num_rows:,} passages")
+        say(f"hits     up to {len(options.query) * k:,}, printed only")
+        return
+    results = search.search(options.query, k, rerank_depth=depth)
+    style = style_for(sys.stdout)
+    for number, query in enumerate(options.query):
+        rows = results.rows[number][results.rows[number] >= 0]
+        passages = search.corpus.passages(rows)
+        scores = results.scores[number].tolist()
+        hits = [
+            ShownHit(rank, score, passage.id, passage.title, passage.text)
+            for rank, (score, passage) in enumerate(zip(scores, passages, strict=False), 1)
+        ]
+        say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
+        for line in hit_table(hits, query, style) if hits else ():
+            say(line)
+
+
+def search_options(options: Search) -> SearchOptions:
+    return SearchOptions(encoder=options.encoder, task=options.task, nprobe=options.nprobe, depth=options.depth)
+
+
+def check_options(options: Search) -> None:
+    """Checks the options.
+
+    Raises:
+        InputError: For an unknown mode, a number below 1, an empty query, or an option of a run together with --query.
+    """
+    if options.mode not in get_args(Mode):
+        close = difflib.get_close_matches(options.mode, get_args(Mode), 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise InputError(f"--mode {options.mode!r}: expected {', '.join(get_args(Mode))}{hint}")
+    for name in ("k", "nprobe", "depth", "rerank_depth"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+    for query in options.query:
+        if not query.strip():
+            raise InputError(f"--query {query!r}: the query is empty; expected some words")
+    for name in OF_RUNS if options.query else ():
+        if (value := getattr(options, name)) not in (None, False):
+            option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+            raise InputError(f"--query with {option}: --query searches its own text and makes no run; leave one out")
+
+
+def check_search_parameters(options: Search, source: str) -> None:
+    """Raises InputError for an option that the source does not use."""
     probed, dense = "index:" in source, "index:" in source or "exact:" in source
     uses = {"nprobe": (probed, "an index"), "depth": (probed, "an index"), "encoder": (dense, "vectors"),
             "task": (dense, "vectors"), "rerank_depth": (options.rerank is not None, "--rerank")}  # fmt: skip

@@ -1,141 +1,204 @@
-"""Serve a store: search, vectors and re-ranking over HTTP, many tasks from one backbone, and a page to try them.
+"""Serve a store over HTTP: search, embeddings and re-ranking, many tasks with one backbone, and a page to try them.
 
     python jobs/serve_search.py --store data/squad
     python jobs/serve_search.py --store data/squad --rerank models/reranker --tokens tokens.json --host 0.0.0.0
 
-What is served is a release: serving/current.json of the store names it. It is made of what the store holds where there
-is none yet, or where --renew asks for that; tasks that are put over HTTP are kept in it.
+The server serves a release, which serving/current.json of the store names. If the store has no release yet, or with
+--renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are kept in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from jobs.cli import Common, run, say
 
 import uvloop
 
+from indexing.cache import CorruptError
 from indexing.store import Store
 from retriever.errors import InputError
-from serve.release import Opened, Release, current, discard, make_current, plan
+from serve.http.limits import HttpLimits
+from serve.release import Opened, Release, discard, last_release, live_release, make_current, plan
 from serve.security import Tokens, check_binding
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSearch(Common):
+class ServeSearch(HttpLimits, Common):
     host: str = "127.0.0.1"
-    """Where to listen; others than this machine reach it only with --tokens."""
+    """Address to listen on. An address that other machines can reach needs --tokens."""
     port: int = 8000
-    """0: any that is free."""
+    """Port to listen on; 0: any free one."""
     tokens: str | None = None
-    """A JSON file {"user": […], "admin": […]}; else RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
+    """JSON file {"user": […], "admin": […]}; default: RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
     embeddings: str | None = None
-    """These names may be left out where the store has one only."""
+    """Embeddings to serve; default: the only ones of the store."""
     index: str | None = None
+    """Index to serve; default: the only one over the embeddings, or exact search if there is none."""
     bm25: str | None = None
+    """BM25 index to serve; default: the only one of the store, if any."""
     tasks: list[str] | None = None
-    """Prompts to serve, and `default` for the bare backbone; default: all that fit."""
+    """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
     rerank: str | None = None
-    """A cross-encoder: a Hugging Face name, a folder, or models/NAME of the store."""
+    """Cross-encoder for re-ranking: a Hugging Face name, a folder, or models/NAME of the store."""
     renew: bool = False
-    """Make a new release of what the store holds now."""
+    """Make a new release of the store's current artifacts: to serve a new index, or if the release is damaged."""
     threads: int | None = None
-    """Of the encoder and of each search; default: every core."""
+    """Threads of the encoder and of each search; default: one for each core."""
     batch: int = 32
-    """Questions that run together, at most."""
+    """Maximum queries per batch."""
     queue: int = 256
-    """Questions that wait, at most; more are answered with 429."""
+    """Maximum queries that wait; more get 429."""
+    warm_up_s: float = 300.0
+    """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
     compile: Literal["auto", "never"] = "never"
-    """auto: compile the encoder where that pays (not BERT and its kin on a processor); takes half a minute to start."""
+    """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
     topology: Literal["local", "colocated", "distributed"] = "local"
-    """local: one process, without Ray. On Ray Serve: all parts in one replica, or each in its own."""
+    """local: one process, without Ray. On Ray Serve: all parts in one replica (colocated), or each in its own."""
     shards: int | None = None
-    """Deployments that the vectors are spread over, when distributed; default: 1."""
+    """Deployments among which the vectors are divided, with --topology distributed; default: 1."""
+
+
+LEAST = {
+    "batch": 1,
+    "queue": 1,
+    "threads": 1,
+    "shards": 1,
+    "warm_up_s": 0,
+    "max_connections": 1,
+    "max_header_bytes": 1_024,
+    "max_headers": 16,
+    "max_url_bytes": 256,
+    "head_timeout_s": 0.1,
+    "idle_timeout_s": 1,
+    "write_timeout_s": 1,
+}
 
 
 def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    for name in ("batch", "queue", "threads", "shards"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise InputError(f"--{name} {value}: expected at least 1")
+    for name, least in LEAST.items():
+        if (value := getattr(options, name)) is not None and not value >= least:
+            raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {least}")
     if options.shards is not None and options.topology != "distributed":
         raise InputError(f"--shards {options.shards}: goes with --topology distributed")
     if options.port == 0 and options.topology != "local":
         raise InputError("--port 0: Ray Serve listens where it is told; give a port")
+    if options.topology != "local":
+        check_bounds(options)
     if options.limit is not None:
         raise InputError("--limit: a service has no rows to leave out")
-    found = current(store)
-    release, made = choose(store, options, found[0] if found else None)
-    say(f"release   {release.id}{' (new)' if made else ''} of {store.url}")
+    repair = False
+    try:
+        live, tag = live_release(store)
+    except CorruptError as error:
+        if not options.renew:
+            raise InputError(f"{error} (--renew)") from error
+        repair = True
+        live, tag = last_release(store)
+        say(f"repairs   {error}")
+        say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
+    release, is_new = choose(store, options, live)
+    is_new = is_new or repair
+    say(f"release   {release.id}{' (new)' if is_new else ''} of {store.url}")
     say(f"backbone  {release.encoder}")
     for task in release.tasks:
-        place = f"index/{task.index}" if task.index else f"embeddings/{task.embeddings}"
-        say(f"task      {task.name}: {place}{f', bm25/{task.bm25}' if task.bm25 else ''}")
+        space = f"index/{task.index}" if task.index else f"embeddings/{task.embeddings}"
+        say(f"task      {task.name}: {space}{f', bm25/{task.bm25}' if task.bm25 else ''}")
     if options.plan:
         return
-    tag = found[1] if found else None
     if options.topology == "local":
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(store, options, tokens, release if made else None, tag))
+            runner.run(serve(store, options, tokens, release, is_new, tag))
     else:
-        if made:
+        if is_new:
             Opened(store, release)
             begin(store, release, tag)
         serve_on_ray(store, options, tokens)
 
 
-def choose(store: Store, options: ServeSearch, live: str | None) -> tuple[Release, bool]:
-    """The live release, or a new one of what the store holds and the options name; and whether it is new."""
-    before = Release.load(store, live) if live else None
-    named = any(value is not None for value in (options.embeddings, options.index, options.bm25, options.tasks))
+def check_bounds(options: ServeSearch) -> None:
+    """Raises InputError for a bound that Ray Serve's HTTP proxy does not have."""
+    for bound in fields(HttpLimits):
+        if bound.name != "idle_timeout_s" and (value := getattr(options, bound.name)) != bound.default:
+            flag = bound.name.replace("_", "-")
+            raise InputError(f"--{flag} {value}: goes with --topology local; Ray Serve has an HTTP proxy of its own")
+
+
+def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[Release, bool]:
+    """Returns the release to serve, and whether it is new.
+
+    It is the live release, or a new one of the store's artifacts as the options name them.
+    """
+    has_names = any(value is not None for value in (options.embeddings, options.index, options.bm25, options.tasks))
     if before is not None and not options.renew:
-        if named or options.rerank:
-            raise InputError(f"{store.url} has a live release, {live}: leave out what is to be in one, or add "
+        if has_names or options.rerank:
+            raise InputError(f"{store.url} has a live release, {before.id}: leave out what is to be in one, or add "
                              "--renew")  # fmt: skip
         return before, False
-    release, left = plan(store, embeddings=options.embeddings, index=options.index, bm25=options.bm25,
+    release, excluded = plan(store, embeddings=options.embeddings, index=options.index, bm25=options.bm25,
                          tasks=options.tasks, reranker=options.rerank, before=before)  # fmt: skip
-    for why in left.values():
-        say(f"left out  {why}")
-    return release, release.id != live
+    for reason in excluded.values():
+        say(f"left out  {reason}")
+    return release, before is None or release.id != before.id
 
 
 def begin(store: Store, release: Release, tag: str | None) -> None:
-    """Make a release the live one. Raises InputError where another one has become that."""
+    """Makes a release the live one. Raises InputError if another one has become live since it was planned."""
     if not make_current(store, release, tag):
-        raise InputError(f"{store.url}: another release has just become live; run the command again")
+        reason = "another release has just become live, or an artifact of this one was removed"
+        raise InputError(f"{store.url}: {reason}; run the command again")
 
 
-async def serve(store: Store, options: ServeSearch, tokens: Tokens, new: Release | None, tag: str | None) -> None:
-    """All parts in this process, until it is told to end. new: a release that becomes live once they have opened it."""
+async def serve(
+    store: Store, options: ServeSearch, tokens: Tokens, release: Release, is_new: bool, tag: str | None
+) -> None:
+    """Serves a release from this process until SIGTERM or SIGINT.
+
+    Args:
+        store: The store.
+        options: The job's options.
+        tokens: Tokens of users and administrators.
+        release: The release.
+        is_new: Whether the release is new; it becomes live when all parts have opened it.
+        tag: Tag of the release that was live when this one was planned, for compare-and-swap.
+    """
+    from serve.health.warm_up import WarmUpLimits
     from serve.local import open_local, run_server
 
     service = open_local(store, threads=options.threads, batch=options.batch, bound=options.queue,
-                         compile=options.compile)  # fmt: skip
-    if new is not None:
-        new.save(store)
-        try:
-            service.open(new.id)
-            begin(store, new, tag)
-        except BaseException:
-            discard(store, new.id)
-            raise
-    await service.refresh()
-    await run_server(service, tokens, options.host, options.port, told)
+                         compile=options.compile, warm_up=WarmUpLimits(total_s=options.warm_up_s))  # fmt: skip
+    if is_new:
+        release.save(store)
+    try:
+        service.open(release.id)
+        if is_new:
+            begin(store, release, tag)
+    except BaseException:
+        if is_new:
+            discard(store, release.id)
+        raise
+    try:
+        await run_server(service, tokens, options.host, options.port, announce, options)
+    except InputError as error:
+        if str(error).startswith("max_connections"):
+            raise InputError(f"--max-connections: {error}") from None
+        raise
 
 
 def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
-    """On the Ray that is there, or on one that ends with this process."""
+    """Serves on the Ray cluster of the environment, or on one that ends with this process."""
     from jobs.session import connect
 
-    # Between deployments gRPC takes a fifth less time than calls of actors. Read where Ray Serve is imported.
+    # gRPC calls between deployments take a fifth less time than actor calls. Ray Serve reads this at its import.
     os.environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
-    os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str((1 << 31) - 1))  # of 4 MiB else
+    os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str((1 << 31) - 1))  # default: 4 MiB
     connect(store)
     from serve.deployments import Application, Scale, run_application
 
@@ -143,13 +206,13 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     application = Application(
         store=store.url, topology="colocated" if options.topology == "colocated" else "distributed",
         tokens=options.tokens, without_tokens=not tokens, shards=options.shards or 1, batch=options.batch,
-        queue=options.queue, compile=options.compile, encoder=scale, search=scale,
+        queue=options.queue, compile=options.compile, warm_up_s=options.warm_up_s, encoder=scale, search=scale,
         ingress=scale, words=scale, reranker=scale, passages=scale,
     )  # fmt: skip
-    run_application(application, options.host, options.port, told)
+    run_application(application, options.host, options.port, announce, math.ceil(options.idle_timeout_s))
 
 
-def told(address: str) -> None:
+def announce(address: str) -> None:
     say(f"serving   {address} (Ctrl-C ends it)")
 
 

@@ -1,62 +1,143 @@
-"""Ray for a job: the cluster that is there, or one on this machine; quiet; every node able to see the store."""
+"""Decides where a job runs: in this process, or on a Ray cluster, which it then joins or starts."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
-import shutil
-import subprocess
+import signal
+import socket
 import sys
+import tempfile
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from indexing.storage import LocalStorage
 from indexing.store import Store
+from indexing.work.local import LocalRunner
+from indexing.work.ray_tasks import RayTasks
+from indexing.work.tasks import Runner
 from retriever.errors import InputError
 
-# What a driver hands on to its workers. No credentials: Ray shows and logs what it is given here, so each node has
-# its own (a role, a file, or variables that it was started with).
+# Variables that a driver passes to its workers. They include no credentials, as Ray shows and logs them: each node has
+# its own credentials (a role, a file, or variables that it was started with).
 FORWARDED = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_", "RIPTIDE_")
 PACKAGES = ("retriever", "indexing", "serve", "jobs")
-# Ray's core prints this for every pool of actors that may restart. Ray Data keeps the object it is about.
-NOISE = "has constructor arguments in the object store and max_restarts > 0"
 
-# What Ray prints, at length, on the stdout of a job that loses a worker or a node and goes on.
+HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
+PROBE_S = 1.0  # seconds in which a Ray on this machine must accept a connection
+
+# Lines that Ray prints on the stdout of a job that loses a worker or a node and continues.
 LOSSES = "Raylet is terminated|has been marked dead|was killed|retries remaining"
 
 
-def connect(store: Store) -> None:
-    """Join the cluster of RAY_ADDRESS (or one that runs here), else start one that ends with this process.
+def join_cluster(store: Store, *, private: bool = False) -> bool:
+    """Decides where a job runs, prints that in one line on stderr, and connects to the cluster if there is one.
 
-    Raises InputError where the store is a folder that not every node of the cluster sees.
+    Args:
+        store: The store of the job.
+        private: Start a Ray on this machine if there is no cluster.
+
+    Returns:
+        True if the job runs on Ray, False if it runs in this process.
+
+    Raises:
+        InputError: If the cluster cannot be reached, or if the store is a folder that some node does not see.
+    """
+    cluster = find_cluster(private=private)
+    if cluster is None:
+        return False
+    connect(store)
+    print(f"runs on {cluster}", file=sys.stderr, flush=True)
+    return True
+
+
+def open_runner(store: Store, *, private: bool = False) -> Runner:
+    """Returns the runner of a job: on the cluster if there is one, else in this process; see `join_cluster`."""
+    return RayTasks() if join_cluster(store, private=private) else LocalRunner(gpus=num_gpus())
+
+
+def find_cluster(*, private: bool = False) -> str | None:
+    """Returns the description of the Ray cluster on which a job runs, None if it runs in this process.
+
+    A cluster is, in this order: the one that this process is connected to; that of a submitted job; RAY_ADDRESS; a Ray
+    that `ray start` started on this machine and that accepts connections; a private Ray, which is started if `private`
+    is set or if the machine has several GPUs.
+    """
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        return "the Ray of this process"
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        return "the Ray cluster to which it was submitted"
+    if address := os.environ.get("RAY_ADDRESS"):
+        return (
+            f"a private Ray on this machine (RAY_ADDRESS={address})"
+            if address == "local"
+            else f"the Ray cluster at {address} (RAY_ADDRESS)"
+        )
+    if address := _running_ray():
+        return f"the Ray cluster of this machine, at {address}"
+    if private:
+        return "a private Ray on this machine (requested)"
+    if (gpus := num_gpus()) > 1:
+        return f"a private Ray on this machine ({gpus} GPUs)"
+    return None
+
+
+def _running_ray() -> str | None:
+    """Returns the address of a Ray that `ray start` started on this machine, None if none accepts connections."""
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    try:
+        address = (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S):
+            return address
+    except (OSError, ValueError):
+        return None
+
+
+def num_gpus() -> int:
+    """Returns the number of NVIDIA GPUs that this process may use, without loading CUDA."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:
+        return len([device for device in devices.split(",") if device.strip() not in ("", "-1")])
+    return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
+
+
+def connect(store: Store) -> None:
+    """Connects to the cluster of RAY_ADDRESS (or one that runs here), or starts one that ends with this process.
+
+    Args:
+        store: The store of the job.
+
+    Raises:
+        InputError: If there is no such cluster, or if the store is a folder that some node does not see.
     """
     import logging
 
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", LOSSES)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    metrics = os.environ.setdefault("RAY_enable_metrics_collection", "0")  # of a private Ray, which nobody watches
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone; spares Ray Data an actor for it
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of several failed tasks one is told, in one line
+    os.environ.setdefault("RAY_enable_metrics_collection", "0")  # a private Ray needs no metrics
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports, and no Ray Data actor for them
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the job reports one failed task, in one line
     import ray
 
     if ray.is_initialized():
         return
-    hush()
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     variables = {key: value for key, value in os.environ.items() if key.startswith(FORWARDED) and "TOKEN" not in key}
-    if submitted:  # what --runtime-env-json set has reached the workers already, and Ray refuses to be told twice
-        given = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
-        variables = {key: value for key, value in variables.items() if key not in given}
+    if submitted:  # the workers have the variables of --runtime-env-json, which Ray refuses to set twice
+        env_vars = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})
+        variables = {key: value for key, value in variables.items() if key not in env_vars}
     runtime: dict[str, object] = {"env_vars": variables}
     if os.environ.get("RAY_ADDRESS") and not submitted:
         root = Path(__file__).resolve().parents[1]
         runtime["py_modules"] = [str(root / package) for package in PACKAGES]
     try:
-        with quick_start() if metrics == "0" else contextlib.nullcontext():
+        with keep_sigterm_handler():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime, include_dashboard=False)
     except ConnectionError as error:
         raise InputError(
@@ -68,35 +149,41 @@ def connect(store: Store) -> None:
 
 
 @contextlib.contextmanager
-def quick_start() -> Iterator[None]:
-    """What a private Ray starts has no dashboard to answer to: let it take itself for a Ray without the dashboard's
-    packages, which it finds out by this import. So its agent opens no servers (a second Ray on a machine tries for
-    seconds to have the first one's port), and nobody waits for them. Known of the Ray that pyproject.toml bounds."""
-    name = "ray.dashboard.optional_deps"
-    there = sys.modules.get(name)
-    sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        sys.modules.pop(name, None)
-        if there is not None:
-            sys.modules[name] = there
+def keep_sigterm_handler() -> Iterator[None]:
+    """Restores the job's handler of SIGTERM, which Ray replaces: Ray's exits with status 15 and prints no line."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
-def hush() -> None:
-    """Take the line NOISE, for which Ray has no switch, out of this process's stderr; all else passes as it came."""
-    stderr = sys.stderr
-    own = stderr is sys.__stderr__ and shutil.which("grep") is not None
-    if not own or not isinstance(stderr, io.TextIOWrapper):
-        return
-    # A process of its own, so that the last words of one that dies still pass. Python's own lines go around it.
-    person = os.dup(2)
-    command = ["grep", "--line-buffered", "--text", "--invert-match", "--fixed-strings", NOISE]
-    passing = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=person, start_new_session=True)
-    assert passing.stdin is not None
-    os.dup2(passing.stdin.fileno(), 2)
-    passing.stdin.close()
-    sys.stderr = os.fdopen(person, "w", buffering=1, encoding=stderr.encoding, errors=stderr.errors)
+def describe_size(nodes: Sequence[Mapping[str, Any]], option: str) -> str | None:
+    """Returns a line for a job that takes its size from a cluster to which more nodes may come.
+
+    Ray does not report whether a cluster has an autoscaler. A cluster whose head has no CPUs is assumed to have one, as
+    in the cluster files of this project: only other nodes can run work.
+
+    Args:
+        nodes: The result of ray.nodes().
+        option: The option that sets the size, as the line names it.
+
+    Returns:
+        The line, None for a cluster whose head has CPUs.
+    """
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    if not any(HEAD in node for node in resources) or any(HEAD in node and node.get("CPU", 0) for node in resources):
+        return None
+    cores = sum(node.get("CPU", 0) for node in resources)
+    count = sum(1 for node in resources if node.get("CPU", 0))
+    if not cores:
+        return (
+            f"this cluster has 0 CPUs now, as its nodes have not started: give {option}, which requests them from an "
+            "autoscaler"
+        )
+    return (
+        f"this job takes its size from the {cores:.0f} CPUs of {count} node{'s' * (count != 1)} that are there now: "
+        f"give {option} to request more from an autoscaler"
+    )
 
 
 def check_visible(store: Store) -> None:
@@ -113,10 +200,10 @@ def check_visible(store: Store) -> None:
     try:
         probe = ray.remote(num_cpus=0)(sees)
         for node in nodes:
-            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             try:
-                visible = ray.get(probe.options(scheduling_strategy=where).remote(str(store.storage.path(key))))
-            except (TaskUnschedulableError, NodeDiedError, WorkerCrashedError):  # it has left
+                visible = ray.get(probe.options(scheduling_strategy=strategy).remote(str(store.storage.path(key))))
+            except (TaskUnschedulableError, NodeDiedError, WorkerCrashedError):  # the node has left
                 continue
             if not visible:
                 raise InputError(
@@ -128,5 +215,5 @@ def check_visible(store: Store) -> None:
 
 
 def sees(path: str) -> bool:
-    """Whether this machine sees a file."""
+    """Returns whether this machine sees a file."""
     return Path(path).is_file()

@@ -1,7 +1,8 @@
-"""List what a store holds, show or remove an artifact, copy a model's files out, or clear what nothing names.
+"""List a store's artifacts, show, remove or export one, or remove the files that nothing names (gc).
 
 python jobs/store.py list --store data/squad
 python jobs/store.py show index/minilm/g0000 --store data/squad
+python jobs/store.py show runs/minilm --query-id 56be4db0acb8001400a502ec --store data/squad
 python jobs/store.py remove index/minilm/g0000 --store data/squad
 python jobs/store.py export prompts/legal --to legal --store data/squad
 python jobs/store.py gc --store data/squad
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +22,31 @@ from jobs.cli import Common, human, run, say
 
 import tyro
 
-from indexing.artifact import Artifact
+from indexing.artifact import PROVENANCE, Artifact, unseal
+from indexing.cache import CorruptError
+from indexing.inspection.judgements import read_run_query
+from indexing.inspection.tables import hit_table, style_for
 from indexing.models import abandoned_checkpoints, model_folder, own_checkpoints
+from indexing.releases.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from indexing.store import Store
 from retriever.errors import InputError
+
+SHOWN_HITS = 10  # hits of a query, if --k is not set
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreJob(Common):
     action: Annotated[Literal["list", "show", "remove", "export", "gc"], tyro.conf.Positional]
+    """What to do; gc removes files, checkpoints, old releases and their prompts over HTTP that nothing names."""
     key: Annotated[str | None, tyro.conf.Positional] = None
-    """The artifact, as list prints it (show, remove, export); --limit N lists, shows or clears at most N."""
+    """The artifact, as list prints it (show, remove, export). --limit N lists, shows or removes at most N."""
     to: str | None = None
-    """The folder for the files of a model or a prompt, under their own names (export)."""
+    """Folder for the files of a model or a prompt, which keep their names (export)."""
+    query_id: str | None = None
+    """A query of runs/NAME: print its text, hits and judgements, and the relevant passages that the run misses
+    (show)."""
+    k: int | None = None
+    """Hits that --query-id prints; default: 10."""
 
 
 def main(options: StoreJob) -> None:
@@ -46,8 +60,11 @@ def main(options: StoreJob) -> None:
     if options.to is not None and options.action != "export":
         raise InputError(f"{options.action} --to {options.to}: only export takes a folder")
     key = (options.key or "").strip("/")
+    check_query_options(options, key)
     if options.action == "list":
         list_artifacts(store, options.limit)
+    elif options.action == "show" and options.query_id is not None:
+        show_query(store, key, options.query_id, options.k or SHOWN_HITS)
     elif options.action == "show":
         show(store, key, options.limit)
     elif options.action == "remove":
@@ -61,29 +78,76 @@ def main(options: StoreJob) -> None:
     elif options.action == "export":
         export(store, key, options)
     else:
-        for file, size in [*store.garbage(), *abandoned_checkpoints(store)][: options.limit]:
-            if not options.plan:
-                store.storage.delete(file)
-            say(f"{'would remove' if options.plan else 'removed'} {file}, {human(size)}")
+        collect_garbage(store, options)
+
+
+def collect_garbage(store: Store, options: StoreJob) -> None:
+    """Removes the files, checkpoints and releases that nothing names, and the prompts over HTTP of these releases.
+
+    Damaged documents are reported at the end, and nothing that they may name is removed.
+    """
+    verb = "would remove" if options.plan else "removed"
+    files = [*store.garbage(), *abandoned_checkpoints(store)][: options.limit]
+    for file, size in files:
+        if not options.plan:
+            store.storage.delete(file)
+        say(f"{verb} {file}, {human(size)}")
+    rest = None if options.limit is None else options.limit - len(files)
+    problems = store.damaged()
+    try:
+        releases = expired_releases(store)[:rest]
+        prompts = expired_prompts(store, releases)[: None if rest is None else rest - len(releases)]
+        for key in releases:
+            report(key, store.removal(key) if options.plan else remove_release(store, key), verb)
+        for key in prompts:
+            report(key, store.removal(key) if options.plan else remove_prompt(store, key), verb)
+    except CorruptError as error:
+        problems.append(str(error))
+    end_with(problems, "nothing that these documents may name was removed")
+
+
+def report(key: str, files: list[tuple[str, int]], verb: str) -> None:
+    """Prints a line on a removed artifact; none if it has no files, as another process turned out to need it."""
+    if files:
+        say(f"{verb} {key}, {human(sum(size for _, size in files))}")
+
+
+def end_with(problems: list[str], note: str) -> None:
+    """Prints a line for each problem, and raises InputError with their number; does nothing if there are none."""
+    for problem in problems:
+        say(f"bad: {problem}")
+    if problems:
+        raise InputError(f"{len(problems)} damaged documents; {note}; jobs/verify.py names every damaged file")
 
 
 def list_artifacts(store: Store, limit: int | None) -> None:
-    """A line for each artifact: key, size, rows, what it was made from."""
+    """Prints a line for each artifact: key, size, rows, inputs."""
+    problems = []
     for key in store.keys()[:limit]:
-        artifact = Artifact(store.storage, store.cache, key)
+        try:
+            artifact = Artifact(store.storage, store.cache, key)
+        except FileNotFoundError:  # removed since the keys were listed
+            continue
+        except CorruptError as error:
+            problems.append(str(error))
+            say(f"{key:32} damaged: its manifest cannot be read")
+            continue
         size = human(sum(part.bytes for part in artifact.parts))
         parents = ", ".join(entry["artifact"] for entry in artifact.inputs.values()) or "-"
         say(f"{key:32} {size:>10} {artifact.rows:>14,} rows  {artifact.fingerprint[:12]}  from {parents}")
-    superseded = store.superseded()
+    superseded, failed = store.superseded(), store.failed()
     for key in store.incomplete()[:limit]:
-        if key in superseded:
+        if key in failed:
+            say(f"{key:32} failed: the next command replaces it, gc removes it after an hour; {failed[key]}")
+        elif key in superseded:
             say(f"{key:32} superseded: a later generation has its rows; gc removes it a day after its last change")
         else:
-            say(f"{key:32} incomplete: the command that makes it goes on with it")
+            say(f"{key:32} incomplete: the command that makes it resumes it")
+    end_with(problems, "restore them, or remove their artifacts and make them again")
 
 
 def export(store: Store, key: str, options: StoreJob) -> None:
-    """A copy of a model's or a prompt's files, for any library, and for a server that is to serve it."""
+    """Copies a model's or a prompt's files to a folder, for other libraries and for a server that will serve it."""
     kind, _, name = key.partition("/")
     artifact = store.open(kind, name)
     if options.to is None or "://" in options.to:
@@ -99,29 +163,33 @@ def export(store: Store, key: str, options: StoreJob) -> None:
     folder = model_folder(artifact)
     try:
         copy_whole(folder, target.resolve())
-    except OSError as error:  # shutil.Error too, which has a list of them
+    except OSError as error:  # includes shutil.Error, which has a list of errors instead of `strerror`
         raise InputError(f"--to {target}: {error.strerror or error}") from error
     say(f"copied {key}, {size}, to {target}")
 
 
 def copy_whole(folder: Path, target: Path) -> None:
-    """A copy under its name once all is there, in place of an empty folder: half a model opens in some libraries."""
+    """Copies a folder to `target`, which appears only when it is complete, as some libraries open incomplete models."""
     if target.exists():
         target.rmdir()
     target.parent.mkdir(parents=True, exist_ok=True)
-    begun = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        shutil.copytree(folder, begun, dirs_exist_ok=True)
-        begun.rename(target)
+        shutil.copytree(folder, partial, dirs_exist_ok=True)
+        partial.rename(target)
     finally:
-        shutil.rmtree(begun, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def show(store: Store, key: str, limit: int | None) -> None:
-    """An artifact's lineage, configuration, notes and parts."""
+    """Prints an artifact's lineage, configuration, notes and parts."""
     kind, _, name = key.partition("/")
     artifact = store.open(kind, name)
-    provenance = json.loads(store.storage.read(f"{key}/provenance.json"))
+    file = f"{key}/{PROVENANCE}"
+    try:
+        provenance = unseal(store.storage.read(file), f"{store.url}/{file}")
+    except FileNotFoundError as error:
+        raise InputError(f"{store.url}/{file}: the file is missing; restore it, or remove {key}") from error
     say(f"{artifact.url}\nfingerprint  {artifact.fingerprint}")
     for role, entry in artifact.inputs.items():
         say(f"input        {role}: {entry['artifact']} {entry['fingerprint'][:12]}")
@@ -132,6 +200,46 @@ def show(store: Store, key: str, limit: int | None) -> None:
     say(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}")
     for part in artifact.parts[:limit]:
         say(f"part         {part.file:44} {part.rows:>12,} rows {human(part.bytes):>10}  {part.sha256[:12]}")
+
+
+def check_query_options(options: StoreJob, key: str) -> None:
+    """Raises InputError if --query-id or --k does not fit the other options."""
+    if options.query_id is None:
+        if options.k is not None:
+            raise InputError(f"{options.action} --k {options.k}: only show with --query-id prints hits")
+        return
+    if options.action != "show" or not key.startswith("runs/"):
+        raise InputError(f"{options.action} {key} --query-id {options.query_id}: expected show runs/NAME")
+    if options.limit is not None:
+        raise InputError(f"--query-id with --limit {options.limit}: --k N sets the number of hits")
+    if options.k is not None and options.k < 1:
+        raise InputError(f"--k {options.k}: expected at least 1")
+
+
+def show_query(store: Store, key: str, query_id: str, k: int) -> None:
+    """Prints a query of a run: its metrics, first k hits, judged hits below them, and missed relevant passages."""
+    kind, _, name = key.partition("/")
+    run_artifact = store.open(kind, name)
+    query = read_run_query(store, run_artifact, query_id)
+    text, style = query.text or "", style_for(sys.stdout)
+    config = run_artifact.config
+    values = "".join(f", {metric} {value:.4f}" for metric, value in query.metrics.items())
+    say(f"{query_id}  {' '.join(text.split()) or '-'}")
+    say(f"{key}: {len(query.hits):,} hits in {config['source']}, split {config['split']}{values}")
+    for remark in query.remarks:
+        say(f"  {remark}")
+    tables = {
+        "": query.hits[:k],
+        f"judged, below rank {k}:": [hit for hit in query.hits[k:] if hit.relevance is not None],
+        "missing from the run:": query.missed,
+    }
+    for title, hits in tables.items():
+        if hits:
+            say(f"\n{title}".rstrip() if title else "")
+            for line in hit_table(hits, text, style, judged=True):
+                say(line)
+    if query.num_missed_irrelevant:
+        say(f"\n{query.num_missed_irrelevant:,} more judged passages are missing, with relevance 0 or less")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-r"""Train a cross-encoder from a backbone on mined negatives; killed and started again, it goes on from its checkpoint.
+r"""Train a cross-encoder from a backbone on mined negatives. An interrupted run resumes from its last checkpoint.
 
     python jobs/train_reranker.py --store data/squad --split train --negatives bm25 \
         --backbone sentence-transformers/all-MiniLM-L6-v2 --name minilm-reranker
@@ -6,13 +6,14 @@ r"""Train a cross-encoder from a backbone on mined negatives; killed and started
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from jobs.cli import human, run, say
 from jobs.training import Training, check_name, count_steps
 
 from indexing.artifact import Artifact
+from indexing.judging.order import count_lists, read_lists
 from indexing.models import resolve_model
 from indexing.negatives import mined_corpus, training_data
 from indexing.queries import Queries
@@ -25,39 +26,54 @@ from retriever.training import HOW, LoopOptions
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReranker(Training):
-    """--limit N takes the first N queries of the split."""
+    """--limit N trains on the first N queries of the split."""
 
     negatives: str | None = None
-    """May be left out where the store has one only, as --queries may."""
+    """Name of the mined negatives; may be left out if the store has only one."""
     queries: str | None = None
+    """Name of the query set; may be left out if the store has only one."""
     split: str = "train"
+    """The split to train on."""
     backbone: str
-    """A Hugging Face name, a folder, or models/NAME of the store."""
+    """Backbone of the cross-encoder: a Hugging Face name, a folder, or models/NAME of the store."""
     name: str | None = None
-    """The model's name; default: the last piece of the backbone's, and -reranker."""
+    """Name of the model; default: the last part of the backbone's name, with -reranker appended."""
     epochs: float = 1.0
+    """Number of passes over the queries."""
     steps: int | None = None
-    """Instead of --epochs."""
+    """Number of steps; overrides --epochs."""
     batch: int = 32
-    """Queries a step, over all workers."""
+    """Queries per step, summed over all workers."""
     negatives_per_query: int = 4
+    """Mined negatives per query and step."""
     lr: float = 2e-5
+    """Peak learning rate."""
     max_length: int = 256
-    """Tokens of question and passage together."""
+    """Maximum number of tokens of query and passage together, special tokens included."""
     loss: Literal["bce", "listwise"] = "bce"
-    """listwise ranks as well; its scores are no probabilities."""
+    """bce: scores are probabilities, which denoising needs; listwise: it ranks as well, but its scores are not
+    probabilities."""
     title: Literal["space", "newline", "sep", "none"] = "space"
+    """Separator between a passage's title and its text; none: leave out the title."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What the options name, opened and checked."""
+    """Opened and checked artifacts that the options name.
+
+    Attributes:
+        asked: Number of queries of the split.
+        queries: Number of those queries that have negatives and a positive.
+        weights: Size of the backbone's weights in bytes.
+        maker: Makes the system on each worker.
+        loop: Options of the training loop.
+        inputs: The artifacts that the model is made from.
+        config: The configuration that enters the model's fingerprint.
+    """
 
     asked: int
-    """Queries of the split; `queries` of them were mined for and have a positive."""
     queries: int
     weights: int
-    """Bytes of the backbone's."""
     maker: CrossMaker
     loop: LoopOptions
     inputs: dict[str, Artifact]
@@ -70,20 +86,49 @@ def main(options: TrainReranker) -> None:
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
     check_name("models", name)
     if options.plan:
-        return plan(options, opened)
-    name = name if options.limit is None else f"{name}-limit{options.limit}"
-    noted = {"queries": opened.queries, "asked": opened.asked}
-    model = options.make(store, "models", name, inputs=opened.inputs, config=opened.config,
-                         prepare=lambda: (opened.maker, opened.loop, noted))  # fmt: skip
+        if not options.plan_complete(store, "models", name, opened.inputs, opened.config):
+            plan(options, opened)
+        return
+    counts = {"queries": opened.queries, "asked": opened.asked}
+
+    def prepare(on_ray: bool) -> tuple[CrossMaker, LoopOptions, dict[str, Any]]:
+        """Adds the lists whose order the model is compared with; reading them opens the candidates."""
+        pairs = opened.loop.steps * options.batch * (1 + options.negatives_per_query)
+        negatives, queries = opened.inputs["negatives"], Queries(opened.inputs["queries"])
+        lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
+        return replace(opened.maker, lists=lists), opened.loop, counts
+
+    model = options.make(store, "models", name, inputs=opened.inputs, config=opened.config, prepare=prepare)
     notes = model.notes
     say(f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
         f"{notes['loss']:.4f}, {notes['numerics']}")  # fmt: skip
+    say(describe_order(notes.get("order")))
     options.draw(model)
-    return None
+
+
+def describe_order(order: dict[str, Any] | None) -> str:
+    """Returns a line that compares the model's order of hits with the order in which they were found."""
+    if order is None:
+        return "order     not compared with that of the hits: the negatives name no candidates that have their ranks"
+    figures = ", ".join(
+        f"{name.replace('RR@', 'MRR@', 1)} {value:.4f} -> {order['after'][name]:.4f}"
+        for name, value in order["before"].items()
+    )
+    what = f"the first {order['depth']} hits of {order['source']} for {order['lists']:,} training queries: {figures}"
+    if all(order["after"][name] >= value for name, value in order["before"].items()):
+        return f"order     {what}"
+    return (
+        f"warning: the model orders hits worse than they were: {what}; train longer, with another --lr, or with more "
+        "--negatives-per-query"
+    )
 
 
 def open_all(store: Store, options: TrainReranker) -> Opened:
-    """Raises InputError for whatever is missing, does not fit or cannot be trained with."""
+    """Opens and checks the artifacts that the options name.
+
+    Raises:
+        InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
+    """
     options.check("query")
     negatives = store.open("negatives", store.only("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
@@ -109,19 +154,19 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
         "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
         "split": options.split, "limit": options.limit, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
-    asked = len(queries.split(options.split, options.limit).ids)
+    num_queries = len(queries.split(options.split, options.limit).ids)
     weights = sum(file.stat().st_size for file in weight_files(folder))
-    return Opened(asked, len(data.queries), weights, maker, loop, inputs, config)
+    return Opened(num_queries, len(data.queries), weights, maker, loop, inputs, config)
 
 
 def plan(options: TrainReranker, opened: Opened) -> None:
-    """What a training reads and writes; the time only a first run can tell."""
+    """Prints what the training will read and write. The time it takes is unknown before a first run."""
     steps, weights = opened.loop.steps, opened.weights
     pairs = steps * options.batch * (1 + options.negatives_per_query)
     mined = opened.inputs["negatives"].key
     say(f"queries   {opened.queries:,} of the {opened.asked:,} of {options.split}, with negatives in {mined}")
     say(f"steps     {steps:,} of {options.batch} queries on {options.workers} workers")
-    say(f"pairs     {pairs:,}, at most {pairs * options.max_length:,} tokens there and back")
+    say(f"pairs     {pairs:,}, at most {pairs * options.max_length:,} tokens forward and backward")
     say(f"memory    about {human(4 * weights)} a worker, and a batch's intermediate values")
     say(f"writes    {human(weights)}, and a checkpoint of {human(3 * weights)} every {options.checkpoint_every} steps")
 

@@ -1,4 +1,4 @@
-"""The options that jobs of training share: how much at a time, and on what machines."""
+"""Options and the course of all training jobs: batches, workers, checkpoints, curves."""
 
 from __future__ import annotations
 
@@ -9,55 +9,71 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs.cli import Common, Stage, say
-from jobs.session import connect
+from jobs.cli import Common, Stage, as_options, say, say_complete
+from jobs.session import join_cluster
 
-from indexing.artifact import Artifact, fingerprint_of
-from indexing.curves import Curves
+from indexing.artifact import Artifact, Draft, begun_document, fingerprint_of
 from indexing.models import Checkpoints, checkpoint_names
-from indexing.placement import find_places
 from indexing.store import Store, artifact_key
-from indexing.training_job import Maker, TrainingTask, run_training
+from indexing.training.cluster import run_on_ray
+from indexing.training.curves import Curves
+from indexing.training.local import plan_local_worker, run_local
+from indexing.training.messages import StepDone, TrainingResult
+from indexing.training.worker import Maker, TrainingTask, abandoned_s
+from indexing.training.workers import WorkerGroup, plan_workers
+from indexing.work.work import Target, complete_target
 from retriever.errors import InputError
 from retriever.training import LoopOptions
 
-QUALITY = "dev MRR@10"  # by which the best weights are known
+QUALITY = "dev MRR@10"  # the measure that selects the best weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Common):
-    """Of every training."""
+    """Options of all training jobs."""
 
     batch: int
-    """Rows a step, over all workers."""
+    """Rows per step, summed over all workers."""
     seed: int = 0
+    """Seed of the batches, of dropout and of new weights."""
     workers: int = 1
+    """Number of workers. One worker trains in this process unless there is a Ray cluster; several run on Ray, which is
+    started on this machine if there is no cluster."""
     cpus: int = 2
-    """Cores of each worker. As sums are rounded by workers and cores, both shape the result."""
+    """CPU cores per worker. The numbers of workers and of cores decide how sums are rounded, so both shape the
+    result."""
     gpus: Literal[0, 1] | None = None
-    """Of each worker; default: 1 where the cluster has one for each, or for --min-workers, now."""
+    """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
     wait: int = 0
-    """Seconds that an autoscaler's nodes may take to come; 0: there is room now."""
+    """Seconds to wait for nodes of an autoscaler; 0: the cluster must have room now."""
     min_workers: int | None = None
-    """Go on with as few as these where the cluster loses places, on the same batches."""
+    """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
     checkpoint_every: int = 100
-    """Steps."""
+    """Steps between two checkpoints."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the forward and backward pass; auto: bfloat16 if the device computes with it, otherwise float32."""
     zero: Literal[0, 1, 2, 3] | None = None
-    """DeepSpeed's ZeRO stage; default: plain data parallelism."""
+    """DeepSpeed's ZeRO stage. Default: plain data parallelism."""
     offload: bool = False
-    """Keep the optimizer in the processor's memory (ZeRO 1 to 3)."""
+    """Keep the optimizer's state in the memory of the CPU (with --zero 1 to 3)."""
     checkpointing: bool = False
-    """Compute activations again on the way back, instead of keeping them."""
+    """Activation checkpointing: recompute activations in the backward pass, which needs less memory and more time."""
     curves: str | None = None
-    """Write TensorBoard's events to this folder while it trains, and at the end a picture."""
+    """Write TensorBoard events to this folder during training, and a picture at the end."""
 
     def check(self, row: str, frozen: str | None = None) -> None:
-        """Raises InputError for workers that cannot be had. row: what a batch is of. frozen: the option by which the
-        backbone does not train, None where it does."""
+        """Checks the options of batches and workers.
+
+        Args:
+            row: What a row of a batch is, for the error.
+            frozen: The option that freezes the backbone; None if the backbone is trained.
+
+        Raises:
+            InputError: If an option is out of range, or if options contradict each other.
+        """
         if self.workers < 1 or self.cpus < 1 or self.checkpoint_every < 1 or self.batch < self.workers:
             raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
-                             f"{self.checkpoint_every}: expected 1 at least, and a {row} for each worker")  # fmt: skip
+                             f"{self.checkpoint_every}: expected at least 1, and a {row} for each worker")  # fmt: skip
         if self.wait < 0:
             raise InputError(f"--wait {self.wait}: expected seconds")
         if self.curves and "://" in self.curves:
@@ -65,47 +81,74 @@ class Training(Common):
         if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
             raise InputError(f"--min-workers {self.min_workers}: expected 1 to --workers {self.workers}")
         if frozen and (self.zero or 0) >= 2:
-            raise InputError(f"--zero {self.zero} {frozen}: prompts are small and the backbone does not train: "
-                             "give 0 or 1")  # fmt: skip
+            raise InputError(f"--zero {self.zero} {frozen}: stages 2 and 3 are for training the backbone, which is "
+                             "frozen: give 0 or 1")  # fmt: skip
 
     def make(
         self, store: Store, kind: str, name: str, *, inputs: dict[str, Artifact], config: dict[str, Any],
-        prepare: Callable[[], tuple[Maker, LoopOptions, dict[str, Any]]],
+        prepare: Callable[[bool], tuple[Maker, LoopOptions, dict[str, Any]]],
     ) -> Artifact:  # fmt: skip
-        """kind/NAME of the store, trained now where that has not been done; kind: prompts or models.
+        """Returns kind/NAME of the store; trains it if it is not complete.
 
-        prepare: called on the cluster, before a training; gives what the workers make their system from, the loop, and
-        what the artifact notes. Raises InputError.
+        Args:
+            store: The store.
+            kind: prompts or models.
+            name: Name of the artifact.
+            inputs: The artifacts that it is made from.
+            config: The settings that shape it.
+            prepare: Called as prepare(on_ray) before a training run; returns the Maker, the options of the loop, and
+                notes for the artifact.
+
+        Raises:
+            InputError: If the input is bad. The store then holds no draft that was not there before, unless training
+                has begun; without a checkpoint, that draft does not block the corrected command.
         """
-        places = None
-        if name not in store.names(kind):
-            connect(store)
-            places = find_places(self.workers, self.cpus, say, gpus=self.gpus, least=self.min_workers, wait=self.wait)
+        draft = Draft(store.storage, store.cache, artifact_key(kind, name), begun_document(kind, inputs, config, False))
         identity = fingerprint_of([{role: a.fingerprint for role, a in inputs.items()}, config])
-        last, best = (Checkpoints(store, called, identity) for called in checkpoint_names(kind, name))
-        with store.create(kind, name, inputs=inputs, config=config) as draft:
+        last, best = (Checkpoints(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
+        draft.check(abandoned_s=abandoned_s(last))  # refuses other options before anything is opened
+        if not draft.complete:
+            on_ray = join_cluster(store, private=self.ray or self.workers > 1)
+            group = self.plan_group(on_ray)
+            maker, loop, notes = prepare(on_ray)
+            task = TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=self.dtype,
+                                group=group)  # fmt: skip
+            result = self.run_task(task, on_ray)
+            draft.begin()  # joins the draft that the first worker has begun
+            draft.note(**notes, **result.notes())
             if not draft.complete:
-                assert places is not None
-                maker, loop, notes = prepare()
-                draft.note(**notes)
-                task = TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=self.dtype,
-                                    places=places)  # fmt: skip
-                draft.note(**self.carry_out(task, draft.key))
+                draft.finish()
         last.clear()
         best.clear()
         return store.open(kind, name)
 
-    def drawing(self, title: str) -> Curves | None:
-        """Where --curves asks for that."""
-        return Curves(Path(self.curves), title=title, quality=QUALITY) if self.curves else None
+    def plan_complete(
+        self, store: Store, kind: str, name: str, inputs: dict[str, Artifact], config: dict[str, Any]
+    ) -> bool:
+        """Whether kind/NAME is complete with these inputs and settings; prints that for --plan."""
+        artifact = complete_target(store, Target(kind, name, inputs, config))
+        if artifact is not None:
+            say_complete(artifact.url, self.curves)
+        return artifact is not None
 
-    def carry_out(self, task: TrainingTask, key: str) -> dict[str, Any]:
-        """Train with progress on stderr; what `run_training` returns. key: of what is made."""
-        curves = self.drawing(key)
+    def plan_group(self, on_ray: bool) -> WorkerGroup:
+        """Returns the workers. Raises InputError if there is no room for them."""
+        if not on_ray:
+            return plan_local_worker(self.cpus, self.gpus)
+        try:
+            return plan_workers(self.workers, self.cpus, lambda line: say(as_options(line)), gpus=self.gpus,
+                                min_workers=self.min_workers, wait_s=self.wait)  # fmt: skip
+        except InputError as error:
+            remedy = "" if self.wait else "; --wait SECONDS waits for nodes of an autoscaler"
+            raise InputError(f"{error}{remedy}") from None
+
+    def run_task(self, task: TrainingTask, on_ray: bool) -> TrainingResult:
+        """Trains with progress on stderr and, if --curves is set, with curves."""
+        curves = self.open_curves(task.draft.key)
         with Stage("train", task.loop.steps, "steps") as stage:
 
             def attempt(write: Callable[[], object]) -> bool:
-                """What cannot be written ends the picture, not the training."""
+                """Returns whether curves were written. An error ends the curves, not the training run."""
                 try:
                     write()
                 except (InputError, OSError) as error:
@@ -113,47 +156,54 @@ class Training(Common):
                     return False
                 return True
 
-            def note(message: dict[str, Any]) -> None:
+            def show(done: StepDone) -> None:
                 nonlocal curves
-                stage.remark = f"loss {message['loss']:.4f}"
-                if (judged := message["quality"]) is not None:
-                    stage.say(f"step {message['step']:,}: {stage.remark}, {QUALITY} {judged:.4f}")
-                if curves and not attempt(partial(curves.note, message)):
+                stage.remark = f"loss {done.loss:.4f}"
+                if done.quality is not None:
+                    stage.say(f"step {done.step:,}: {stage.remark}, {QUALITY} {done.quality:.4f}")
+                if curves and not attempt(partial(curves.add, done)):
                     attempt(curves.close)
                     curves = None
 
             try:
-                return run_training(task, stage.count, note, stage.say)
+                if on_ray:
+                    return run_on_ray(task, stage.count, show, stage.say)
+                return run_local(task, stage.count, show)
             except BaseException:
                 if curves:
-                    attempt(curves.draw_heard)
+                    attempt(curves.draw_added)
                 raise
             finally:
                 if curves:
                     attempt(curves.close)
 
+    def open_curves(self, title: str) -> Curves | None:
+        """Returns the writer of curves; None without --curves."""
+        return Curves(Path(self.curves), title=title, quality=QUALITY) if self.curves else None
+
     def draw(self, artifact: Artifact) -> None:
-        """The whole course of what has been made, of all runs that it took."""
-        if (curves := self.drawing(artifact.key)) and (picture := curves.draw(artifact.notes["curve"])):
+        """Draws the whole course of training, over all runs, if --curves is set."""
+        if (curves := self.open_curves(artifact.key)) and (picture := curves.draw(artifact.notes["curve"])):
             say(str(picture))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrastive(Training):
-    """Of those whose loss is over the vectors of the whole batch."""
+    """Options of jobs whose loss is computed over the vectors of the whole batch."""
 
     grad_cache: Literal["auto", "on", "off"] = "auto"
+    """GradCache computes the vectors of a batch twice, which needs less memory. auto: if the batch is large."""
 
 
 def count_steps(steps: int | None, epochs: float, rows: int, batch: int) -> int:
-    """The steps that were asked for, or else those of so many epochs. Raises InputError."""
+    """Returns `steps`, or the steps of so many epochs if it is None. Raises InputError if epochs is not positive."""
     if not (epochs > 0 and math.isfinite(epochs)):
         raise InputError(f"--epochs {epochs}: expected more than 0")
     return math.ceil(epochs * rows / batch) if steps is None else steps
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raises InputError for a name that an artifact without generations cannot have."""
+    """Raises InputError if `name` cannot be the name of an artifact without generations."""
     if not name or "/" in name:
         raise InputError(f"name {name!r}: expected one, and without '/', for {kind}/NAME")
     artifact_key(kind, name)

@@ -1,4 +1,4 @@
-r"""Train a task: a deep prompt over a frozen backbone, or all of the backbone; killed and started again, it goes on.
+r"""Train a task: a deep prompt over a frozen backbone, or all weights of the backbone. An interrupted run resumes.
 
     python jobs/tune_prompts.py --store data/squad --task squad --negatives bm25 \
         --backbone sentence-transformers/all-MiniLM-L6-v2 --length 32 --lr 7e-3 --epochs 1 --dev-split dev
@@ -11,27 +11,34 @@ from pathlib import Path
 
 from jobs.cli import human, run, say
 from jobs.training import QUALITY
-from jobs.tuning import Opened, TunePrompts, open_all
+from jobs.tuning import Opened, TunePrompts, open_all, serving_warnings
 
 from indexing.artifact import Artifact
 from indexing.store import Store
 from retriever.files import resolve, weight_files
+from retriever.loading.configuration import load_config
+from retriever.options import EncoderOptions
+from retriever.recipe import read_recipe
 
 
 def main(options: TunePrompts) -> None:
     store = Store(options.store).require()
     opened = open_all(store, options)
-    if options.plan:
-        return plan(options, opened)
+    for warning in serving_warnings(store, options, opened):
+        say(f"warning: {warning}")
     kind = "models" if options.method == "finetune" else "prompts"
-    name = options.task if options.limit is None else f"{options.task}-limit{options.limit}"
+    if options.plan:
+        if not options.plan_complete(store, kind, options.task, opened.inputs, opened.config):
+            plan(options, opened)
+        return
     notes = {"backbone": options.backbone, "options": asdict(opened.spec.options), "queries": opened.queries}
-    tell(options, options.make(store, kind, name, inputs=opened.inputs, config=opened.config,
-                               prepare=lambda: (opened.maker, opened.loop, notes)))  # fmt: skip
-    return None
+    artifact = options.make(store, kind, options.task, inputs=opened.inputs, config=opened.config,
+                            prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
+    print_summary(options, artifact)
 
 
-def tell(options: TunePrompts, artifact: Artifact) -> None:
+def print_summary(options: TunePrompts, artifact: Artifact) -> None:
+    """Prints a summary of the trained artifact, and draws its curves if --curves is set."""
     notes = artifact.notes
     best = "" if notes["best"] is None else f", {QUALITY} {notes['best']:.4f} at step {notes['best_step']:,}"
     size = sum(part.bytes for part in artifact.parts)
@@ -41,7 +48,7 @@ def tell(options: TunePrompts, artifact: Artifact) -> None:
 
 
 def plan(options: TunePrompts, opened: Opened) -> None:
-    """What a training reads and writes; the time only a first run can tell."""
+    """Prints what a training run reads and writes. The time it takes is unknown before a run."""
     weights = sum(file.stat().st_size for file in weight_files(resolve(opened.spec.folder)))
     loop, passages = opened.loop, options.batch * (1 + options.negatives_per_query)
     encoder = opened.spec.options
@@ -53,19 +60,17 @@ def plan(options: TunePrompts, opened: Opened) -> None:
         f"{options.workers} workers")  # fmt: skip
     if encoder.query_length and encoder.passage_length:
         tokens = loop.steps * (options.batch * encoder.query_length + passages * encoder.passage_length)
-        say(f"tokens    at most {tokens:,}, there and back")
+        say(f"tokens    at most {tokens:,}, forward and backward")
     say(f"trains    {human(size)}, over a backbone of {human(weights)}")
     say(f"writes    {human(size)}, and a checkpoint of {human(3 * size)} every {options.checkpoint_every} steps")
 
 
 def prompt_bytes(folder: Path | str) -> int:
-    """Of one token of a deep prompt: a key and a value in float32 for each layer and head."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder)
+    """Returns the bytes of one token of a deep prompt: a key and a value in float32 for each layer and head."""
+    config = load_config(read_recipe(resolve(folder), EncoderOptions()).backbone)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    each = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
-    return 4 * 2 * config.num_hidden_layers * heads * int(each or config.hidden_size // config.num_attention_heads)
+    head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+    return 4 * 2 * config.num_hidden_layers * heads * int(head_dim or config.hidden_size // config.num_attention_heads)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hash every file of a store's artifacts again, and name each that is damaged or missing; exit status 1 if one is.
+"""Hash every file of a store's artifacts again, and name each damaged or missing one; then the exit status is 1.
 
 python jobs/verify.py --store data/squad
 """
@@ -32,12 +32,10 @@ def main(options: Verify) -> None:
                 problems += 1
                 say(f"bad: {finding.problem}")
     for key in store.incomplete():
-        say(f"incomplete: {store.url}/{key}: the command that makes it goes on with it")
+        say(f"incomplete: {store.url}/{key}: the command that makes it resumes it")
     if problems:
-        fail(
-            f"{store.url}: {problems} bad or missing files; restore them, or remove their artifacts and make them anew",
-            1,
-        )
+        remedy = "restore them, or remove their artifacts and make them again"
+        fail(f"{store.url}: {problems} bad or missing files; {remedy}", 1)
     say(f"{store.url}: {len(store.keys()):,} artifacts are as they were committed")
 
 

@@ -1,9 +1,10 @@
-"""The one seam for prompts: an attention function that puts a prompt's keys and values in front of a layer's own.
+"""The attention function that puts a prompt's keys and values in front of a layer's own.
 
-transformers routes the attention of most models through a table of functions, and hands unknown arguments of
-`model(...)` down to them. `reach` enters ours for one backbone; `backbone(ids, ..., prompt=PromptRows(...))` then has
-every layer look at the prompt too. A prompt takes no positions: the text starts at its usual one. Masks, windows and
-causality stay the model's own among the text's tokens; the prompt is always seen.
+transformers looks the attention function of most models up in a table, and passes unknown arguments of `model(...)` on
+to it. `reach` registers `attend` there for one backbone; then `backbone(ids, ..., prompt=PromptRows(...))` makes every
+layer attend to the prompt as well. Masks, windows and causality of the model apply among the tokens of the text; the
+prompt is always attended to. The prompt itself has no positions. The text starts at its usual position; a caller that
+wants it to start after the prompt passes `position_ids`, see `PromptRows.offsets`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.kernels import attention, attention_pays
+from retriever.kernels import attention, attention_pays, dropped_out
 
 _NAME = "riptide"
 _LAYER = "_riptide_layer"
 
 
 class PromptShape(NamedTuple):
-    """What a backbone takes: layers, heads of keys and values, numbers of a head."""
+    """The shape of a backbone's keys and values: layers, heads, and numbers per head."""
 
     layers: int
     heads: int
@@ -32,25 +33,40 @@ class PromptShape(NamedTuple):
 class PromptRows(NamedTuple):
     """The prompts of a batch, one for each of its b rows.
 
-    table: [layers, 2, prompts, heads, l, head_dim], keys and values. rows: int64 [b], which of the prompts; None where
-    there is one, which all rows share. inside: bool [prompts, l], False behind the end of a shorter one; None where
-    all have l.
+    Attributes:
+        table: Keys and values, [layers, 2, prompts, heads, l, head_dim].
+        rows: The prompt of each row, int64 [b]; None: there is one prompt, which all rows share.
+        inside: bool [prompts, l], False after the end of a shorter prompt; None: all prompts have l tokens.
+        offsets: int64 [b], by how many positions the text of each row starts later than usual; None: by none. The
+            attention function does not use it: `Pooled` and `Packed` compute positions from it.
+        dropout: Fraction of the keys' and values' numbers that are dropped out, with a separate mask for each row and
+            layer. The masks depend on torch's seed, and are drawn in the order of the layers.
     """
 
     table: torch.Tensor
     rows: torch.Tensor | None = None
     inside: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+    dropout: float = 0.0
 
-    def of(self, layer: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer: each [batch, heads, l, head_dim]."""
+    def of(self, layer: int, batch: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the keys and the values of a layer: each [batch, heads, l, head_dim].
+
+        Args:
+            layer: The layer.
+            batch: Number of rows.
+            dtype: The dtype of the result; None: that of the table.
+        """
         both = self.table[layer]
-        if self.rows is None:
-            key, value = both.expand(2, batch, *both.shape[2:]).unbind()
-            return key, value
-        return both[0].index_select(0, self.rows), both[1].index_select(0, self.rows)
+        if self.rows is not None:
+            both = both.index_select(1, self.rows)
+        if self.dropout:
+            both = dropped_out(both, self.dropout, batch, dtype or both.dtype)
+        key, value = both.expand(2, batch, *both.shape[2:]).to(dtype or both.dtype).unbind()
+        return key, value
 
     def seen(self, batch: int) -> torch.Tensor:
-        """Which columns are a row's prompt: bool [batch, 1, 1, l]."""
+        """Returns which columns belong to the prompt of a row: bool [batch, 1, 1, l]."""
         if self.inside is None:
             return self.table.new_ones((batch, 1, 1, self.table.shape[4]), dtype=torch.bool)
         inside = self.inside.expand(batch, -1) if self.rows is None else self.inside.index_select(0, self.rows)
@@ -58,7 +74,7 @@ class PromptRows(NamedTuple):
 
 
 class _Probe:
-    """Passed instead of a prompt, it collects the layers that are passed through, in their order."""
+    """Collects the attention layers of a forward pass, in their order; takes the place of a prompt."""
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
@@ -66,15 +82,20 @@ class _Probe:
 
 
 def reach(backbone: Any) -> PromptShape:
-    """Lead a transformers model's attention through the seam; without a prompt it computes what sdpa does.
+    """Makes a transformers model use `attend`, which computes the same as sdpa without a prompt.
 
-    Raises InputError for a model whose attention does not go through transformers' interface.
+    Returns:
+        The shape of the keys and values of a prompt.
+
+    Raises:
+        InputError: If the model's attention does not go through transformers' attention interface, or if its layers
+            share weights or differ in shape.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(_NAME, attend)
-    # A mask that is left out where it is not needed would make the shape of the work depend on its contents.
+    # transformers would leave a mask out if it masks nothing; then the kind of computation would depend on the batch.
     whole = functools.partial(_mask, sdpa_mask)
     AttentionMaskInterface.register(_NAME, whole)
     kind = type(backbone).__name__
@@ -112,7 +133,18 @@ def attend(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Attention over prompt and text: query, key, value [b, heads, n, head_dim]; the rest as transformers passes it."""
+    """Returns attention over prompt and text, as transformers expects it of an attention function.
+
+    Args:
+        module: The attention layer.
+        query: [b, heads, n, head_dim].
+        key: [b, heads, n, head_dim].
+        value: [b, heads, n, head_dim].
+        attention_mask: bool, or a float tensor that is added, over the tokens of the text.
+        prompt: The prompts of the rows.
+        position_bias: T5's bias, [1, heads, n, n].
+        **kwargs: Further arguments, passed on.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if isinstance(prompt, _Probe):
@@ -120,9 +152,9 @@ def attend(
         prompt.shapes.append((key.shape[1], key.shape[3]))
     elif prompt is not None:
         batch, tokens = key.shape[0], key.shape[2]
-        own_key, own_value = prompt.of(getattr(module, _LAYER), batch)
-        key = torch.cat([own_key.to(key.dtype), key], dim=2)
-        value = torch.cat([own_value.to(value.dtype), value], dim=2)
+        own_key, own_value = prompt.of(getattr(module, _LAYER), batch, key.dtype)
+        key = torch.cat([own_key, key], dim=2)
+        value = torch.cat([own_value, value], dim=2)
         length = own_key.shape[2]
         if attention_mask is not None or prompt.inside is not None:
             attention_mask = _beside(prompt.seen(batch), attention_mask, batch, tokens)
@@ -135,13 +167,13 @@ def attend(
         and (attention_mask is not None or not getattr(module, "is_causal", False))
         and attention_pays(query, key, attention_mask)
     ):
-        found = attention(query, key, value, attention_mask, kwargs.get("scaling"))
-        return found.transpose(1, 2).contiguous(), None
+        output = attention(query, key, value, attention_mask, kwargs.get("scaling"))
+        return output.transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
 def _beside(seen: torch.Tensor, mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor:
-    """The mask over prompt and text. seen: bool [b, 1, 1, l]; mask: bool or added, up to [b, heads, n, tokens]."""
+    """Returns the mask over prompt and text, from `seen`, bool [b, 1, 1, l], and a mask [.., tokens], bool or float."""
     if mask is None:
         mask = seen.new_ones((1, 1, 1, tokens))
     if mask.dtype != torch.bool:

@@ -1,7 +1,8 @@
-"""Texts to token ids, and token ids to padded batches whose make-up depends on the texts alone."""
+"""Turns texts into token ids, and token ids into batches that depend on the texts alone."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +13,14 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 
 from retriever.errors import InputError
+from retriever.loading.vocabulary import check_ids, load_tokenizer
 from retriever.options import EncoderOptions, Side, TitlePolicy
 from retriever.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of some texts, end to end: ids int32 [total], lengths int64 [texts]."""
+    """Token ids of some texts, concatenated: ids int32 [total], lengths int64 [texts]."""
 
     ids: np.ndarray
     lengths: np.ndarray
@@ -28,23 +30,30 @@ class Tokens:
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each text begins in `ids`: int64 [texts]."""
+        """The position in `ids` at which each text begins: int64 [texts]."""
         return np.cumsum(self.lengths) - self.lengths
 
 
 class TextTokenizer:
-    """A model's fast tokenizer with one copy per side, so that sides of different lengths run at the same time."""
+    """A model's fast tokenizer with one copy per side, so that sides of different lengths can run concurrently.
+
+    Raises InputError for a tokenizer that is damaged, has no vocabulary, or does not fit the model.
+    """
 
     def __init__(self, recipe: Recipe, options: EncoderOptions, *, trust_remote_code: bool = False):
-        from transformers import AutoTokenizer
-
-        slow = AutoTokenizer.from_pretrained(
-            recipe.backbone, trust_remote_code=trust_remote_code, **recipe.tokenizer_args
+        slow = load_tokenizer(
+            recipe.backbone,
+            vocabulary=recipe.vocabulary,
+            trust_remote_code=trust_remote_code,
+            **recipe.tokenizer_args,
         )
-        if not getattr(slow, "is_fast", False):
-            raise InputError(
-                f"{recipe.backbone}: {type(slow).__name__} is no fast tokenizer: save one (tokenizer.json)"
-            )
+        self._vocabulary = recipe.vocabulary
+        # Byte-level tokenizers know all text, and some name the token that ends or begins a text for unknown ones.
+        ends = (slow.bos_token_id, slow.eos_token_id)
+        self._unknown: int | None = None if slow.unk_token_id in ends else slow.unk_token_id
+        ignored = {*slow.all_special_ids} - {self._unknown}
+        self._is_special = np.zeros(max(ignored, default=0) + 2, bool)  # the last entry stands for all larger ids
+        self._is_special[sorted(ignored)] = True
         self.separator: str | None = slow.sep_token or slow.eos_token
         self.pad_id = int(slow.pad_token_id if slow.pad_token_id is not None else slow.eos_token_id or 0)
         base: Tokenizer = slow.backend_tokenizer
@@ -71,27 +80,43 @@ class TextTokenizer:
             self._sides[side] = (copy, prefix)  # type: ignore[index]
 
     def __call__(self, texts: Sequence[str], *, side: Side) -> Tokens:
-        """Token ids with special tokens, cut to the side's length; the tokenizer's own threads share the work.
+        """Returns token ids with special tokens, cut to the side's length; uses the tokenizer's own threads.
 
-        Raises InputError that names the position of a text which is no valid string.
+        Raises:
+            InputError: For a text that is no valid string, or that has a token without an embedding; names it.
         """
+        tokenizer, texts = self._prepare(texts, side)
+        with _named_text(texts):
+            rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
+        return self._join(rows)
+
+    def with_words(self, texts: Sequence[str], *, side: Side) -> tuple[Tokens, np.ndarray]:
+        """Returns token ids as a call does, and the word of each token, which the tokenizer's pre-tokenization decides.
+
+        Words are numbered from 0 in each text: int64 [total], -1 for special tokens.
+        """
+        tokenizer, texts = self._prepare(texts, side)
+        with _named_text(texts):
+            encodings = tokenizer.encode_batch(texts)
+        tokens = self._join([encoding.ids for encoding in encodings])
+        words = np.full(len(tokens.ids), -1, np.int64)
+        for start, encoding in zip(tokens.starts, encodings, strict=True):
+            numbers = [-1 if word is None else word for word in encoding.word_ids]
+            words[start : start + len(numbers)] = numbers
+        return tokens, words
+
+    def _prepare(self, texts: Sequence[str], side: Side) -> tuple[Tokenizer, list[str]]:
+        """Returns the tokenizer of a side, and the texts with the side's prefix."""
         tokenizer, prefix = self._sides[side]
-        if prefix:
-            texts = [prefix + text for text in texts]
-        try:
-            rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
-        except (TypeError, UnicodeEncodeError) as error:
-            for position, text in enumerate(texts):
-                try:
-                    text.encode("utf-8")
-                except (AttributeError, UnicodeEncodeError) as fault:
-                    raise InputError(f"text {position} of {len(texts)} is no valid string: {fault}") from error
-            raise
+        return tokenizer, [prefix + text for text in texts] if prefix else list(texts)
+
+    def _join(self, rows: list[list[int]]) -> Tokens:
+        """Returns the checked token ids of texts, with the end-of-sequence token if the options ask for it."""
         if self.eos is not None:
             for row in rows:
                 row.append(self.eos)
         for row in rows:
-            if not row:  # a tokenizer without special tokens makes nothing of an empty text
+            if not row:  # a tokenizer without special tokens gives no token for an empty text
                 row.append(self.pad_id)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         ids = np.empty(int(lengths.sum()), np.int32)
@@ -99,21 +124,48 @@ class TextTokenizer:
         for row in rows:
             ids[start : start + len(row)] = row
             start += len(row)
+        check_ids(ids, lengths, self._vocabulary)
         return Tokens(ids, lengths)
 
+    def unknown(self, tokens: Tokens) -> tuple[int, int]:
+        """Returns how many tokens are unknown to the vocabulary, and how many there are, special tokens excluded."""
+        special = self._is_special[np.minimum(tokens.ids, len(self._is_special) - 1)]
+        unknown = 0 if self._unknown is None else int(np.count_nonzero(tokens.ids == self._unknown))
+        return unknown, len(tokens.ids) - int(np.count_nonzero(special))
+
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
-        """Passages' strings by the title policy; an empty title adds nothing."""
+        """Returns passages' strings by the title policy; an empty title adds nothing."""
         if policy == "none":
             return list(texts)
         between = {"space": " ", "newline": "\n", "sep": f" {self.separator} "}[policy]
         return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
 
 
-def plan(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list[tuple[np.ndarray, int]]:
-    """(rows, width) of each batch: sorted by length (ties by position), longest first, at most `budget` tokens.
+@contextlib.contextmanager
+def _named_text(texts: Sequence[str]) -> Iterator[None]:
+    """Turns the tokenizer's error about a text that is no valid string into an InputError that names the text."""
+    try:
+        yield
+    except (TypeError, UnicodeEncodeError) as error:
+        for position, text in enumerate(texts):
+            try:
+                text.encode("utf-8")
+            except (AttributeError, UnicodeEncodeError) as fault:
+                raise InputError(f"text {position} of {len(texts)} is no valid string: {fault}") from error
+        raise
 
-    lengths int64 [n] -> arrays of row numbers int64, each row in exactly one, and the columns that hold them: a
-    multiple of `step` of at least 2, but never more than `limit`. A function of the lengths alone.
+
+def plan(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list[tuple[np.ndarray, int]]:
+    """Cuts texts into padded batches, sorted by length (ties by position), longest first.
+
+    Args:
+        lengths: Tokens of each text, int64 [n].
+        budget: Tokens of a batch at most, padding included; a longer text is a separate batch.
+        step: Columns of a batch are a multiple of this.
+        limit: Columns of a batch at most; None: no limit.
+
+    Returns:
+        (rows, width) of each batch: row numbers, int64, and columns, at least 2. A function of the lengths alone.
     """
     order = np.argsort(-lengths, kind="stable")
     batches = []
@@ -130,9 +182,9 @@ def plan(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list
 def padded(
     tokens: Tokens, batches: list[tuple[np.ndarray, int]], *, side: str, pad_id: int
 ) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
-    """Batches of a plan as (rows, ids int64 [batch, width], lengths int64 [batch]), filled up on `side`.
+    """Yields the batches of a plan as (rows, ids int64 [batch, width], lengths int64 [batch]), padded on `side`.
 
-    A single row comes twice: compiled code would treat a batch of one as a case of its own.
+    A single row is repeated: compiled code would treat a batch of one as a separate case.
     """
     starts = tokens.starts
     for rows, width in batches:
@@ -148,10 +200,15 @@ def padded(
 
 
 def plan_packed(lengths: np.ndarray, most: int = 1024, *, least: int) -> list[np.ndarray]:
-    """Rows of each batch without padding, int64: sorted by length (ties by position), longest first.
+    """Cuts texts into packed batches, sorted by length (ties by position), longest first.
 
-    lengths int64 [n]. A batch has about `most` tokens, or half of all where that is less, so that two threads have
-    work, but `least` at least. A function of the lengths, and of these, alone.
+    Args:
+        lengths: Tokens of each text, int64 [n].
+        most: Tokens of a batch, about; half of all tokens if that is less, so that two threads have work.
+        least: Tokens of a batch at least.
+
+    Returns:
+        The row numbers of each batch, int64. A function of the arguments alone.
     """
     order = np.argsort(-lengths, kind="stable")
     before = np.cumsum(lengths[order]) - lengths[order]
@@ -160,7 +217,7 @@ def plan_packed(lengths: np.ndarray, most: int = 1024, *, least: int) -> list[np
 
 
 def end_to_end(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some texts without padding: ids int64 [total], lengths int64 [rows]."""
+    """Returns the given texts packed, without padding: ids int64 [total], lengths int64 [rows]."""
     starts = tokens.starts
     ids = np.concatenate([tokens.ids[starts[row] : starts[row] + tokens.lengths[row]] for row in rows])
     return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(tokens.lengths[rows].astype(np.int64))

@@ -1,4 +1,4 @@
-"""Compiled code for a frozen model: made once, for all shapes, with a batch of one fixed shape."""
+"""Compiles a frozen model once, for all shapes, with batches of fixed shapes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import nn
 
 log = logging.getLogger(__name__)
 
-# What compiled code is made for; any fixed shape will do, as long as every process takes the same.
+# The shape to compile with. Any will do, provided that all processes use the same one.
 _WARM_UP = (8, 24)
 
 
 def warm_up_batch(pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Padding of every length: ids int64 [8, 24], lengths int64 [8]."""
+    """Returns a batch of padding tokens of all lengths: ids int64 [8, 24], lengths int64 [8]."""
     ids = torch.full(_WARM_UP, pad_id, device=device)
     lengths = torch.arange(_WARM_UP[1] - _WARM_UP[0], _WARM_UP[1], device=device) + 1
     return ids, lengths
@@ -23,34 +23,54 @@ def warm_up_batch(pad_id: int, device: torch.device) -> tuple[torch.Tensor, torc
 
 def compile_model(
     model: nn.Module,
-    asked: str,
+    choice: str,
     device: torch.device,
     dtype: torch.dtype,
     warm_ups: Sequence[tuple[object, ...]],
 ) -> tuple[Callable[..., torch.Tensor], bool]:
-    """What to run, and whether it is compiled: run once with each of `warm_ups`, it is ready for all that come.
+    """Compiles a model if that is useful.
 
-    asked: "auto" (where it pays; a compiler that fails is logged), "never", or "always" (a failure is raised).
+    Args:
+        model: The model.
+        choice: "auto" compiles if it makes the model faster, and logs a compiler that fails; "never" does not compile;
+            "always" raises if the compiler fails.
+        device: The device of the model.
+        dtype: The dtype of its weights.
+        warm_ups: Arguments for each kind of batch that can occur. The result needs no compilation for these kinds.
+
+    Returns:
+        The function to call in place of the model, and whether it is compiled.
     """
-    pays = device.type == "cuda" or dtype == torch.bfloat16
-    if asked == "never" or (asked == "auto" and not pays):
+    is_faster = device.type == "cuda" or dtype == torch.bfloat16
+    if choice == "never" or (choice == "auto" and not is_faster):
         return model, False
-    from torch._inductor import config
-    from torch.fx.experimental import _config as shapes
-
     compiled: Callable[..., torch.Tensor] = torch.compile(model, dynamic=True, fullgraph=True)
     try:
-        # Freezing (weights packed once, in the processor's own order) is left out when given as an option of
-        # torch.compile; code that fixes the number of threads would tie the bytes to it.
-        freezing = device.type == "cpu"
-        # Dimensions that are alike by chance (a batch of 8, and 8 heads of a prompt) are not the same one.
-        alike = shapes.patch(use_duck_shape=len(warm_ups) == 1)  # type: ignore[attr-defined]
-        with torch.no_grad(), config.patch({"freezing": freezing, "cpp.dynamic_threads": True}), alike:
-            for inputs in warm_ups:
-                compiled(*inputs)
-    except Exception as error:  # whatever the compiler stumbles over: eager is always right
-        if asked == "always":
+        warm_up(compiled, warm_ups, device)
+    except Exception as error:  # the compiler may raise anything; the model works without it
+        if choice == "always":
             raise
         log.warning("not compiled, so slower: %s", (str(error).strip().splitlines() or [repr(error)])[0])
         return model, False
     return compiled, True
+
+
+def warm_up(compiled: Callable[..., torch.Tensor], batches: Sequence[tuple[object, ...]], device: torch.device) -> None:
+    """Compiles the code for kinds of batches.
+
+    Args:
+        compiled: The result of `torch.compile`.
+        batches: Arguments for each kind of batch.
+        device: The device of the model.
+    """
+    from torch._inductor import config
+    from torch.fx.experimental import _config as shapes
+
+    # torch.compile ignores freezing (weights packed once, in the CPU's own order) as one of its options; code that
+    # fixes the number of threads would make the bytes depend on it.
+    settings = config.patch({"freezing": device.type == "cpu", "cpp.dynamic_threads": True})
+    # Dimensions that are equal by chance (a batch of 8, and 8 heads of a prompt) are not the same one.
+    alike = shapes.patch(use_duck_shape=len(batches) == 1)  # type: ignore[attr-defined]
+    with torch.no_grad(), settings, alike:
+        for inputs in batches:
+            compiled(*inputs)

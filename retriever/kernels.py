@@ -1,11 +1,13 @@
-"""Three things that torch trains slowly on a processor, done otherwise: bfloat16 attention, dropout, loss over words.
+"""Training kernels for a CPU: attention in bfloat16, dropout, and the loss over a vocabulary.
 
-All are exact in what they compute up to rounding, and a function of torch's seed.
+torch's own versions are slow on a CPU. These compute the same up to rounding; random numbers depend on torch's seed
+alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +16,10 @@ from torch.nn import functional
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(query key^T) value, its weights computed again for the way back.
+    """softmax(query key^T) value; the backward pass recomputes the attention weights.
 
-    torch's fused kernel goes forward well in bfloat16, but back at a sixth of the speed of the five plain products.
+    The backward pass of torch's fused kernel has a sixth of the speed of five plain products in bfloat16; its forward
+    pass is fast and is used here.
     """
 
     @staticmethod
@@ -47,12 +50,20 @@ class _Attention(torch.autograd.Function):
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
-    """query [b, heads, n, d], key and value [b, heads, m, d]; mask bool, broadcast to [b, heads, n, m], True: seen."""
+    """Returns the attention of a query over keys and values: [b, heads, n, d].
+
+    Args:
+        query: [b, heads, n, d].
+        key: [b, heads, m, d].
+        value: [b, heads, m, d].
+        mask: bool, broadcast to [b, heads, n, m], True where a key is attended to; None: everywhere.
+        scale: Factor of the products; None: 1 / sqrt(d).
+    """
     return _Attention.apply(query, key, value, mask, scale or 1 / math.sqrt(query.shape[-1]))
 
 
 def attention_pays(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether `attention` computes this, and faster than torch's own."""
+    """Whether `attention` supports these tensors and is faster than torch's function."""
     return (
         query.device.type == "cpu"
         and query.dtype == torch.bfloat16
@@ -64,57 +75,93 @@ def attention_pays(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | 
 
 
 class _Drop(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, threshold: int) -> torch.Tensor:
-        words = torch.empty((values.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
-        kept = (words.view(torch.uint8)[: values.numel()] >= threshold).view(values.shape)
-        ctx.save_for_backward(kept)
-        ctx.scale = 256 / (256 - threshold)
-        return torch.where(kept, values * ctx.scale, 0)
+    """Dropout of values that are broadcast to `shape`, with one random byte for each number of the result."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        [gradient], [kept] = gradients, ctx.saved_tensors
-        return torch.where(kept, gradient * ctx.scale, 0), None
+    def forward(
+        ctx: Any, values: torch.Tensor, threshold: int, shape: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        count = math.prod(shape)
+        words = torch.empty((count + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+        keep = (words.view(torch.uint8)[:count] >= threshold).view(shape)
+        ctx.save_for_backward(keep)
+        ctx.scale, ctx.shape, ctx.dtype = 256 / (256 - threshold), values.shape, values.dtype
+        return torch.where(keep, (values * ctx.scale).to(dtype), 0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        [gradient], [keep] = gradients, ctx.saved_tensors
+        masked = torch.where(keep, gradient, 0)
+        if broadcast := [axis for axis, size in enumerate(ctx.shape) if size != masked.shape[axis]]:
+            masked = masked.sum(broadcast, keepdim=True, dtype=ctx.dtype)
+        return masked.to(ctx.dtype) * ctx.scale, None, None, None
+
+
+def dropped_out(values: torch.Tensor, probability: float, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns values with a separate dropout mask for each row of a batch.
+
+    The gradient of the values is summed over the rows in the dtype of the values.
+
+    Args:
+        values: Float [k, 1, ...], shared by all rows, or [k, rows, ...].
+        probability: Fraction of the numbers that become 0, from 0 to less than 1. On a CPU it is rounded to a multiple
+            of 1/256.
+        rows: Number of rows.
+        dtype: The dtype of the result.
+
+    Returns:
+        [k, rows, ...]; the remaining numbers are divided by the fraction that remains.
+    """
+    shape = (values.shape[0], rows, *values.shape[2:])
+    threshold = _threshold(probability)
+    if values.device.type == "cpu" and 0 < threshold < 256:
+        dropped: torch.Tensor = _Drop.apply(values, threshold, shape, dtype)
+        return dropped
+    return functional.dropout(values.expand(shape).to(dtype), probability)
+
+
+def _threshold(probability: float) -> int:
+    """The number of the 256 values of a random byte for which a number is dropped."""
+    return round(256 * probability)
 
 
 class Dropout(nn.Dropout):
-    """Dropout that draws a byte for each number, where torch draws one number after the other on a processor.
+    """Dropout with one random byte per number on a CPU, where torch's function draws the numbers one by one.
 
-    p is rounded to 256ths (0.1 to 0.1016), what is left is scaled by just that.
+    p is rounded to a multiple of 1/256 (0.1 to 0.1016); the remaining numbers are scaled accordingly.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        threshold = round(256 * self.p)
+        threshold = _threshold(self.p)
         if not self.training or threshold == 0:
             return input
         if input.device.type != "cpu" or threshold >= 256:
             return super().forward(input)
-        return _Drop.apply(input, threshold)
+        return _Drop.apply(input, threshold, input.shape, input.dtype)
 
 
 def attention_dropouts(config: Any) -> dict[str, float]:
-    """What a configuration of transformers says of dropout of attention's weights, as its family calls it.
+    """Returns the dropout of attention weights in a configuration of transformers, by the names of its fields.
 
-    Training puts 0 in its place: it keeps attention from the fused kernels, a step on a processor would take twice as
-    long. Dropout of the hidden states stays.
+    Training sets them to 0, because dropout of attention weights prevents fused kernels: a step on a CPU would take
+    twice as long. Dropout of hidden states stays.
     """
     names = ("attention_probs_dropout_prob", "attention_dropout")
     return {name: getattr(config, name) for name in names if hasattr(config, name)}
 
 
 def swap_dropout(module: nn.Module) -> None:
-    """Put `Dropout` in the place of every nn.Dropout of a model."""
+    """Replaces every nn.Dropout of a model by `Dropout`."""
     for child in module.modules():
         if type(child) is nn.Dropout:
             child.__class__ = Dropout
 
 
-LOGITS = 1 << 23  # numbers of logits held at a time: 32 MiB, which stay in a processor's cache
+LOGITS = 1 << 23  # logits in memory at a time: 32 MiB, which stay in a CPU's cache
 
 
 class _VocabularyLoss(torch.autograd.Function):
-    """sum of -log softmax(hidden table^T + bias)[target]; its gradients are made on the way forward, block by block."""
+    """sum of -log softmax(hidden table^T + bias)[target]; the forward pass computes its gradients, block by block."""
 
     @staticmethod
     def forward(
@@ -156,17 +203,26 @@ class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         [gradient] = gradients
-        found = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *(None if saved is None else (saved * gradient).to(dtype) for saved, dtype in found), None
+        pairs = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return *(None if saved is None else (saved * gradient).to(dtype) for saved, dtype in pairs), None
 
 
 def vocabulary_loss(
     hidden: torch.Tensor, table: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
 ) -> torch.Tensor:
-    """Cross-entropy of words, summed, float32 []: hidden [k, d], table [v, d], bias [v], targets int64 [k].
+    """Returns the summed cross-entropy over a vocabulary, a float32 scalar.
 
-    Of the k x v logits only a block is held at a time, and each is made once; what is held until the way back are the
-    gradients, one as large as the table among them. Under autocast the products are made in its dtype, the rest in
-    float32; the gradients to table and bias are summed in float32.
+    Only a block of the k x v logits is in memory at a time, and each logit is computed once. The gradients, one of
+    them as large as the table, are computed in the forward pass and kept until the backward pass; where torch computes
+    no gradients (`torch.no_grad`), there are none. Under autocast the products have its dtype and the rest is float32;
+    the gradients of table and bias are summed in float32.
+
+    Args:
+        hidden: Float [k, d].
+        table: Float [v, d].
+        bias: Float [v], or None.
+        targets: int64 [k].
     """
+    if not torch.is_grad_enabled():  # inside an autograd function, an input shows only that it requires a gradient
+        hidden, table, bias = hidden.detach(), table.detach(), None if bias is None else bias.detach()
     return _VocabularyLoss.apply(hidden, table, bias, targets)

@@ -1,104 +1,169 @@
-"""Masked language modelling with any backbone: what is masked, and a model that gives vectors and the loss at once."""
+"""Masked language modelling with any backbone: the masking, and a model that gives vectors and the loss in one pass."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from retriever.batching import Tokens
+from retriever.condenser.head import CondenserHead
 from retriever.encoder import load_backbone
 from retriever.errors import InputError
 from retriever.kernels import attention_dropouts, vocabulary_loss
+from retriever.loading.configuration import load_config
+from retriever.loading.vocabulary import load_tokenizer
+from retriever.loading.weights import load_model
 from retriever.pooling import check_first_token
 from retriever.recipe import Recipe
 from retriever.saving import restored
 
-CONDENSER_LAYERS = 2  # of Condenser's head (Gao & Callan 2021, section 4.1)
+_WORD_MARKS = ("\u2581", "\u0120")  # the space before a word, in the pieces of SentencePiece and of byte-level BPE
 
 
 class Masking:
-    """Which tokens of a tokenizer can be masked, and by what.
+    """Which tokens of a tokenizer can be masked, and by which tokens.
 
-    Where there is no mask token the unknown one takes its place. Raises InputError where there is neither.
+    A tokenizer without a mask token masks with its unknown token. Raises InputError if it has neither.
     """
 
     def __init__(self, recipe: Recipe, vocabulary: int, probability: float):
-        from transformers import AutoTokenizer
-
-        slow = AutoTokenizer.from_pretrained(recipe.backbone, **recipe.tokenizer_args)
+        slow = load_tokenizer(recipe.backbone, vocabulary=vocabulary, **recipe.tokenizer_args)
         mask = slow.mask_token_id if slow.mask_token_id is not None else slow.unk_token_id
         if mask is None:
             raise InputError(f"{recipe.backbone}: its tokenizer has no mask token, and no unknown one to mask with")
         self.mask_id, self.probability = int(mask), probability
         special = set(slow.all_special_ids)
-        # Never of a padded table's tail, nor the padding token, by which RoBERTa counts positions.
+        # Excludes the unused rows of a padded table, and the padding token, by which RoBERTa counts positions.
         ids = [number for number in range(min(len(slow), vocabulary)) if number not in special]
         self.ordinary = np.zeros(max(vocabulary, len(slow)), bool)
         self.ordinary[ids] = True
         self.replacements = np.array(ids, np.int32)
+        self.opens_word = np.zeros(len(self.ordinary), bool)
+        self.opens_word[ids] = [str(piece).startswith(_WORD_MARKS) for piece in slow.convert_ids_to_tokens(ids)]
 
-    def __call__(self, tokens: Tokens, keys: list[list[int]]) -> tuple[Tokens, Tokens]:
-        """The texts masked, and their labels: what was there at masked places, -100 elsewhere.
+    def __call__(self, tokens: Tokens, keys: list[list[int]], words: np.ndarray | None = None) -> tuple[Tokens, Tokens]:
+        """Returns the masked texts, and their labels: the original token at masked positions, -100 elsewhere.
 
-        Of a text's ordinary (not special) tokens, round(probability * their number) are masked, at least one where
-        there is any (BERT): of these 80 % become the mask token, 10 % a random ordinary one, 10 % stay. A function of
-        the text's tokens and of its key, from which a generator is made.
+        Of a text's ordinary (not special) tokens, round(probability * their number) are masked, at least one if the
+        text has any (BERT): 80 % of them become the mask token, 10 % a random ordinary token, 10 % stay. A function of
+        the text's tokens and its key, which seeds the random generator.
+
+        With `words`, whole words are masked, in random order, as long as they fit into that number; those that do not
+        fit are skipped (Condenser). A text in which no word fits is masked token by token.
+
+        Args:
+            tokens: The texts.
+            keys: The seed of each text.
+            words: The tokenizer's word of each token, int64 [total]; None: single tokens are masked.
         """
         ids, labels = tokens.ids.copy(), np.full_like(tokens.ids, -100)
         for start, length, key in zip(tokens.starts, tokens.lengths, keys, strict=True):
-            places = start + np.flatnonzero(self.ordinary[tokens.ids[start : start + length]])
+            text = slice(start, start + length)
+            places = start + np.flatnonzero(self.ordinary[tokens.ids[text]])
             if not len(places):
                 continue
             draw = np.random.default_rng(key)
             count = min(len(places), max(1, round(self.probability * len(places))))
-            chosen = draw.choice(places, count, replace=False)
-            fate = draw.random(count)
-            random = draw.choice(self.replacements, count)
+            chosen = np.empty(0, np.int64)
+            if words is not None:
+                numbers = self._word_numbers(tokens.ids[text], words[text])
+                chosen = _choose_words(places, numbers[places - start], count, draw)
+            if not len(chosen):
+                chosen = draw.choice(places, count, replace=False)
+            fate = draw.random(len(chosen))
+            random = draw.choice(self.replacements, len(chosen))
             labels[chosen] = tokens.ids[chosen]
             ids[chosen] = np.where(fate < 0.8, self.mask_id, np.where(fate < 0.9, random, tokens.ids[chosen]))
         return Tokens(ids, tokens.lengths), Tokens(labels, tokens.lengths)
 
+    def _word_numbers(self, ids: np.ndarray, words: np.ndarray) -> np.ndarray:
+        """Returns the word of each token of a text, counted from 0, int64 [length].
+
+        A tokenizer without pre-tokenization takes a text for one word; then the pieces mark where a word begins.
+        """
+        begins = np.r_[True, words[1:] != words[:-1]] | self.opens_word[ids]
+        return np.cumsum(begins) - 1
+
+
+def _choose_words(places: np.ndarray, numbers: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+    """Returns the positions of the words to mask, int64 [at most count], rising; none if no word fits.
+
+    Args:
+        places: Positions of the tokens that can be masked, int64 [n].
+        numbers: The word of each of them, int64 [n], not falling.
+        count: Maximum number of tokens to mask.
+        draw: The random generator.
+    """
+    firsts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
+    sizes = np.diff(np.r_[firsts, len(numbers)])
+    chosen: list[np.ndarray] = []
+    room = count
+    for word in draw.permutation(len(firsts)):
+        if not room:
+            break
+        if sizes[word] <= room:
+            chosen.append(places[firsts[word] : firsts[word] + sizes[word]])
+            room -= int(sizes[word])
+    return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
+
 
 class MaskedBackbone(nn.Module):
-    """A backbone with its masked-language-model head (float32; dropout of attention's weights off, as in training).
+    """A backbone with its masked-language-model head, in float32, without attention dropout, as in training.
 
-    Where the weights have no head, or transformers has none for the architecture, a fresh one is tied to the input
-    embeddings. condenser: two more layers, which see the last first token and the other tokens of the middle layer
-    (Gao & Callan 2021); its own loss is added. Raises InputError for weights that are not this backbone's.
+    If the weights hold no head, or transformers has no head for the architecture, a new one is tied to the input
+    embeddings.
+
+    Args:
+        recipe: How the backbone encodes texts.
+        pooling: Pooling of token vectors into the vector of a text.
+        condenser: Condenser's head, as a function of the backbone's configuration; its loss is added. It is saved with
+            the backbone.
+        late_loss: With a head, also add the loss of the last layer's tokens.
+
+    Raises:
+        InputError: If weights are incomplete or belong to another backbone.
     """
 
     whole: Any
     backbone: nn.Module
     head: nn.Module
 
-    def __init__(self, recipe: Recipe, pooling: str = "cls", *, condenser: bool = False):
+    def __init__(
+        self,
+        recipe: Recipe,
+        pooling: str = "cls",
+        *,
+        condenser: Callable[[Any], CondenserHead] | None = None,
+        late_loss: bool = True,
+    ):
         super().__init__()
-        self.pooling = pooling
+        self.pooling, self.late_loss = pooling, late_loss
         whole, self.fresh_head, self._dropouts = _load(recipe)
-        object.__setattr__(self, "whole", whole)  # what is saved; its parts are registered
+        object.__setattr__(self, "whole", whole)  # saved as a whole; its parts are registered below
         check_first_token(whole, pooling)
         foreign = _has_head(whole.config)
         self.backbone = whole.base_model if foreign else whole
         self.head = _ForeignHead(whole) if foreign else TiedHead(whole)
-        config = whole.config
-        self.early = int(config.num_hidden_layers) // 2
-        self.condenser = nn.ModuleList(_layer(config) for _ in range(CONDENSER_LAYERS)) if condenser else None
+        self.condenser = None if condenser is None else condenser(whole.config)
 
     def forward(
         self, ids: torch.Tensor, lengths: torch.Tensor, labels: torch.Tensor, prompt: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids int64 [n, width], filled up on the right; lengths int64 [n]; labels int64 [n, width], -100 where not
-        masked -> the texts' vectors float32 [n, hidden], and the sum over masked tokens of -log p(token), a scalar.
+        """Returns the texts' vectors, float32 [n, hidden], and the sum over masked tokens of -log p(token), a scalar.
 
-        prompt: PromptRows, for a backbone whose attention was led through the seam (retriever.attention.reach).
+        Args:
+            ids: int64 [n, width], padded on the right.
+            lengths: int64 [n].
+            labels: int64 [n, width], -100 at tokens that are not masked.
+            prompt: PromptRows, for a backbone that `retriever.attention.reach` prepared.
         """
         inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
         extra: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
@@ -112,27 +177,30 @@ class MaskedBackbone(nn.Module):
             vectors = last[:, 0].float()
         at = torch.nonzero(labels.flatten() != -100)[:, 0]
         targets = labels.flatten()[at]
-        loss = self._masked_loss(last, at, targets)
-        if self.condenser is not None:
-            both = torch.cat([last[:, :1], output.hidden_states[self.early][:, 1:]], dim=1)
-            for layer in self.condenser:
-                both = layer(both, src_key_padding_mask=~inside)
-            loss = loss + self._masked_loss(both, at, targets)
+        if self.condenser is None:
+            return vectors, self._masked_loss(last, at, targets)
+        early = self.condenser.shape.skip_from
+        loss = self._masked_loss(self.condenser(last, output.hidden_states[early], inside), at, targets)
+        if self.late_loss:
+            loss = self._masked_loss(last, at, targets) + loss
         return vectors, loss
 
     def _masked_loss(self, hidden: torch.Tensor, at: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The head runs at the masked places alone; its numbers, as many as the vocabulary has each, are not kept."""
+        """Runs the head at masked positions only; its logits, one per vocabulary entry, are not kept."""
         loss: torch.Tensor = self.head(hidden.flatten(0, 1)[at], targets)
         return loss
 
     def save_pretrained(self, folder: Path) -> None:
-        """The backbone, with its head where transformers has a class for it, dropouts as they were found."""
+        """Saves the backbone with its original dropouts, its head if transformers has a class for it, and Condenser's
+        head."""
         with restored(self.whole.config, self._dropouts):
             self.whole.save_pretrained(folder)
+        if self.condenser is not None:
+            self.condenser.save(folder)
 
 
 class _Words(nn.Module):
-    """A table of words, to be guessed from: hidden float [k, d], targets int64 [k] -> the summed loss, float32 []."""
+    """The output table of a language model: hidden float [k, d], targets int64 [k] -> the summed loss, float32 []."""
 
     def __init__(self, table: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
@@ -144,11 +212,10 @@ class _Words(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """BERT's head for a model that has none: hidden float [k, hidden], targets int64 [k] -> the summed loss.
+    """BERT's head for a model without one: hidden float [k, hidden], targets int64 [k] -> the summed loss.
 
-    Its logits: s LayerNorm(gelu(W h + b)) E^T + c, where E is the model's table of input embeddings, the very same
-    tensor. s is 1, or less where E's numbers are so large (T5's are near 1) that fresh logits would spread wider
-    than by 1.
+    Its logits are s LayerNorm(gelu(W h + b)) E^T + c, where E is the tensor of the model's input embeddings. s is 1, or
+    less if E's numbers are so large (T5's are near 1) that the standard deviation of new logits would exceed 1.
     """
 
     def __init__(self, model: Any):
@@ -171,8 +238,8 @@ class TiedHead(nn.Module):
 class _ForeignHead(nn.Module):
     """The head of a transformers model with any structure: the model itself, over a stand-in for its backbone.
 
-    Where all that follows its table of words is the product by it, the model ends before that, and the product is
-    ours; where more follows (a cap on the logits), they are all made, and made again on the way back.
+    If the product with the output table is the model's last step, the model ends before it and `vocabulary_loss`
+    computes the product; if more follows (a cap on the logits), all logits are computed, with activation checkpointing.
     """
 
     decoder: _Words | None
@@ -200,7 +267,7 @@ class _ForeignHead(nn.Module):
 
 
 def _replaced(module: Any, old: Any, new: nn.Module) -> Any:
-    """The module with another in the place of one of its parts: a copy of the way there, all else the very same."""
+    """A module with one of its parts replaced: copies the modules on the path to it, and shares all others."""
     if module is old:
         return new
     parts = {name: None if part is None else _replaced(part, old, new) for name, part in module._modules.items()}
@@ -212,7 +279,7 @@ def _replaced(module: Any, old: Any, new: nn.Module) -> Any:
 
 
 def _same(whole: Any, cut: Any, table: nn.Linear) -> bool:
-    """Whether the table's product with what the model without it gives is what the whole one gives."""
+    """Whether the output table times the cut model's output equals the whole model's output."""
     hidden = torch.linspace(-1, 1, 2 * int(whole.config.hidden_size)).view(1, 2, -1).to(table.weight)
     modes = {part: part.training for part in (*whole.modules(), *cut.modules())}
     try:
@@ -229,7 +296,7 @@ def _same(whole: Any, cut: Any, table: nn.Linear) -> bool:
 
 
 class _Given(nn.Module):
-    """A backbone whose last hidden state is what it is given."""
+    """A backbone that returns its input embeddings as the last hidden state."""
 
     def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutput
@@ -244,49 +311,33 @@ def _has_head(config: Any) -> bool:
 
 
 def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
-    """The model, with its head where its class has one; whether the head is fresh; the dropouts that were put off."""
-    from transformers import AutoConfig, AutoModelForMaskedLM
+    """The model, with its head if its class has one; whether the head is new; the attention dropouts set to 0."""
+    from transformers import AutoModelForMaskedLM
 
-    config = AutoConfig.from_pretrained(recipe.backbone, **recipe.config_args)
+    config = load_config(recipe.backbone, **recipe.config_args)
     dropouts = attention_dropouts(config)
     off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
     if not _has_head(config):
         return load_backbone(recipe, torch.float32, **off), True, dropouts
 
     if config.is_encoder_decoder:
-        raise InputError(f"{recipe.backbone}: a {config.model_type} has a decoder too, which makes no vectors")
+        raise InputError(f"{recipe.backbone}: a {config.model_type} has a decoder too, which gives no vectors")
+    prefix = f"{_class_of(config).base_model_prefix}."
 
-    def load(**more: Any) -> Any:
-        return AutoModelForMaskedLM.from_pretrained(
-            recipe.backbone, dtype=torch.float32, output_loading_info=True, **{**recipe.config_args, **off, **more}
-        )
+    def is_head(name: str) -> bool:
+        return not name.startswith(prefix)
 
-    try:
-        model, found = load()
-        prefix = f"{model.base_model_prefix}."
-        lost = [name for name in found["missing_keys"] if name.startswith(prefix)]
-        fresh = bool(found["missing_keys"])
-        if fresh and not config.tie_word_embeddings:
-            model, _ = load(tie_word_embeddings=True)
-    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{recipe.backbone}: {str(error).strip().splitlines()[0]}") from error
-    if lost:
-        raise InputError(f"{recipe.backbone}: the weights lack {len(lost)} tensors of a {type(model).__name__}, "
-                         f"{lost[0]} among them")  # fmt: skip
-    return model, fresh, dropouts
+    def load(**more: Any) -> tuple[Any, list[str]]:
+        settings = {**recipe.config_args, **off, **more}
+        return load_model(AutoModelForMaskedLM, recipe.backbone, dtype=torch.float32, fresh=[is_head], **settings)
+
+    model, lacking = load()
+    if lacking and not config.tie_word_embeddings:
+        model, _ = load(tie_word_embeddings=True)
+    return model, bool(lacking), dropouts
 
 
-def _layer(config: Any) -> nn.Module:
-    """A layer as BERT's, its size the backbone's; no dropout of attention's weights."""
-    hidden = int(config.hidden_size)
-    layer = nn.TransformerEncoderLayer(
-        hidden, int(config.num_attention_heads), int(getattr(config, "intermediate_size", 4 * hidden)),
-        float(getattr(config, "hidden_dropout_prob", 0.1)), "gelu", layer_norm_eps=1e-12, batch_first=True,
-    )  # fmt: skip
-    layer.self_attn.dropout = 0.0
-    for name, parameter in layer.named_parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.02)
-        elif name.endswith("bias"):
-            nn.init.zeros_(parameter)
-    return layer
+def _class_of(config: Any) -> Any:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    return MODEL_FOR_MASKED_LM_MAPPING[type(config)]

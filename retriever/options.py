@@ -1,4 +1,4 @@
-"""The settings that shape an encoder's vectors."""
+"""The options of an encoder and of a re-ranker."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ TitlePolicy = Literal["space", "newline", "sep", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions:
-    """How text becomes a vector. None means: what the model's own folder says, else the default named here.
+    """How text becomes a vector. None: the setting of the model folder, or the default named here.
 
-    pooling: the first token, the mean of all, or the last one (default: mean).
+    pooling: the token vectors that become the text's vector: the first, the mean, or the last (default: mean).
     normalize: scale vectors to length 1 (default: no).
-    query_prefix, passage_prefix: put in front of every text of that side (default: none).
-    title: how a passage's title and text are joined: by a space, a newline, the tokenizer's separator token, or the
-        title is left out.
-    query_length, passage_length: in tokens, special ones included; longer texts are cut (default: the tokenizer's
-        limit, at most the backbone's positions, else 512).
+    query_prefix, passage_prefix: text in front of every query and of every passage (default: none).
+    title: how a passage's title and text are joined: by a space, a newline, or the tokenizer's separator token; "none"
+        leaves the title out.
+    query_length, passage_length: tokens, special tokens included; longer texts are cut (default: the tokenizer's
+        limit, at most the backbone's positions, or 512).
     dimension: keep this many leading numbers of a vector, then normalise again (Matryoshka models).
-    append_eos: end every text with the end-of-sequence token, where the tokenizer does not do so itself.
-    padding_side: on which side a batch is filled up (default: the tokenizer's).
-    dtype: of the backbone; "auto" is bfloat16 on CUDA and on processors with bfloat16 products, else float32. Pooling
-        and all that follows is float32.
-    compile: "auto" compiles where bfloat16 is used and a compiler is there, but for what is faster without (BERT and
-        its kin on a processor, see retriever.packing); "always" raises where that fails.
+    append_eos: end every text with the end-of-sequence token if the tokenizer does not add it.
+    padding_side: the side on which a batch is padded (default: the tokenizer's).
+    dtype: of the backbone; "auto" is bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise float32. Pooling
+        and the layers after it are float32.
+    compile: "auto" compiles if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
+        which are faster without (see retriever.packing); "always" raises if compiling fails.
     """
 
     pooling: Pooling | None = None
@@ -47,7 +47,7 @@ class EncoderOptions:
     compile: Literal["auto", "never", "always"] = "auto"
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that no model could take."""
+        """Raises InputError for a value that no model accepts."""
         allowed = {
             "pooling": (None, *get_args(Pooling)),
             "title": get_args(TitlePolicy),
@@ -65,3 +65,38 @@ class EncoderOptions:
 
 
 DEFAULT_OPTIONS = EncoderOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerOptions:
+    """How a pair becomes a probability. None: the setting of the model folder, or the default named here.
+
+    max_length: tokens of query and passage together, special tokens included; the longer text is cut first (default:
+        the tokenizer's limit, at most the model's positions, or 512).
+    title: how a passage's title and text are joined, as in EncoderOptions.
+    positive_label: the label that means "relevant", for a model with several (default: 1 of two; required for more).
+    dtype: as in EncoderOptions; the step from logits to a probability is float32.
+    compile: "auto" compiles if bfloat16 is used and a compiler is available; "always" raises if compiling fails. It
+        takes about 15 s, so it pays for more than about a thousand pairs.
+    """
+
+    max_length: int | None = None
+    title: TitlePolicy = "space"
+    positive_label: int | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "never", "always"] = "never"
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that no model accepts."""
+        allowed = {
+            "title": get_args(TitlePolicy),
+            "dtype": ("auto", "float32", "bfloat16"),
+            "compile": ("auto", "never", "always"),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(values)}")
+        for name, least in (("max_length", 1), ("positive_label", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name}={value} must be at least {least}")

@@ -1,8 +1,8 @@
-"""BERT and its kin without padding: on a processor, what is not computed for padding is time that is not spent.
+"""Unpadded (packed) batches of BERT-family models on a CPU: padding takes no time.
 
-Texts stand end to end. The layers are called here and not through transformers' modules, whose Python alone takes
-longer than the products of a few questions; their weights are kept in the order in which the processor multiplies
-them, and attention is a kernel of our own: torch's takes two to three times as long where texts are short.
+The sequences of a batch are concatenated. The layers are called here and not through transformers' modules, whose
+Python takes longer than the products of a few queries. Their weights are stored in the order in which the CPU
+multiplies them. Attention is a C++ kernel: torch's takes two to three times as long for short texts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from retriever.attention import PromptRows
 from retriever.options import EncoderOptions
 
 T = TypeVar("T")
-# Kinds of backbone (`model_type`) that have BERT's layers.
+# Values of `model_type` of backbones that have BERT's layers.
 PACKABLE = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
 SOURCE = Path(__file__).with_name("packing_kernel.cpp")
-_LANES = 16  # of the kernel: what it normalises is a multiple of them wide
-_ROWS = 512  # of a product, for which the order of the weights is chosen; it serves all others nearly as well
+_LANES = 16  # the kernel normalises vectors whose width is a multiple of this
+_ROWS = 512  # rows of the product for which the order of the weights is chosen; other products are nearly as fast
 
-# Held while torch's number of threads is another for a moment, and by who asks for it.
+# Held while torch's number of threads is changed for a moment, and while it is read.
 SETTING = threading.Lock()
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @functools.cache
 def kernel() -> ctypes.CDLL | None:
-    """Attention, compiled on first use, or None where it cannot be (the reason is logged once per process)."""
+    """Returns the kernels, compiled on first use; None if they cannot be (the reason is logged once per process)."""
     try:
         library = native.load(SOURCE)
     except OSError as error:
@@ -57,20 +57,21 @@ def kernel() -> ctypes.CDLL | None:
 
 
 def in_tiles() -> bool:
-    """Whether attention of bfloat16 goes in the processor's tiles, which sum in another order."""
+    """Whether bfloat16 attention uses the CPU's tiles, which sum in another order."""
     library = kernel()
     return library is not None and library.riptide_tiles() == 1
 
 
 def packs(kind: str | None, options: EncoderOptions, device: torch.device) -> bool:
-    """Whether texts go end to end: on a processor that the kernel runs on, where the kind of backbone allows it, unless
-    compiled code is asked for."""
+    """Whether batches are packed: on a CPU with the kernel, for a supported backbone, unless compile is "always"."""
     return device.type == "cpu" and options.compile != "always" and kind in PACKABLE and kernel() is not None
 
 
 def rounded(total: int) -> int:
-    """How many rows stand for so many tokens in a product: oneDNN compiles one for each number that it meets, which
-    takes as long as several products, and keeps 1,024 of them. A tile of the processor has 16 rows."""
+    """Returns the rows of a product for a number of tokens: a multiple of 16, the rows of a tile of the CPU, or of 32.
+
+    oneDNN compiles a product for each number of rows, which takes as long as several products, and keeps 1,024 of them.
+    """
     step = 16 if total <= 256 else 32
     return -(-total // step) * step
 
@@ -78,14 +79,18 @@ def rounded(total: int) -> int:
 class Packed(nn.Module):
     """A backbone and its pooling: (ids int64 [t], lengths int64 [b], prompts of the b rows) -> float32 [b, hidden].
 
-    Without gradients. backbone: a transformers model of a kind that is PACKABLE; only its embeddings are kept. first:
-    the position of a text's first token.
+    Computes no gradients.
+
+    Args:
+        backbone: A transformers model with a `model_type` in PACKABLE; only its embeddings are kept.
+        pooling: "cls", "mean" or "last".
+        first: The usual position of a text's first token.
     """
 
     def __init__(self, backbone: Any, pooling: str, first: int):
         super().__init__()
         self.embeddings = backbone.embeddings
-        self.project = getattr(backbone, "embeddings_project", None)  # ELECTRA's, where the two widths differ
+        self.project = getattr(backbone, "embeddings_project", None)  # in an ELECTRA whose two widths differ
         self.layers = [_Layer(layer) for layer in backbone.encoder.layer]
         self.pooling = pooling
         self.first = first
@@ -93,7 +98,8 @@ class Packed(nn.Module):
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
         ends = lengths.cumsum(0)
         starts = ends - lengths
-        hidden = self._embedded(ids, self._positions(ids, lengths, starts))
+        offsets = None if prompt is None else prompt.offsets
+        hidden = self._embedded(ids, self._positions(ids, lengths, starts, offsets))
         total = len(hidden)
         hidden = functional.pad(hidden, (0, 0, 0, rounded(total) - total))
         seen = _Prompts.of(prompt, len(lengths))
@@ -104,25 +110,36 @@ class Packed(nn.Module):
             return torch.segment_reduce(hidden.float(), "mean", lengths=lengths)
         return hidden.index_select(0, starts if self.pooling == "cls" else ends - 1).float()
 
-    def _positions(self, ids: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Of each token. RoBERTa and its kin pass over padding tokens, which a text that spells one has too."""
+    def _positions(
+        self, ids: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, offsets: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Returns the position of each token, int64 [t].
+
+        RoBERTa-family models do not count padding tokens, which a text may contain as well.
+        """
+        before = starts if offsets is None else starts - offsets
         if self.first == 0:
-            return torch.arange(len(ids)) - starts.repeat_interleave(lengths)
+            return torch.arange(len(ids)) - before.repeat_interleave(lengths)
         counted = (ids != self.first - 1).long()
         numbers = counted.cumsum(0)
         before = (numbers - counted).index_select(0, starts)
+        if offsets is not None:
+            before = before - offsets
         return (numbers - before.repeat_interleave(lengths)) * counted + self.first - 1
 
     def _embedded(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        made = self.embeddings
-        hidden = made.word_embeddings(ids) + made.token_type_embeddings.weight[0] + made.position_embeddings(positions)
-        hidden = made.LayerNorm(hidden)
+        tables = self.embeddings
+        hidden = tables.word_embeddings(ids) + tables.token_type_embeddings.weight[0]
+        hidden = tables.LayerNorm(hidden + tables.position_embeddings(positions))
         return hidden if self.project is None else self.project(hidden)
 
 
 class _Prompts(NamedTuple):
-    """What the kernel is told of a batch's prompts. table: as PromptRows has it; None: there are none. rows: int64 [b],
-    which of them; lengths: int64, of each."""
+    """The prompts of a batch, as the kernel takes them.
+
+    table: as in PromptRows; None: there are no prompts. rows: the prompt of each row, int64 [b]. lengths: int64
+    [prompts].
+    """
 
     table: torch.Tensor | None
     rows: torch.Tensor
@@ -142,7 +159,7 @@ class _Prompts(NamedTuple):
         return cls(table, nothing if prompt.rows is None else prompt.rows.contiguous(), lengths)
 
     def at(self, layer: int) -> tuple[int | None, ...]:
-        """Of one layer: where its numbers are, the strides of kinds, prompts, heads and columns; rows, lengths."""
+        """Returns the arguments of a layer: the addresses of its numbers, rows and lengths, and four strides."""
         if self.table is None:
             return None, 0, 0, 0, 0, None, None
         numbers = self.table[layer]
@@ -150,7 +167,7 @@ class _Prompts(NamedTuple):
 
 
 class _Layer:
-    """One of BERT's layers: attention and its output, then the two products between which the width is larger."""
+    """One of BERT's layers: attention and its output, then the two products of the feed-forward network."""
 
     def __init__(self, layer: Any):
         own, out = layer.attention.self, layer.attention.output
@@ -170,8 +187,14 @@ class _Layer:
     def __call__(
         self, hidden: torch.Tensor, lengths: torch.Tensor, total: int, prompts: tuple[int | None, ...]
     ) -> torch.Tensor:
-        """hidden [t, hidden] -> the same; lengths: int64 [b] of the texts in the first `total` rows, the rest fills up;
-        prompts: as the kernel takes them."""
+        """Returns the output of the layer for hidden states, [t, hidden].
+
+        Args:
+            hidden: [t, hidden]; the rows from `total` on are filler.
+            lengths: Tokens of each text, int64 [b].
+            total: Tokens of all texts.
+            prompts: The arguments of `_Prompts.at`.
+        """
         inward = self.inward(hidden)
         seen = torch.empty_like(hidden)
         seen[total:] = 0
@@ -187,7 +210,7 @@ class _Layer:
 
 
 class _Norm:
-    """The sum of two tensors, normalised, in one go over both; the first one's memory is used for it."""
+    """Layer norm of the sum of two tensors in one pass; overwrites the first one."""
 
     def __init__(self, norm: nn.LayerNorm):
         self.norm = norm
@@ -206,7 +229,7 @@ class _Norm:
 
 
 def reorders(dtype: torch.dtype) -> bool:
-    """Whether this processor's products take reordered weights."""
+    """Whether the CPU's products take reordered weights."""
     mkldnn = torch.backends.mkldnn
     return bool(
         mkldnn.is_available()
@@ -215,7 +238,7 @@ def reorders(dtype: torch.dtype) -> bool:
 
 
 class _Linear:
-    """x W^T + b, then GELU; the weights are kept as the processor's products take them."""
+    """x W^T + b, then GELU if requested; the weights are stored in the order of the CPU's products."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False):
         self.reordered = reorders(weight.dtype)
@@ -226,22 +249,24 @@ class _Linear:
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         if not self.reordered:
-            found = functional.linear(values, self.weight, self.bias)
-            return functional.gelu(found) if self.gelu else found
+            product = functional.linear(values, self.weight, self.bias)
+            return functional.gelu(product) if self.gelu else product
         after: tuple[str, list[float], str] = ("gelu", [], "none") if self.gelu else ("none", [], "")
         return torch.ops.mkldnn._linear_pointwise.default(values, self.weight, self.bias, *after)
 
 
 class Team:
-    """Threads whose products each take one: a batch's numbers then do not depend on how many there are, as they do
-    where several share a product and each sums a part of it."""
+    """Threads that each compute their products alone, so that results do not depend on the number of threads.
+
+    If several threads share a product, each sums a part of it, and their number decides how the sum is rounded.
+    """
 
     def __init__(self, size: int):
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="encoder")
         together = threading.Barrier(size, timeout=60)
 
         def begin(_: int) -> None:
-            torch.get_num_threads()  # a thread takes the number of all when it first asks; what is set then, it keeps
+            torch.get_num_threads()  # the first call in a thread copies the process's number, which would override ours
             torch.set_num_threads(1)
             together.wait()
 
@@ -252,7 +277,7 @@ class Team:
                 torch.set_num_threads(size)
 
     def run(self, function: Callable[[T], None], items: Sequence[T]) -> None:
-        """function(item) of all; the first exception is raised once none is at work."""
+        """Calls function(item) for all items; raises the first exception after all calls have ended."""
         futures = [self._threads.submit(function, item) for item in items]
         wait(futures)
         for future in futures:

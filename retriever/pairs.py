@@ -1,77 +1,42 @@
-"""Pairs of question and passage: the options of a cross-encoder, what its folder says, and its tokenizer."""
+"""Pairs of a query and a passage: a cross-encoder's options, its folder's settings, and its tokenizer."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from retriever.batching import Tokens
 from retriever.errors import InputError
-from retriever.files import read_json, sha256_of, tokenizer_files, weight_files
-from retriever.options import TitlePolicy
-from retriever.recipe import positions_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class RerankerOptions:
-    """How a pair becomes a probability. None means: what the model's own folder says, else the default named here.
-
-    max_length: tokens of question and passage together, special ones included; of longer pairs the longer text is cut
-        first (default: the tokenizer's limit, at most the model's positions, else 512).
-    title: how a passage's title and text are joined, as in EncoderOptions.
-    positive_label: the label that means "relevant" of a model with several (default: 1 of two; with more, name it).
-    dtype: as in EncoderOptions; the step from logits to a probability is float32.
-    compile: "auto" compiles where bfloat16 is used and a compiler is there; "always" raises where that fails. Compiling
-        takes some 15 s, so it pays from some thousand pairs on.
-    """
-
-    max_length: int | None = None
-    title: TitlePolicy = "space"
-    positive_label: int | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: Literal["auto", "never", "always"] = "never"
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that no model could take."""
-        allowed = {
-            "title": get_args(TitlePolicy),
-            "dtype": ("auto", "float32", "bfloat16"),
-            "compile": ("auto", "never", "always"),
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(values)}")
-        for name, least in (("max_length", 1), ("positive_label", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name}={value} must be at least {least}")
-
+from retriever.files import sha256_of, tokenizer_files, weight_files
+from retriever.loading.arguments import check_model_arguments, config_arguments, tokenizer_arguments
+from retriever.loading.configuration import load_config
+from retriever.loading.documents import count, read_document, read_object
+from retriever.loading.vocabulary import check_ids, load_tokenizer
+from retriever.loading.weights import check_files
+from retriever.options import RerankerOptions, TitlePolicy
+from retriever.recipe import positions_of, vocabulary_of
 
 DEFAULT_OPTIONS = RerankerOptions()
-_AT_ONCE = 4_096  # pairs that are tokenised together
+_PAIRS_PER_CALL = 4_096  # pairs tokenised in one call
 
 
 class PairTokenizer:
     """A model's fast tokenizer for pairs of at most `max_length` tokens, the longer text cut first.
 
-    types: whether the model was made for token types. Raises InputError for a tokenizer that cannot be used.
+    types: whether the model uses token types. vocabulary: rows of the model's table of token embeddings, None if
+    unknown. Raises InputError for a tokenizer that is damaged, has no vocabulary, or does not fit the model.
     """
 
-    def __init__(self, folder: Path, max_length: int, *, trust_remote_code: bool = False):
-        from transformers import AutoTokenizer
-
-        try:
-            slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        except (ValueError, OSError) as error:
-            raise InputError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
-        if not getattr(slow, "is_fast", False):
-            raise InputError(f"{folder}: {type(slow).__name__} is no fast tokenizer: save one (tokenizer.json)")
+    def __init__(
+        self, folder: Path, max_length: int, *, vocabulary: int | None = None, trust_remote_code: bool = False
+    ):
+        slow = load_tokenizer(folder, vocabulary=vocabulary, trust_remote_code=trust_remote_code)
+        self._vocabulary = vocabulary
         self.separator: str | None = slow.sep_token or slow.eos_token
         self.pad_id = int(slow.pad_token_id if slow.pad_token_id is not None else slow.eos_token_id or 0)
         self.types = "token_type_ids" in slow.model_input_names
@@ -83,17 +48,17 @@ class PairTokenizer:
         self._base.enable_truncation(max_length, strategy="longest_first")
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
-        """(token ids, token types) of each pair. Raises InputError that names a pair which is no two valid strings."""
+        """Returns token ids and token types of each pair. Raises InputError, naming the pair, for invalid strings."""
         if len(queries) != len(passages):
             raise InputError(f"{len(queries)} queries and {len(passages)} passages: expected one passage for each")
         pairs = list(zip(queries, passages, strict=True))
         rows: list[tuple[list[int], list[int]]] = []
         try:
-            for start in range(0, len(pairs), _AT_ONCE):  # an encoding takes some 20 kB until its ids are out
-                # A tokenizer without special tokens makes nothing of two empty texts.
+            for start in range(0, len(pairs), _PAIRS_PER_CALL):  # an encoding object takes about 20 kB
+                # A tokenizer without special tokens gives no token for two empty texts.
                 rows += [
                     (encoding.ids, encoding.type_ids) if encoding.ids else ([self.pad_id], [0])
-                    for encoding in self._base.encode_batch(pairs[start : start + _AT_ONCE])
+                    for encoding in self._base.encode_batch(pairs[start : start + _PAIRS_PER_CALL])
                 ]
         except (TypeError, UnicodeEncodeError) as error:
             for position, pair in enumerate(zip(queries, passages, strict=True)):
@@ -105,10 +70,11 @@ class PairTokenizer:
             raise
         lengths = np.fromiter((len(ids) for ids, _ in rows), np.int64, len(rows))
         ids, types = (np.fromiter(chain.from_iterable(row[k] for row in rows), np.int32) for k in (0, 1))
+        check_ids(ids, lengths, self._vocabulary)
         return Tokens(ids, lengths), Tokens(types, lengths)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
-        """Passages' strings by the title policy; an empty title adds nothing."""
+        """Returns passages' strings by the title policy; an empty title adds nothing."""
         if policy == "none":
             return list(texts)
         between = {"space": " ", "newline": "\n", "sep": f" {self.separator} "}[policy]
@@ -117,7 +83,10 @@ class PairTokenizer:
 
 @dataclass(frozen=True)
 class PairRecipe:
-    """What a cross-encoder's folder and the options together say. positive_label: None for a model of one label."""
+    """How a cross-encoder scores pairs: the folder's settings, overridden by the options.
+
+    positive_label: None for a model with one label. positions, vocabulary: as in Recipe.
+    """
 
     folder: Path
     model_type: str
@@ -125,20 +94,29 @@ class PairRecipe:
     positive_label: int | None
     max_length: int
     positions: int | None
+    vocabulary: int | None
 
 
 def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_code: bool = False) -> PairRecipe:
-    """Resolves the options against a model's folder. Raises InputError for what is no cross-encoder that we can run."""
-    from transformers import AutoConfig
+    """Resolves the options against a model folder.
 
-    file = folder / "modules.json"
-    paths = [module["path"] for module in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else [""]
-    if paths != [""] or (folder / "adapter_config.json").exists():
+    Raises:
+        InputError: For damaged or missing files, a model that is no cross-encoder, and settings it cannot take.
+    """
+    modules = read_document(folder / "modules.json", list)
+    paths = [module.get("path") if isinstance(module, dict) else None for module in modules]
+    if paths not in ([], [""]) or (folder / "adapter_config.json").exists():
         raise InputError(f"{folder}: several modules or an adapter: a plain cross-encoder in one folder is expected")
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (ValueError, OSError) as error:
-        raise InputError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
+    file = folder / "sentence_bert_config.json"
+    settings = read_object(file)
+    if config_arguments(settings, file) or tokenizer_arguments(settings, file):
+        raise InputError(
+            f"{file}: arguments for a cross-encoder's configuration or tokenizer are not supported; put "
+            "them into config.json and tokenizer_config.json"
+        )
+    check_model_arguments(settings, file)
+    config = load_config(folder, trust_remote_code=trust_remote_code)
+    check_files(folder, config)
     kinds = config.architectures or []
     if not any(kind.endswith("ForSequenceClassification") for kind in kinds) or config.model_type == "xlnet":
         found = ", ".join(kinds) or "no architecture"
@@ -153,21 +131,23 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
     positions = positions_of(config)
     if options.max_length is not None and positions is not None and options.max_length > positions:
         raise InputError(f"max_length={options.max_length} is more than the {positions} positions of {folder.name}")
-    own = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
-    own = own or read_json(folder / "tokenizer_config.json").get("model_max_length") or 512
-    own = 512 if own > 1_000_000 and positions is None else int(min(own, positions or own))
+    tokenizer_file = folder / "tokenizer_config.json"
+    limit = count(settings, "max_seq_length", file)
+    limit = limit or count(read_object(tokenizer_file), "model_max_length", tokenizer_file) or 512
+    limit = 512 if limit > 1_000_000 and positions is None else min(limit, positions or limit)
     return PairRecipe(
         folder=folder,
         model_type=config.model_type,
         labels=labels,
         positive_label=None if labels == 1 else 1 if label is None else label,
-        max_length=options.max_length or own,
+        max_length=options.max_length or limit,
         positions=positions,
+        vocabulary=vocabulary_of(config),
     )
 
 
 def settings_of(recipe: PairRecipe, options: RerankerOptions) -> dict[str, Any]:
-    """What enters a fingerprint: contents by their sha256, settings resolved; no paths, no device."""
+    """Returns the settings of a fingerprint: files by their sha256, no paths, no device."""
     label = recipe.positive_label
     return {
         "model_type": recipe.model_type,

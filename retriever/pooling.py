@@ -1,4 +1,4 @@
-"""From a backbone's token vectors to one vector per text: pooling, dense layers, scaling; all in float32."""
+"""Pooling and head: converts the token vectors of a backbone to one vector per text; all in float32."""
 
 from __future__ import annotations
 
@@ -11,51 +11,96 @@ from torch import nn
 
 from retriever.attention import PromptRows
 from retriever.errors import InputError
-from retriever.recipe import OFFSET_POSITIONS, Dense, Recipe
+from retriever.loading.weights import load_tensors
+from retriever.recipe import Dense, Recipe
 
 
 def check_first_token(backbone: nn.Module, pooling: str) -> None:
-    """Raises InputError for pooling by the first token of a backbone whose tokens see none behind them."""
+    """Raises InputError for first-token pooling of a causal backbone, whose first token attends to no other token."""
     if pooling == "cls" and any(getattr(module, "is_causal", False) is True for module in backbone.modules()):
-        raise InputError(f"pooling=cls: the first token of a {type(backbone).__name__} sees no other, so all texts "
-                         "have one vector: take last, or mean")  # fmt: skip
+        raise InputError(
+            f"pooling=cls: the first token of a {type(backbone).__name__} sees no other, so all texts "
+            "have one vector: use last or mean"
+        )
 
 
 class Pooled(nn.Module):
-    """A backbone and its pooling: (ids int64 [b, n], lengths int64 [b], prompts of the rows) -> float32 [b, hidden]."""
+    """A backbone with pooling: (ids int64 [b, n], lengths int64 [b], prompts of the rows) -> float32 [b, hidden].
 
-    def __init__(self, backbone: nn.Module, pooling: str, padding_side: str, pass_positions: bool):
+    Args:
+        backbone: A transformers model.
+        pooling: "cls", "mean" or "last".
+        padding_side: The side on which batches are padded.
+        takes_positions: The backbone has the argument `position_ids`.
+        first_position: The usual position of a text's first token; above 0, padding tokens take the position before it
+            and are not counted (RoBERTa).
+    """
+
+    def __init__(
+        self, backbone: nn.Module, pooling: str, padding_side: str, takes_positions: bool, first_position: int = 0
+    ):
         super().__init__()
         self.backbone = backbone
         self.pooling = pooling
         self.left = padding_side == "left"
-        self.pass_positions = pass_positions and self.left
+        self.takes_positions, self.first_position = takes_positions, first_position
+        # Models that count from the padding token's id find the positions of left-padded texts by themselves.
+        self.pass_positions = takes_positions and self.left and not first_position
 
     @classmethod
     def over(cls, backbone: nn.Module, recipe: Recipe) -> Pooled:
-        """As a recipe says. Raises InputError where its first token sees no other."""
+        """Returns the backbone with a recipe's pooling. Raises InputError if the pooled token attends to no other."""
         check_first_token(backbone, recipe.pooling)
         parameters = inspect.signature(backbone.forward).parameters
-        positions = "position_ids" in parameters and recipe.model_type not in OFFSET_POSITIONS
-        return cls(backbone, recipe.pooling, recipe.padding_side, positions)
+        takes_positions = "position_ids" in parameters
+        return cls(backbone, recipe.pooling, recipe.padding_side, takes_positions, recipe.first_position)
+
+    def check_offsets(self) -> None:
+        """Raises InputError if texts cannot start after their prompts, because the backbone takes no positions."""
+        if not self.takes_positions:
+            raise InputError(
+                f"position_offset: a {type(self.backbone).__name__} takes no positions: train the prompt without it"
+            )
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
         width = ids.shape[1]
         columns = torch.arange(width, device=ids.device)[None]
         first = (width - lengths if self.left else torch.zeros_like(lengths))[:, None]
         inside = (columns >= first) & (columns < first + lengths[:, None])
-        extra: dict[str, Any] = {"position_ids": (columns - first).clamp(min=0)} if self.pass_positions else {}
-        if prompt is not None:
-            extra["prompt"] = prompt
+        extra: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
+        if prompt is not None and prompt.offsets is not None:
+            extra["position_ids"] = self._positions_after(ids, columns - first, inside, prompt.offsets)
+        elif self.pass_positions:
+            extra["position_ids"] = (columns - first).clamp(min=0)
         hidden = self.backbone(input_ids=ids, attention_mask=inside.long(), **extra).last_hidden_state
         if self.pooling == "mean":
             return (hidden.float() * inside[..., None]).sum(1) / lengths[:, None]
         at = first if self.pooling == "cls" else first + lengths[:, None] - 1
         return hidden.gather(1, at[..., None].expand(-1, 1, hidden.shape[-1])).squeeze(1).float()
 
+    def _positions_after(
+        self, ids: torch.Tensor, places: torch.Tensor, inside: torch.Tensor, offsets: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the positions of tokens whose texts start after their prompts: int64 [b, n].
+
+        Args:
+            ids: int64 [b, n].
+            places: The place of each column in its text, int64 [b, n] or [1, n].
+            inside: bool [b, n], False at padding.
+            offsets: int64 [b], the number of positions before each text.
+        """
+        if self.first_position == 0:
+            return torch.where(inside, places + offsets[:, None], 0)
+        counted = (ids != self.first_position - 1).long()
+        return (counted.cumsum(1) + offsets[:, None]) * counted + self.first_position - 1
+
 
 class Head(nn.Module):
-    """What follows pooling: dense layers and scaling in the model's order, then truncation; float32 throughout."""
+    """The steps after pooling: dense layers and scaling in the model's order, then truncation; all in float32.
+
+    Raises:
+        InputError: If the file of a dense layer is damaged, or holds other tensors than its config.json says.
+    """
 
     def __init__(self, recipe: Recipe, dimension: int | None):
         super().__init__()
@@ -84,17 +129,7 @@ class _Normalize(nn.Module):
 
 
 def _load_dense(folder: Path, step: Dense, size: int) -> nn.Module:
-    from safetensors.torch import load_file
-
     layer = nn.Linear(size, step.size, bias=step.bias)
-    if (folder / "model.safetensors").exists():
-        weights = load_file(folder / "model.safetensors")
-    else:
-        weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    weights = {name.removeprefix("linear."): value.float() for name, value in weights.items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
     expected = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
-    if found != expected:
-        raise InputError(f"{folder}: expected tensors {expected}, found {found}")
-    layer.load_state_dict(weights)
+    layer.load_state_dict(load_tensors(folder, expected, "linear."))
     return nn.Sequential(layer, getattr(nn, step.activation)())

@@ -1,4 +1,4 @@
-"""What a model's folder says about turning text into vectors, resolved against the options; loads no weights."""
+"""Resolves the options against the files of a model folder: how text becomes a vector; loads no weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from retriever.errors import InputError
-from retriever.files import read_json, resolve, sha256_of, tokenizer_files, weight_files
+from retriever.files import resolve, sha256_of, tokenizer_files, weight_files
+from retriever.loading.arguments import check_model_arguments, config_arguments, tokenizer_arguments
+from retriever.loading.configuration import load_config
+from retriever.loading.documents import count, field, inner_path, read_document, read_object, shown
+from retriever.loading.vocabulary import check_vocabulary
+from retriever.loading.weights import check_files
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
 
 _TRANSFORMER_CONFIGS = [
@@ -26,11 +31,11 @@ _OLD_POOLING_KEYS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
-# Kinds of backbone whose positions begin behind the padding token's id.
+# Model types whose positions begin after the padding token's id.
 OFFSET_POSITIONS = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "esm"}
 )
-# Keys of a backbone's config.json that say nothing about its output.
+# Keys of config.json that do not affect a backbone's output.
 _IDLE_CONFIG_KEYS = {
     "_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache",
     "gradient_checkpointing", "_attn_implementation_autoset",
@@ -39,7 +44,10 @@ _IDLE_CONFIG_KEYS = {
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer after pooling: its folder (relative to the model's), its activation, its output's size."""
+    """A linear layer after pooling.
+
+    folder: relative to the model's. activation: a class of torch.nn. size: numbers of its output.
+    """
 
     folder: str
     activation: str
@@ -49,9 +57,11 @@ class Dense:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a model's folder and the options together say; everything is resolved, nothing is loaded.
+    """How a model turns text into vectors: the folder's settings, overridden by the options.
 
-    head: what follows pooling, in order; "normalize" stands for scaling to length 1.
+    head: the steps after pooling, in order; "normalize" scales a vector to length 1. positions: the number of tokens
+    that the backbone has positions for, None if its positions are relative. vocabulary: rows of its table of token
+    embeddings, None if unknown.
     """
 
     folder: Path
@@ -69,43 +79,50 @@ class Recipe:
     dim: int
     positions: int | None
     first_position: int
+    vocabulary: int | None
     tokenizer_args: dict[str, Any]
     config_args: dict[str, Any]
 
 
 def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: bool = False) -> Recipe:
-    """Resolves the options against a model's folder (plain Hugging Face or sentence-transformers layout).
+    """Resolves the options against a model folder (plain Hugging Face or sentence-transformers layout).
 
-    Raises InputError for a module, a pooling or a setting that is not supported, and for lengths that the backbone
-    has no positions for.
+    Args:
+        folder: The model folder.
+        options: Values that override the folder's settings.
+        trust_remote_code: Whether code in the folder may run.
+
+    Raises:
+        InputError: For damaged or missing files, an unsupported module, pooling or setting, and lengths that the
+            backbone has no positions for.
     """
-    from transformers import AutoConfig
-
     modules = _read_modules(folder)
-    backbone, settings = folder, {}
+    backbone, file = folder, folder / _TRANSFORMER_CONFIGS[0]
+    settings: dict[str, Any] = {}
     pooling: str = "mean"
     head: list[Dense | str] = []
     for position, (kind, path) in enumerate(modules):
         if (kind == "Transformer") != (position == 0) or (kind == "Pooling") != (position == 1):
-            found = ", ".join(kind for kind, _ in modules)
+            kinds = ", ".join(kind for kind, _ in modules)
             raise InputError(
-                f"{folder / 'modules.json'}: expected Transformer, Pooling, then Dense or Normalize, found {found}: "
+                f"{folder / 'modules.json'}: expected Transformer, Pooling, then Dense or Normalize, got {kinds}: "
                 "not supported"
             )
         if kind == "Transformer":
             backbone = folder / path if path else folder
-            settings = _transformer_settings(backbone)
+            file, settings = _transformer_settings(backbone)
         elif kind == "Pooling":
             pooling = _read_pooling(folder / path / "config.json")
         elif kind == "Dense":
             head.append(_read_dense(folder, path))
         else:
             head.append("normalize")
-    try:
-        config_args = dict(settings.get("config_args", settings.get("config_kwargs", {})))
-        config = AutoConfig.from_pretrained(backbone, trust_remote_code=trust_remote_code, **config_args)
-    except (ValueError, OSError) as error:
-        raise InputError(f"{backbone}: {str(error).strip().splitlines()[0]}") from error
+    config_args = config_arguments(settings, file)
+    tokenizer_args = tokenizer_arguments(settings, file)
+    check_model_arguments(settings, file, trust_remote_code=trust_remote_code)
+    config = load_config(backbone, trust_remote_code=trust_remote_code, **config_args)
+    check_files(backbone, config)
+    check_vocabulary(backbone)
     hidden = int(config.hidden_size)
     if options.normalize is not None:
         while head and head[-1] == "normalize":
@@ -117,40 +134,39 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         if options.dimension > dim:
             raise InputError(f"dimension={options.dimension} is more than the {dim} that {folder.name} makes")
         dim = options.dimension
-    query_length, passage_length, padding_side = _lengths(backbone, config, settings, options)
-    prompts = read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
-    passage_prompt = next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), "")
-    own = (prompts.get("query") or "", passage_prompt)
+    query_length, passage_length, padding_side = _lengths(backbone, config, file, settings, tokenizer_args, options)
+    query_prefix, passage_prefix = _read_prefixes(folder / "config_sentence_transformers.json")
     return Recipe(
         folder=folder,
         backbone=backbone,
         model_type=config.model_type,
         pooling=options.pooling or _POOLING_NAMES[pooling],
         head=tuple(head),
-        query_prefix=own[0] if options.query_prefix is None else options.query_prefix,
-        passage_prefix=own[1] if options.passage_prefix is None else options.passage_prefix,
+        query_prefix=query_prefix if options.query_prefix is None else options.query_prefix,
+        passage_prefix=passage_prefix if options.passage_prefix is None else options.passage_prefix,
         query_length=query_length,
         passage_length=passage_length,
-        lower_case=bool(settings.get("do_lower_case", False)),
+        lower_case=field(settings, "do_lower_case", bool, file, False),
         padding_side=options.padding_side or padding_side,
         hidden=hidden,
         dim=dim,
         positions=positions_of(config),
         first_position=first_position_of(config),
-        tokenizer_args=dict(settings.get("tokenizer_args", settings.get("processor_kwargs", {}))),
+        vocabulary=vocabulary_of(config),
+        tokenizer_args=tokenizer_args,
         config_args=config_args,
     )
 
 
 def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
-    """The settings that shape the vectors, JSON-able: an Encoder's `config`, without loading the model."""
+    """Returns the settings that shape the vectors, JSON-able: an Encoder's `config`; loads no model."""
     return settings_of(read_recipe(resolve(name_or_path), options), options)
 
 
 def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
-    """What enters an artifact's fingerprint: contents by their sha256, settings resolved; no paths, no device."""
-    backbone = {key: value for key, value in read_json(recipe.backbone / "config.json").items()
-                if key not in _IDLE_CONFIG_KEYS}  # fmt: skip
+    """Returns the settings of an artifact's fingerprint: files by their sha256, no paths, no device."""
+    content = read_object(recipe.backbone / "config.json", required=True)
+    backbone = {key: value for key, value in content.items() if key not in _IDLE_CONFIG_KEYS}
     backbone |= recipe.config_args
     return {
         "model_type": recipe.model_type,
@@ -184,17 +200,24 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
 
 
 def fingerprint_of(config: dict[str, Any]) -> str:
-    """sha256 over a `config`, as hexadecimal digits."""
+    """Returns the sha256 of a `config`, as hexadecimal digits."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
 def _read_modules(folder: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of each sentence-transformers module; a plain Hugging Face folder has none."""
+    """(kind, folder) of each sentence-transformers module; empty for a plain Hugging Face folder."""
     file = folder / "modules.json"
-    if not file.exists():
+    if not file.exists() and not file.is_symlink():
+        for name in ("config_sentence_transformers.json", "1_Pooling"):
+            if (folder / name).exists():
+                raise InputError(
+                    f"{file}: no such file, but {name} is there: the model folder is incomplete; copy it again"
+                )
         return []
     modules = []
-    for entry in json.loads(file.read_text(encoding="utf-8")):
+    for entry in read_document(file, list):
+        if not isinstance(entry, dict) or not isinstance(entry.get("type"), str) or "path" not in entry:
+            raise InputError(f"{file}: expected modules with type and path, got {shown(entry)}")
         package, _, kind = entry["type"].rpartition(".")
         if not package.startswith("sentence_transformers") or kind not in (
             "Transformer",
@@ -204,82 +227,127 @@ def _read_modules(folder: Path) -> list[tuple[str, str]]:
         ):
             raise InputError(f"{file}: module {entry['type']} is not supported (Transformer, Pooling, Dense and "
                              "Normalize of sentence-transformers are)")  # fmt: skip
-        modules.append((kind, entry["path"]))
+        modules.append((kind, inner_path(entry["path"], "path", file)))
     if len(modules) < 2:
-        raise InputError(f"{file}: expected a Transformer and a Pooling module, found {len(modules)} module(s)")
+        raise InputError(f"{file}: expected a Transformer and a Pooling module, got {len(modules)} module(s)")
     return modules
 
 
-def _transformer_settings(backbone: Path) -> dict[str, Any]:
-    settings = next((found for name in _TRANSFORMER_CONFIGS if (found := read_json(backbone / name))), {})
-    text = settings.get("modality_config", {}).get(
-        "text", {"method": "forward", "method_output_name": "last_hidden_state"}
-    )
+def _transformer_settings(backbone: Path) -> tuple[Path, dict[str, Any]]:
+    """The file with sentence-transformers' settings of a backbone, and its content; empty if there is no such file."""
+    file, settings = backbone / _TRANSFORMER_CONFIGS[0], {}
+    for name in _TRANSFORMER_CONFIGS:
+        if content := read_object(backbone / name):
+            file, settings = backbone / name, content
+            break
+    default = {"method": "forward", "method_output_name": "last_hidden_state"}
+    text = field(settings, "modality_config", dict, file, {}).get("text", default)
     refused = {
         "transformer_task": settings.get("transformer_task", "feature-extraction") != "feature-extraction",
         "query_expansion": bool(settings.get("query_expansion")),
         "processing_kwargs": bool(settings.get("processing_kwargs")),
-        "modality_config": text != {"method": "forward", "method_output_name": "last_hidden_state"},
+        "modality_config": text != default,
     }
-    for key, bad in refused.items():
-        if bad:
-            raise InputError(f"{backbone / 'sentence_bert_config.json'}: {key}={settings[key]} is not supported")
-    return settings
+    for key, is_refused in refused.items():
+        if is_refused:
+            raise InputError(f"{file}: {key}={settings[key]} is not supported")
+    return file, settings
 
 
 def _read_pooling(file: Path) -> str:
-    config = read_json(file)
-    modes = (
-        config.get("pooling_mode") or [mode for key, mode in _OLD_POOLING_KEYS.items() if config.get(key)] or ["mean"]
-    )
-    modes = [modes] if isinstance(modes, str) else list(modes)
+    config = read_object(file, required=True)
+    modes: Any = config.get("pooling_mode")
+    modes = modes or [mode for key, mode in _OLD_POOLING_KEYS.items() if field(config, key, bool, file)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or not all(isinstance(mode, str) for mode in modes):
+        raise InputError(f"{file}: pooling_mode: expected a name or a list of names, got {shown(modes)}")
     if len(modes) != 1 or modes[0] not in _POOLING_NAMES:
         raise InputError(f"{file}: pooling {' + '.join(modes)} is not supported (cls, mean and lasttoken are)")
-    if config.get("include_prompt") is False:
+    if field(config, "include_prompt", bool, file) is False:
         raise InputError(f"{file}: include_prompt=false (pooling that leaves the prefix out) is not supported")
     return modes[0]
 
 
 def _read_dense(folder: Path, path: str) -> Dense:
     file = folder / path / "config.json"
-    config = read_json(file)
-    package, _, activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")
+    config = read_object(file, required=True)
+    name = field(config, "activation_function", str, file, "torch.nn.modules.activation.Tanh")
+    package, _, activation = name.rpartition(".")
     if not package.startswith("torch.nn") or activation not in _ACTIVATIONS:
         raise InputError(f"{file}: activation {package}.{activation} is not supported ({', '.join(_ACTIVATIONS)} are)")
-    where = {config.get(f"module_{end}_name") or "sentence_embedding" for end in ("input", "output")}
-    if where != {"sentence_embedding"} or config.get("use_residual"):
-        raise InputError(f"{file}: only a plain layer over the sentence embedding is supported, found {config}")
+    ends = [field(config, f"module_{end}_name", str, file) or "sentence_embedding" for end in ("input", "output")]
+    if set(ends) != {"sentence_embedding"} or config.get("use_residual"):
+        raise InputError(f"{file}: only a plain layer over the sentence embedding is supported, got {shown(config)}")
+    size = count(config, "out_features", file)
+    if size is None:
+        raise InputError(f"{file}: out_features: expected an integer of at least 1, got none")
     if not weight_files(folder / path):
         raise InputError(f"{folder / path}: no model.safetensors and no pytorch_model.bin")
-    return Dense(path, activation, int(config["out_features"]), bool(config.get("bias", True)))
+    return Dense(path, activation, size, field(config, "bias", bool, file, True))
 
 
-def _lengths(backbone: Path, config: Any, settings: dict[str, Any], options: EncoderOptions) -> tuple[int, int, str]:
+def _read_prefixes(file: Path) -> tuple[str, str]:
+    """The prefixes of queries and passages that sentence-transformers' prompts name; empty if there are none."""
+    prompts = field(read_object(file), "prompts", dict, file, {})
+    texts = {name: field(prompts, name, str, file, "") for name in prompts}
+    passage = next((texts[name] for name in ("document", "passage", "corpus") if texts.get(name)), "")
+    return texts.get("query", ""), passage
+
+
+def _lengths(
+    backbone: Path,
+    config: Any,
+    file: Path,
+    settings: dict[str, Any],
+    tokenizer_args: dict[str, Any],
+    options: EncoderOptions,
+) -> tuple[int, int, str]:
     """Tokens of a query and of a passage, and the side on which the tokenizer pads."""
-    tokenizer = read_json(backbone / "tokenizer_config.json") | settings.get("tokenizer_args", {})
+    tokenizer_file = backbone / "tokenizer_config.json"
+    tokenizer = read_object(tokenizer_file) | tokenizer_args
     positions = positions_of(config)
-    own = settings.get("max_seq_length") or tokenizer.get("model_max_length") or 512
-    own = 512 if own > 1_000_000 and positions is None else int(min(own, positions or own))
+    limit = count(settings, "max_seq_length", file) or count(tokenizer, "model_max_length", tokenizer_file) or 512
+    limit = 512 if limit > 1_000_000 and positions is None else min(limit, positions or limit)
     lengths = []
-    for name, folder_says in (
-        ("query_length", settings.get("query_length")),
-        ("passage_length", settings.get("document_length")),
-    ):
-        asked = getattr(options, name)
-        if asked is not None and positions is not None and asked > positions:
-            raise InputError(f"{name}={asked} is more than the {positions} positions of {backbone.name}")
-        lengths.append(int(asked or folder_says or own))
-    return lengths[0], lengths[1], tokenizer.get("padding_side", "right")
+    for name, key in (("query_length", "query_length"), ("passage_length", "document_length")):
+        chosen = getattr(options, name)
+        if chosen is not None and positions is not None and chosen > positions:
+            raise InputError(f"{name}={chosen} is more than the {positions} positions of {backbone.name}")
+        length = count(settings, key, file)
+        if length is not None and positions is not None and length > positions:
+            raise InputError(f"{file}: {key}={length} is more than the {positions} positions of {backbone.name}")
+        lengths.append(int(chosen or length or limit))
+    side = field(tokenizer, "padding_side", str, tokenizer_file, "right")
+    if side not in ("right", "left"):
+        raise InputError(f"{tokenizer_file}: padding_side: expected right or left, got {shown(side)}")
+    return lengths[0], lengths[1], side
 
 
 def positions_of(config: Any) -> int | None:
-    """How many tokens a backbone has positions for; None where they are relative (T5)."""
+    """Returns the number of tokens that a backbone has positions for; None if its positions are relative (T5)."""
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is None or positions < 0:
+    if positions is None or (isinstance(positions, int) and positions < 0):
         return None
-    return int(positions) - first_position_of(config)
+    first = first_position_of(config)
+    if not isinstance(positions, int) or positions <= first:
+        raise InputError(
+            f"config.json: max_position_embeddings: expected an integer of at least {first + 1}, got {shown(positions)}"
+        )
+    return positions - first
 
 
 def first_position_of(config: Any) -> int:
-    """That of a text's first token: RoBERTa and its kin number positions from the padding token's id on."""
-    return config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
+    """Returns the position of a text's first token: RoBERTa-family models count from the padding token's id."""
+    if config.model_type not in OFFSET_POSITIONS:
+        return 0
+    if not isinstance(config.pad_token_id, int) or config.pad_token_id < 0:
+        raise InputError(
+            f"config.json: pad_token_id: expected an integer of at least 0, got {shown(config.pad_token_id)}"
+        )
+    return config.pad_token_id + 1
+
+
+def vocabulary_of(config: Any) -> int | None:
+    """Returns the number of a backbone's token embeddings; None if its configuration does not say."""
+    size = getattr(config, "vocab_size", None)
+    return size if isinstance(size, int) else None

@@ -1,4 +1,4 @@
-"""The re-ranker: a cross-encoder that reads question and passage together and gives a probability for each pair."""
+"""The re-ranker: a cross-encoder that reads a query and a passage together and returns a probability per pair."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from retriever.batching import Tokens, padded, plan
 from retriever.compiling import compile_model, warm_up_batch
 from retriever.errors import InputError
 from retriever.files import resolve
+from retriever.loading.weights import load_model
 from retriever.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
 from retriever.options import EncoderOptions
 from retriever.pairs import DEFAULT_OPTIONS, PairTokenizer, RerankerOptions, read_pair_recipe, settings_of
@@ -27,7 +27,7 @@ __all__ = ["Reranker", "RerankerOptions", "describe_reranker", "expected_reranke
 
 log = logging.getLogger(__name__)
 
-# Tokens per batch and the step of its columns: those of the encoder, whose layers these are.
+# Tokens per batch, and the multiple of its number of columns; as in the encoder, which has the same layers.
 _BUDGET = {"cpu": 4096, "cuda": 65536}
 _STEP = 16
 
@@ -35,12 +35,22 @@ _STEP = 16
 class Reranker:
     """A frozen cross-encoder with its tokenizer.
 
-    config: the settings that shape the probabilities, JSON-able; fingerprint: its sha256. numerics: the numerics class
-    in one line. startup: seconds to load, and of these to compile.
+    Attributes:
+        config: The settings that shape the probabilities, JSON-able.
+        fingerprint: The sha256 of `config`.
+        numerics: The numerics class in one line.
+        startup: Seconds to load, and the part of them spent on compiling.
 
-    name_or_path: a Hugging Face name or a folder (transformers or sentence-transformers) with a classification head.
-    threads: for the processor's products (None leaves torch's setting; Ray sets it to 1, so name it there).
-    Raises InputError for a model or a setting that cannot be used.
+    Args:
+        name_or_path: A Hugging Face name or a folder (transformers or sentence-transformers) with a classification
+            head.
+        options: How a pair becomes a probability.
+        device: "cpu" or "cuda"; None: CUDA if it is available.
+        threads: Threads for matrix products on the CPU. None keeps torch's setting; Ray sets that to 1.
+        trust_remote_code: Whether code in the model folder may run.
+
+    Raises:
+        InputError: If a model or a setting cannot be used.
     """
 
     config: dict[str, Any]
@@ -57,7 +67,7 @@ class Reranker:
         threads: int | None = None,
         trust_remote_code: bool = False,
     ):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self._threads = threads or torch.get_num_threads()
         torch.set_num_threads(self._threads)
         self.options = options
@@ -67,9 +77,11 @@ class Reranker:
         self._recipe = read_pair_recipe(folder, options, trust_remote_code=trust_remote_code)
         self.config = settings_of(self._recipe, options)
         self.fingerprint = fingerprint_of(self.config)
-        self._tokenizer = PairTokenizer(folder, self._recipe.max_length, trust_remote_code=trust_remote_code)
+        self._tokenizer = PairTokenizer(
+            folder, self._recipe.max_length, vocabulary=self._recipe.vocabulary, trust_remote_code=trust_remote_code
+        )
         model = _load_classifier(folder, self.dtype, trust_remote_code).to(self.device)
-        if model.config.pad_token_id is None:  # decoders look for the last token that is no padding
+        if model.config.pad_token_id is None:  # decoders read the last token before the padding
             model.config.pad_token_id = self._tokenizer.pad_id
         scored = Scored(model, self._tokenizer.types).eval().requires_grad_(False)
         compiling = time.perf_counter()
@@ -77,27 +89,29 @@ class Reranker:
         warm_ups = [(ids, torch.zeros_like(ids), lengths)]
         self._run, compiled = compile_model(scored, options.compile, self.device, self.dtype, warm_ups)
         self.numerics = describe_numerics(self.device, self.dtype, "compiled" if compiled else "eager")
-        self.startup = {"seconds": time.perf_counter() - begun, "compile_seconds": time.perf_counter() - compiling}
+        self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
 
     def score(self, queries: Sequence[str], passages: Sequence[str]) -> np.ndarray:
-        """The probability that passages[i] answers queries[i]: float32 [n]. Passages with titles: see `compose`.
+        """Returns the probability that passages[i] answers queries[i]: float32 [n]. For titles, see `compose`.
 
-        The bytes depend on the list of pairs and the numerics class alone. Raises InputError where the lists differ in
-        length, and where a logit is not finite, naming the pair.
+        The bytes depend only on the list of pairs and the numerics class.
+
+        Raises:
+            InputError: If the lists differ in length, or if a logit is not finite; names the pair.
         """
         return self.forward(*self.tokenize(queries, passages))
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
-        """Passages' strings by the title policy; an empty title adds nothing."""
+        """Returns the texts of passages with titles as the options say; an empty title adds nothing."""
         return self._tokenizer.compose(titles, texts, self.options.title)
 
     def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
-        """Token ids of pairs, and each token's type (0 question, 1 passage); uses the processor only."""
+        """Returns the token ids of pairs, and the type of each token (0 query, 1 passage); uses the CPU only."""
         return self._tokenizer(queries, passages)
 
     def forward(self, tokens: Tokens, types: Tokens) -> np.ndarray:
-        """Probabilities of tokenised pairs, in order: float32 [n]; raises as `score` does."""
+        """Returns the probabilities of tokenised pairs, in order: float32 [n]. Raises the same errors as `score`."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         logits = torch.empty(len(tokens), self._recipe.labels, dtype=torch.float32)
@@ -106,8 +120,8 @@ class Reranker:
         kinds = padded(types, batches, side="right", pad_id=0)
         with torch.no_grad():
             for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True):
-                found = self._run(ids.to(self.device), type_ids.to(self.device), lengths.to(self.device))
-                logits[torch.from_numpy(rows)] = found[: len(rows)].cpu()
+                outputs = self._run(ids.to(self.device), type_ids.to(self.device), lengths.to(self.device))
+                logits[torch.from_numpy(rows)] = outputs[: len(rows)].cpu()
         bad = np.flatnonzero(~np.isfinite(logits.numpy()).all(axis=1))
         if len(bad):
             raise InputError(
@@ -119,12 +133,12 @@ class Reranker:
 
 
 def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
-    """The settings that shape the probabilities, JSON-able: a Reranker's `config`, without loading the model."""
+    """Returns the settings that shape the probabilities, JSON-able: a Reranker's `config`; loads no model."""
     return settings_of(read_pair_recipe(resolve(name_or_path), options), options)
 
 
 def expected_reranker_numerics(options: RerankerOptions, device: str | None) -> str:
-    """The numerics class of a Reranker on this machine, without loading one."""
+    """Returns the numerics class of a Reranker on this machine; loads no model."""
     return expected_numerics(EncoderOptions(dtype=options.dtype, compile=options.compile), device)
 
 
@@ -143,16 +157,8 @@ class Scored(nn.Module):
 
 
 def _load_classifier(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """The classifier in `dtype`. Raises InputError where the folder lacks weights, those of the head among them."""
+    """Returns the classifier in `dtype`. Raises InputError if weights are missing, those of the head included."""
     from transformers import AutoModelForSequenceClassification
 
-    try:
-        model, found = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
-        )
-    except (ValueError, OSError, SafetensorError) as error:
-        raise InputError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
-    if found["missing_keys"]:
-        names = ", ".join(sorted(found["missing_keys"])[:4])
-        raise InputError(f"{folder}: the weights lack {names}: not a trained cross-encoder")
+    model, _ = load_model(AutoModelForSequenceClassification, folder, dtype=dtype, trust_remote_code=trust_remote_code)
     return model

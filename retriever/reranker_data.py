@@ -1,16 +1,19 @@
-"""What re-rankers and dual encoders are trained with: questions, passages, and what the batch at a step holds."""
+"""Training data of re-rankers and dual encoders: queries, passages, and the content of the batch of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
+PositiveDraw = Literal["random", "first"]
+NegativeDraw = Literal["random", "windows"]
+
 
 class BatchOptions(Protocol):
-    """What decides what a batch holds. batch: queries a step; each brings one positive and so many negatives."""
+    """What decides the content of a batch: queries per step, negatives per query, and a seed."""
 
     @property
     def batch(self) -> int: ...
@@ -22,10 +25,17 @@ class BatchOptions(Protocol):
 
 @dataclass(frozen=True)
 class TrainingData:
-    """queries: their texts. positives, negatives: of each query, rows of the corpus, int64 [any].
+    """Queries with their passages.
 
-    passages(rows int64 [n]) gives their n titles and n texts; the corpus has rows 0 to num_passages - 1, of which
-    `deleted` (int64, ascending) are drawn for nothing.
+    Attributes:
+        queries: Texts of the queries.
+        positives: Corpus rows of the positives of each query, int64 [any], in the order of the judgements.
+        negatives: Corpus rows of the mined negatives of each query, int64 [any].
+        num_passages: Number of passages of the corpus: its rows are 0 to num_passages - 1.
+        passages: Returns the titles and the texts of rows int64 [n].
+        deleted: Rows that are never drawn, int64, ascending.
+        copies: Rows of other passages with the text of a positive of each query, int64 [any]: they are never drawn, and
+            are no negatives in a batch; None: there are none.
     """
 
     queries: Sequence[str]
@@ -34,20 +44,48 @@ class TrainingData:
     num_passages: int
     passages: Callable[[np.ndarray], tuple[list[str], list[str]]]
     deleted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    copies: Sequence[np.ndarray] | None = None
+
+    def relevant(self, query: int) -> np.ndarray:
+        """Returns the rows that are no negatives of a query: its positives and their copies."""
+        if self.copies is None:
+            return self.positives[query]
+        return np.concatenate([self.positives[query], self.copies[query]])
 
 
-def batch_at(data: TrainingData, options: BatchOptions, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the batch at a step holds: query numbers int64 [batch], rows int64 [batch, 1 + negatives], positive first.
+def batch_at(
+    data: TrainingData,
+    options: BatchOptions,
+    step: int,
+    *,
+    draw_positive: PositiveDraw = "random",
+    draw_negatives: NegativeDraw = "random",
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the content of the batch of a step, a function of (seed, step, batch).
 
-    A function of (seed, step, batch): epochs are permutations of the queries laid end to end; which positive and which
-    negatives a query brings is drawn from (seed, epoch, query), negatives without repetition. Where there are fewer
-    than asked for, passages of the whole corpus that are no positives and not deleted fill up.
+    Epochs are permutations of the queries, one after the other. If a query has fewer mined negatives than requested,
+    random passages of the whole corpus that are neither relevant nor deleted are added.
+
+    Args:
+        data: The training data.
+        options: Size and seed of the batch.
+        step: The step, from 0.
+        draw_positive: "random" draws a positive from (seed, epoch, query); "first" takes the first one.
+        draw_negatives: "random" draws negatives from (seed, epoch, query), without repetition. "windows" shuffles a
+            query's negatives once, from (seed, query), and takes the next ones in each epoch, from the start again
+            after the last one.
+
+    Returns:
+        Numbers of queries int64 [batch], and corpus rows int64 [batch, 1 + negatives], the positive first.
     """
     positions = step * options.batch + np.arange(options.batch)
     epochs, places = np.divmod(positions, len(data.queries))
     orders = {epoch: _permutation(options.seed, epoch, len(data.queries)) for epoch in np.unique(epochs)}
     queries = np.array([orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)], np.int64)
-    rows = [_group(data, options, int(epoch), int(query)) for epoch, query in zip(epochs, queries, strict=True)]
+    rows = [
+        _group(data, options, int(epoch), int(query), draw_positive, draw_negatives)
+        for epoch, query in zip(epochs, queries, strict=True)
+    ]
     return queries, np.stack(rows)
 
 
@@ -55,15 +93,30 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     return np.random.default_rng([seed, 0, int(epoch)]).permutation(size)
 
 
-def _group(data: TrainingData, options: BatchOptions, epoch: int, query: int) -> np.ndarray:
+def _group(
+    data: TrainingData,
+    options: BatchOptions,
+    epoch: int,
+    query: int,
+    draw_positive: PositiveDraw,
+    draw_negatives: NegativeDraw,
+) -> np.ndarray:
+    """Returns a positive and the negatives of a query: int64 [1 + negatives]."""
     draw = np.random.default_rng([options.seed, 1, epoch, query])
     positives, negatives = data.positives[query], data.negatives[query]
     wanted = options.negatives_per_query
-    chosen = [draw.choice(positives), *draw.choice(negatives, min(wanted, len(negatives)), replace=False)]
+    count = min(wanted, len(negatives))
+    positive = positives[0] if draw_positive == "first" else draw.choice(positives)
+    if draw_negatives == "windows" and count:
+        order = np.random.default_rng([options.seed, 2, query]).permutation(negatives)
+        mined = order[(epoch * wanted + np.arange(count)) % len(order)]
+    else:
+        mined = draw.choice(negatives, count, replace=False)
+    chosen, relevant = [positive, *mined], data.relevant(query)
     while len(chosen) <= wanted:
         row = draw.integers(data.num_passages)
         place = np.searchsorted(data.deleted, row)
         deleted = place < len(data.deleted) and data.deleted[place] == row
-        if row not in positives and not deleted:
+        if row not in relevant and not deleted:
             chosen.append(row)
     return np.array(chosen, np.int64)

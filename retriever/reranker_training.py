@@ -1,4 +1,4 @@
-"""The cross-encoder as it is trained: question and passage read together, each query's positive among its negatives."""
+"""Trains the cross-encoder, which reads query and passage together, on each query's positive and its negatives."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from torch import nn
 
 from retriever.attention import reach
 from retriever.batching import padded, plan
+from retriever.encoder import is_pooler
 from retriever.errors import InputError
 from retriever.kernels import attention_dropouts, swap_dropout
+from retriever.loading.configuration import load_config
+from retriever.loading.vocabulary import load_tokenizer
+from retriever.loading.weights import check_files, load_model
 from retriever.options import TitlePolicy
 from retriever.pairs import PairTokenizer
-from retriever.recipe import positions_of
+from retriever.recipe import positions_of, vocabulary_of
 from retriever.reranker import Scored
 from retriever.reranker_data import TrainingData, batch_at
 from retriever.saving import restored
-from retriever.system import Batch, Chunk
+from retriever.system import Batch, Chunk, checkpoint_activations
 
 Loss = Literal["bce", "listwise"]
 
@@ -31,11 +35,12 @@ _STEP = 16
 
 @dataclass(frozen=True, kw_only=True)
 class CrossOptions:
-    """batch: queries a step, over all workers; each comes with one positive and `negatives_per_query` negatives.
+    """Batches and loss of a cross-encoder.
 
-    loss: "bce" makes the sigmoid of a logit the probability that the passage answers; "listwise" is the cross-entropy
-    of a query's positive among its negatives, whose logits rank as well but mean no probability. max_length: tokens of
-    question and passage together.
+    batch: queries per step over all workers, each with one positive and `negatives_per_query` negatives. loss: "bce"
+    trains the sigmoid of a logit as the probability that the passage answers; "listwise" is the cross-entropy of a
+    query's positive among its negatives: its logits rank as well, and are no probabilities. max_length: tokens of query
+    and passage together.
     """
 
     batch: int = 32
@@ -46,22 +51,22 @@ class CrossOptions:
     title: TitlePolicy = "space"
 
     def __post_init__(self) -> None:
-        """Raises InputError for a value that cannot be trained with."""
+        """Raises InputError for a value that training cannot use."""
         for name in ("batch", "negatives_per_query", "max_length"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1")
         if self.seed < 0:
-            raise InputError(f"seed={self.seed}: expected a seed from 0 on")
+            raise InputError(f"seed={self.seed}: expected a seed of at least 0")
         for name, allowed in (("loss", get_args(Loss)), ("title", get_args(TitlePolicy))):
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
 
 
 class CrossSystem:
-    """A System: a backbone with a head of one label, over pairs. Its loss is all in the chunks' parts.
+    """A System: a backbone with a head of one label, over pairs. Its loss is the sum of the chunks' losses.
 
-    The head is drawn from the seed where the backbone has none. data: None where the model is only looked at. Weights
-    are float32; dtype bfloat16 computes under autocast. Raises InputError for what is no backbone.
+    If the backbone has no head, a new one is initialised from the seed. data: None if the model is not trained. Weights
+    are float32; dtype bfloat16 computes under autocast. Raises InputError for a backbone that is damaged or incomplete.
     """
 
     module: nn.Module
@@ -76,16 +81,16 @@ class CrossSystem:
         loaded, self._dropouts = _load(folder)
         self.module = self.model = loaded.to(device)
         swap_dropout(self.model)
-        with contextlib.suppress(InputError):  # what is out of reach trains by torch's own attention
+        with contextlib.suppress(InputError):  # other architectures train with torch's own attention
             reach(self.model)
         if checkpointing:
-            self.model.gradient_checkpointing_enable()
+            checkpoint_activations(self.model)
         if self.model.config.pad_token_id is None:
             self.model.config.pad_token_id = self.tokenizer.pad_id
         self.scored = Scored(self.model, self.tokenizer.types)
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
-        """Every worker takes each world-th query, whose pairs stay together, as the listwise loss needs them."""
+        """Returns every world-th query of a step; a query's pairs stay together, as the listwise loss needs."""
         assert self.data is not None
         queries, rows = (each[rank::world] for each in batch_at(self.data, self.options, step))
         width = rows.shape[1]
@@ -102,29 +107,27 @@ class CrossSystem:
                          for (_, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True)])  # fmt: skip
 
     def forward(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """No vectors, and the chunk's part of the mean over the batch's queries."""
+        """Returns no vectors, and the chunk's part of the mean loss over the batch's queries."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             logits = self.scored(*(tensor.to(self.device) for tensor in chunk.inputs))
         part = loss_of(logits.view(-1, 1 + self.options.negatives_per_query), self.options.loss)
         return logits.new_empty(0, 0), part / self.options.batch
 
     def loss(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Nothing beside the chunks' parts."""
+        """Returns 0: the loss is in the chunks' parts."""
         return vectors.new_zeros(())
 
     def save(self, folder: Path) -> None:
-        """A folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""
-        from transformers import AutoTokenizer
-
+        """Saves a folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""
         with restored(self.model.config, self._dropouts):
             self.model.save_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        tokenizer = load_tokenizer(self.folder, vocabulary=vocabulary_of(self.model.config))
         tokenizer.model_max_length = self.options.max_length
         tokenizer.save_pretrained(folder)
 
 
 def loss_of(logits: torch.Tensor, loss: Loss) -> torch.Tensor:
-    """Summed over the queries: logits float32 [queries, 1 + negatives], the positive's first -> scalar.
+    """Returns the loss summed over queries, a scalar; logits: float32 [queries, 1 + negatives], the positive first.
 
     bce: the mean over a query's pairs of -log sigmoid(s) for the positive, -log(1 - sigmoid(s)) for a negative.
     listwise: -log(exp(s_0) / sum_i exp(s_i)).
@@ -138,34 +141,39 @@ def loss_of(logits: torch.Tensor, loss: Loss) -> torch.Tensor:
 
 
 def check_length(folder: Path, max_length: int) -> PairTokenizer:
-    """The backbone's tokenizer for pairs of so many tokens. Raises InputError where it has no positions for them."""
-    from transformers import AutoConfig
+    """Returns the backbone's tokenizer for pairs of at most `max_length` tokens.
 
-    try:
-        positions = positions_of(AutoConfig.from_pretrained(folder))
-    except (ValueError, OSError) as error:
-        raise InputError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
+    Raises:
+        InputError: If the folder is damaged, or the backbone has fewer positions.
+    """
+    config = load_config(folder)
+    check_files(folder, config)
+    positions = positions_of(config)
     if positions is not None and max_length > positions:
         raise InputError(f"max_length={max_length} is more than the {positions} positions of {folder}")
-    return PairTokenizer(folder, max_length)
+    return PairTokenizer(folder, max_length, vocabulary=vocabulary_of(config))
 
 
 def _load(folder: Path) -> tuple[Any, dict[str, float]]:
-    """The backbone with one label, float32, without dropout of attention's weights; what these were. Raises InputError
-    where the weights are not this backbone's."""
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    """The backbone with one label, in float32, without attention dropout; and the original dropouts.
 
-    try:
-        dropouts = attention_dropouts(AutoConfig.from_pretrained(folder))
-        off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
-        model, found = AutoModelForSequenceClassification.from_pretrained(
-            folder, num_labels=1, dtype=torch.float32, output_loading_info=True, **off
-        )
-    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{folder}: {str(error).strip().splitlines()[0]}") from error
-    total = len(list(model.parameters()))
-    if 2 * len(found["missing_keys"]) > total:
-        raise InputError(f"{folder}: the weights lack {len(found['missing_keys'])} of {total} tensors of a "
-                         f"{type(model).__name__}")  # fmt: skip
+    Raises InputError if weights are missing other than those of the classification head, or of a pooler, which
+    checkpoints of masked language models lack.
+    """
+    from transformers import AutoModelForSequenceClassification
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    config = load_config(folder)
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise InputError(f"{folder}: transformers has no classification head for a {config.model_type}")
+    prefix = f"{MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)].base_model_prefix}."
+
+    def is_head(name: str) -> bool:
+        return not name.startswith(prefix) and not is_pooler(name)
+
+    dropouts = attention_dropouts(config)
+    off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
+    model, _ = load_model(
+        AutoModelForSequenceClassification, folder, dtype=torch.float32, fresh=[is_head, is_pooler], num_labels=1, **off
+    )
     return model, dropouts

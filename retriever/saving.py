@@ -1,4 +1,4 @@
-"""Write a trained encoder as users open it: a folder for transformers, sentence-transformers and Encoder alike."""
+"""Saves a trained encoder as a folder that transformers, sentence-transformers and Encoder open."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
+from retriever.loading.vocabulary import load_tokenizer
 from retriever.pooling import Head
 from retriever.recipe import Dense, Recipe
 
@@ -19,14 +20,13 @@ _POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 
 
 def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
-    """A backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
+    """Saves a backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
 
-    head: the trained one, where the recipe's own has weights.
+    head: the trained head, used if the recipe's head has weights.
     """
-    from transformers import AutoTokenizer
-
     backbone.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(recipe.backbone, **recipe.tokenizer_args).save_pretrained(folder)
+    tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)
+    tokenizer.save_pretrained(folder)
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     _write(folder / "1_Pooling" / "config.json", {
         "word_embedding_dimension": recipe.hidden,
@@ -65,7 +65,7 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
 
 @contextlib.contextmanager
 def restored(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """While it lasts, a configuration says what it did before training put other values there."""
+    """Gives a configuration its values from before training for the duration of the context."""
     trained_with = {name: getattr(config, name) for name in values}
     try:
         for name, value in values.items():

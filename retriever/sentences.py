@@ -1,26 +1,32 @@
-"""Texts cut into what the intermediate pretraining pairs: sentences (RIP), or random spans (coCondenser); no model."""
+"""Split texts into the units that intermediate pretraining pairs: sentences (RIP) or random spans (coCondenser)."""
 
 from __future__ import annotations
 
-import numpy as np
-import regex
-from sentencex import segment
+import functools
+from collections.abc import Iterable
+from typing import Any
 
-# A closing bracket, a citation's mark, an item's number: they make no sentence.
+import numpy as np
+
+# A piece with fewer letters is no sentence: a closing bracket, a citation mark, the number of an item.
 _FEWEST_LETTERS = 4
-_LETTER = regex.compile(r"\p{L}")
-# What a span is counted in: words, punctuation marks, and the characters of scripts without spaces.
-_TOKEN = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}]|\w+|[^\w\s]")
+_LETTER = r"\p{L}"
+# A character of a script without spaces, or a run of other characters; it is a word if it holds a letter or a digit.
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_RUN = rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
-    """The sentences of a text in their order, stripped; end to end they are the text, but for white space.
+    """Returns the sentences of a text in their order, stripped; together they are the text without outer white space.
 
-    A piece of fewer than four letters goes with the sentence before it (the first one: with the one behind it).
-    language: a code of sentencex, which knows some 300; it falls back on English's rules for others.
+    A piece of fewer than four letters is joined to the sentence before it; at the start, to the one after it.
+
+    Args:
+        text: Any text.
+        language: A code of sentencex, which knows some 300; it falls back on the rules of English for others.
     """
     found: list[str] = []
-    for piece in segment(language, text):
+    for piece in _segment(language, text):
         if found and (_is_scrap(piece) or _is_scrap(found[-1])):
             found[-1] += piece
         else:
@@ -28,23 +34,68 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     return [stripped for sentence in found if (stripped := sentence.strip())]
 
 
-def spans(text: str, longest: int, draw: np.random.Generator) -> list[str]:
-    """A text's tokens cut into contiguous spans: no token is left out, none is in two, and none is cut.
+def count_words(text: str) -> int:
+    """Returns the number of words of a text: runs between white space, or the characters of scripts without spaces.
 
-    A span has at most `longest` tokens and at most half of the text's, so that there are two of them in any text of two
-    tokens; each size is drawn uniformly from 1 to that, the last is what is left. Tokens are words, punctuation marks,
-    and the characters of Chinese, Japanese and Thai: the same for every backbone.
+    Punctuation between two spaces is not a word.
     """
-    ends = [match.span() for match in _TOKEN.finditer(text)]
-    most = max(1, min(longest, len(ends) // 2))
-    found, start = [], 0
-    while start < len(ends):
-        stop = min(start + int(draw.integers(1, most + 1)), len(ends))
-        found.append(text[ends[start][0] : ends[stop - 1][1]])
-        start = stop
+    return len(_word_starts(text))
+
+
+def spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1) -> list[str]:
+    """Returns a text in contiguous spans of whole words: every word is in exactly one span.
+
+    The size of a span is drawn uniformly from `shortest` to `longest`, or to half of the text's words if that is less.
+    A size that would leave fewer than `shortest` words for the last span is changed. Words are those of `count_words`:
+    the same for every backbone.
+
+    Args:
+        text: Any text.
+        longest: Maximum number of words of a span; the last span may have 2 * shortest - 1 words if that is more.
+        draw: The random generator.
+        shortest: Minimum number of words of a span; takes precedence over `longest`.
+
+    Returns:
+        The spans; at least two if the text has 2 * shortest words, otherwise the text as it is, if it has a word.
+    """
+    starts = _word_starts(text)
+    most = max(shortest, min(longest, len(starts) // 2))
+    found, first = [], 0
+    while first < len(starts):
+        remaining = len(starts) - first
+        size = int(draw.integers(shortest, most + 1)) if remaining >= shortest else remaining
+        if remaining - size < shortest:
+            size = remaining if remaining <= max(most, 2 * shortest - 1) else remaining - shortest
+        stop = first + size
+        begin = starts[first] if first else 0
+        found.append(text[begin : starts[stop] if stop < len(starts) else len(text)].strip())
+        first = stop
     return found
 
 
+def _word_starts(text: str) -> list[int]:
+    """Returns the position of each word's first character; punctuation before it counts as part of the word."""
+    runs = _pattern(_RUN).finditer(text)
+    return [run.start() for run in runs if any(character.isalnum() for character in run.group())]
+
+
+# sentencex and regex are imported at their first use: what encodes and trains prompts runs without them.
+
+
+def _segment(language: str, text: str) -> Iterable[str]:
+    from sentencex import segment
+
+    pieces: Iterable[str] = segment(language, text)
+    return pieces
+
+
+@functools.cache
+def _pattern(expression: str) -> Any:
+    import regex
+
+    return regex.compile(expression)
+
+
 def _is_scrap(piece: str) -> bool:
-    letters = _LETTER.finditer(piece)
+    letters = _pattern(_LETTER).finditer(piece)
     return sum(1 for _ in zip(range(_FEWEST_LETTERS), letters, strict=False)) < _FEWEST_LETTERS

@@ -1,4 +1,4 @@
-"""What the training loop trains: a system is a model, a loss and data; the loop knows nothing else about it."""
+"""The interface of a system to train: a model, its loss and its data. The training loop knows nothing else about it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some texts of a batch that go through the model together.
+    """Texts of a batch that go through the model together.
 
-    rows: their places among the vectors of the whole batch, int64 [n]. inputs: what `System.forward` needs, on the
-    processor. tokens: how many, padding included.
+    Attributes:
+        rows: Their positions among the vectors of the whole batch, int64 [n].
+        inputs: The arguments of `System.forward`, on the CPU.
+        tokens: The number of tokens, padding included.
     """
 
     rows: np.ndarray
@@ -27,8 +29,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of the batch at a step. total: vectors of the whole batch, over all workers; 0 where the loss
-    is the sum of the chunks' own parts. given: what the loss needs beside them; the same on every worker."""
+    """One worker's share of the batch of a step.
+
+    Attributes:
+        total: The number of vectors of the whole batch, over all workers; 0 if the loss is the sum of chunk parts.
+        chunks: The worker's chunks.
+        given: Further arguments of the loss, the same on every worker.
+    """
 
     total: int
     chunks: Sequence[Chunk]
@@ -36,37 +43,49 @@ class Batch:
 
 
 class System(Protocol):
-    """A model, its loss, its data.
+    """A model, its loss and its data.
 
-    module: all of the model; parameters that do not require gradients are frozen, and kept out of checkpoints. What
-    the batch at a step holds is a function of (seed, step, size of the whole batch), never of the number of workers;
-    only the share of each does.
+    `module` holds the whole model; parameters that do not require gradients are frozen and are not written to
+    checkpoints. The batch of a step is a function of (seed, step, size of the whole batch); the number of workers
+    decides only about the share of each.
     """
 
     module: nn.Module
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
-        """The share of worker `rank` of `world` in the batch at `step`, from 0. Every worker calls it at every step."""
+        """Returns the share of worker `rank` of `world` in the batch of `step`, counted from 0.
+
+        Every worker calls it at every step.
+        """
 
     def forward(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Vectors float32 [n, dim] of a chunk, and its own part of the loss (a scalar already divided by counts of the
-        whole batch, so that parts add up over chunks and workers), or None."""
+        """Returns the vectors of a chunk, float32 [n, dim], and its own part of the loss or None.
+
+        The part is a scalar, already divided by counts of the whole batch: parts add up over chunks and workers.
+        """
 
     def loss(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The loss over all vectors of the batch, float32 [total, dim] -> scalar; the same on every worker."""
+        """Returns the loss over all vectors of the batch, float32 [total, dim] -> scalar, equal on every worker."""
 
     def save(self, folder: Path) -> None:
-        """Write what was trained, as users open it, into an empty folder."""
+        """Writes the trained model into an empty folder, in the layout that users open."""
 
 
 class Refresh(Protocol):
-    """What the system trains on, mined anew by the model as it is (ANCE, Xiong et al. 2021)."""
+    """Mines new training data with the current model (ANCE, Xiong et al. 2021)."""
 
     def mine(self) -> torch.Tensor:
-        """An integer tensor, the same on every worker, which all call it at the same step."""
+        """Returns the mined rows, an integer tensor that is equal on every worker; all call it at the same step."""
 
     def take(self, mined: torch.Tensor) -> None:
-        """Train on that from the next batch on."""
+        """Trains on the mined rows from the next batch on."""
 
 
-Evaluate = Callable[[], float]  # a quality that grows, measured with the model as it is now
+Evaluate = Callable[[], float]  # returns a quality of the current model; higher is better
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Makes a transformers model recompute its activations in the backward pass instead of keeping them."""
+    # The method has two names: transformers 5.17 knows only the older one, later versions warn about it.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()

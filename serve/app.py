@@ -1,4 +1,4 @@
-"""The service over HTTP: routes, tokens, limits, errors. What a request means is `serve.service`'s."""
+"""The routes of the HTTP API, with tokens, limits and errors. `serve.service` answers the requests."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import Annotated, Any
 
 import numpy as np
 import orjson
-from fastapi import Depends, FastAPI, File, Form, Request, UploadFile
+from fastapi import APIRouter, Depends, FastAPI, File, Form, Request, UploadFile
 from fastapi.responses import FileResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
-from serve.direct import Direct
 from serve.engine import Answer
 from serve.errors import add_errors, as_json
+from serve.http.connections import Connections
+from serve.http.disconnects import cancelled_on_disconnect
+from serve.http.routes import JsonRoute
 from serve.limits import Guard
 from serve.live import Live
 from serve.metrics import Metrics
@@ -46,37 +48,51 @@ PAGE = Path(__file__).parent / "page"
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": what}
     for status, what in {
-        400: "The request cannot be answered as it is", 401: "No token, or an unknown one", 403: "Not this token",
-        404: "No such task", 408: "The body did not come", 409: "Others changed the same", 413: "Too large",
-        422: "Not as the schema says", 429: "Too many requests: Retry-After", 503: "Late, incomplete or not ready",
+        400: "The request cannot be answered as it is", 401: "No token, or an unknown one",
+        403: "The token does not allow this", 404: "No such task", 408: "The request did not come in time",
+        409: "Others changed the same at the same time", 413: "The body is too large", 414: "The URL is too long",
+        422: "Not as the schema says", 429: "Too many requests: Retry-After", 431: "The headers are too large",
+        503: "Late, incomplete, not ready, or files of the service cannot be read: Retry-After",
     }.items()
 }  # fmt: skip
 
 
-def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[str, Any]]) -> FastAPI:
-    """The ASGI application. about: what `/v1/info` says of a release beside what the service knows."""
+def build_app(
+    service: Service, tokens: Tokens, *, about: Callable[[Live], dict[str, Any]], connections: Connections | None = None
+) -> FastAPI:
+    """Returns the ASGI application.
+
+    Args:
+        service: Answers the requests.
+        tokens: Tokens of users and administrators.
+        about: Returns further fields for `/v1/info` on a release.
+        connections: Connections of the server that runs the application, for the metrics; None: another server runs
+            it.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.create_task(service.follow())
+        tasks = [asyncio.create_task(service.follow()), asyncio.create_task(service.watch())]
         yield
-        following.cancel()
+        for task in tasks:
+            task.cancel()
         await service.drain()
         service.close()
 
     app = FastAPI(
         title="riptide", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=RESPONSES,
-        dependencies=[Depends(HTTPBearer(auto_error=False))] if tokens else [],  # for its document: Guard sees to it
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if tokens else [],  # for OpenAPI alone: Guard checks
     )  # fmt: skip
-    metrics = Metrics(service)
-    direct = Direct()
+    metrics = Metrics(service, connections)
     add_errors(app)
+    json_routes = APIRouter(route_class=JsonRoute)
 
-    @app.post("/v1/search", response_model=SearchResponse)
+    @json_routes.post("/v1/search", response_model=SearchResponse)
     async def search(request: SearchRequest, http: Request) -> Response:
-        """Passages for questions: dense (by the index), exact (every vector), bm25, or hybrid."""
-        begun = time.perf_counter()
-        live, answers = await service.search(request)
+        """Returns the top k passages of each query: dense (with the index), exact (every vector), bm25, or hybrid."""
+        start = time.perf_counter()
+        async with cancelled_on_disconnect(http):
+            live, answers = await service.search(request)
         metrics.searched(answers)
         for answer, _ in answers:
             if answer.error is not None:
@@ -87,49 +103,55 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
             "release": live.release.id,
             "task": request.task,
             "mode": request.mode,
-            "took_ms": {**took, "total": round(1000 * (time.perf_counter() - begun), 3)},
+            "took_ms": {**took, "total": round(1000 * (time.perf_counter() - start), 3)},
             "results": [_result(text, answer) for text, (answer, _) in zip(request.texts, answers, strict=True)],
         }
         return as_json(document)
 
-    @app.post("/v1/embeddings", response_model=EmbeddingsResponse)
+    @json_routes.post("/v1/embeddings", response_model=EmbeddingsResponse)
     async def embeddings(request: EmbeddingsRequest, http: Request) -> Response:
-        """Vectors of texts, as OpenAI's clients ask for them: model is the task."""
-        vectors, tokens = await service.embed(
-            request.texts, request.model, request.input_type, request.timeout_ms / 1000
-        )
+        """Returns vectors of texts, in the format of OpenAI's API: `model` is the task."""
+        async with cancelled_on_disconnect(http):
+            vectors, tokens = await service.embed(
+                request.texts, request.model, request.input_type, request.timeout_ms / 1000
+            )
         if request.dimensions not in (None, vectors.shape[1]):
             raise InputError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
-        coded = request.encoding_format == "base64"
+        is_base64 = request.encoding_format == "base64"
         rows = vectors.astype("<f4")
         data = [
-            {"object": "embedding", "index": n, "embedding": base64.b64encode(row.tobytes()).decode() if coded else row}
+            {
+                "object": "embedding",
+                "index": n,
+                "embedding": base64.b64encode(row.tobytes()).decode() if is_base64 else row,
+            }
             for n, row in enumerate(rows)
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         metrics.tokens.inc(tokens)
         return as_json({"object": "list", "model": request.model, "data": data, "usage": usage})
 
-    @app.post("/v1/rerank", response_model=RerankResponse)
+    @json_routes.post("/v1/rerank", response_model=RerankResponse)
     async def rerank(request: RerankRequest, http: Request) -> Response:
-        """Documents by the probability that they answer a question, best first."""
-        live, scores = await service.rerank(request.query, request.documents, request.timeout_ms / 1000)
+        """Ranks documents by the probability that they answer a query, best first."""
+        async with cancelled_on_disconnect(http):
+            live, scores = await service.rerank(request.query, request.documents, request.timeout_ms / 1000)
         order = np.argsort(-scores, kind="stable")[: request.top_n]
         results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
-        return as_json({"request_id": http.state.request_id, "model": live.release.reranker, "results": results})
+        model = public_name(live.release.reranker or "")
+        return as_json({"request_id": http.state.request_id, "model": model, "results": results})
 
-    direct.add("/v1/search", SearchRequest, search)
-    direct.add("/v1/embeddings", EmbeddingsRequest, embeddings)
-    direct.add("/v1/rerank", RerankRequest, rerank)
+    app.include_router(json_routes)
 
     @app.get("/v1/tasks", response_model=TasksResponse)
     async def tasks() -> Response:
-        """The tasks that are being served."""
+        """Returns the tasks of the live release."""
         live = _live(service)
         return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
     @app.get("/v1/tasks/{name}", response_model=TaskOut)
     async def get_task(name: Name) -> Response:
+        """Returns one task of the live release."""
         live = _live(service)
         if name not in live.tasks:
             raise UnknownTaskError(name)
@@ -140,9 +162,12 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
         name: Name,
         prompt: Annotated[UploadFile, File(description="prompt.safetensors")],
         settings: Annotated[UploadFile, File(description="prompt.json")],
-        index: Annotated[str | None, Form(description="Of its passages; by default the backbone's own.")] = None,
+        index: Annotated[
+            str | None,
+            Form(description="Index of its passages, or embeddings; default: those of the backbone's own task."),
+        ] = None,
     ) -> Response:
-        """Serve a prompt under a name, at once and after restarts; answers when every replica has it."""
+        """Serves a prompt under a name, at once and after restarts; the response comes when every replica has it."""
         await service.put_task(name, await prompt.read(), await settings.read(), index)
         live = _live(service)
         if name not in live.tasks:
@@ -151,25 +176,29 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
 
     @app.delete("/v1/tasks/{name}", response_model=TasksResponse)
     async def delete_task(name: Name) -> Response:
+        """Stops serving a task, and returns the remaining ones."""
         await service.drop_task(name)
         live = _live(service)
         return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
     @app.put("/v1/release", response_model=TasksResponse)
     async def put_release(request: ReleaseRequest) -> Response:
-        """Serve a new index, or go back to an earlier release; no request fails meanwhile."""
+        """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
         await service.switch(request.release)
         live = _live(service)
         return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
     @app.get("/v1/info", response_model=InfoResponse)
     async def info() -> Response:
+        """Returns the live release: its encoder, modes, filters, tasks and number of passages."""
         live = _live(service)
         corpus, release = live.opened.corpus, live.release
         words = any(task.bm25 for task in release.tasks)
         known = {
-            "release": release.id, "encoder": release.encoder, "passages": corpus.num_rows - len(corpus.deleted),
-            "reranker": release.reranker, "modes": ["dense", "exact", *(["bm25", "hybrid"] if words else [])],
+            "release": release.id, "encoder": public_name(release.encoder),
+            "passages": corpus.num_rows - len(corpus.deleted),
+            "reranker": public_name(release.reranker) if release.reranker else None,
+            "modes": ["dense", "exact", *(["bm25", "hybrid"] if words else [])],
             "filters": {name: str(kind) for name, kind in live.columns.items()}, "tasks": sorted(live.tasks),
         }  # fmt: skip
         return as_json({**known, **await asyncio.to_thread(about, live)})
@@ -180,7 +209,8 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
 
     @app.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
     async def readyz() -> Response:
-        return as_json({"ready": service.ready}, 200 if service.ready else 503)
+        state = service.readiness()
+        return as_json(state, 200 if state["ready"] else 503)
 
     @app.get("/metrics", include_in_schema=False)
     async def read_metrics() -> Response:
@@ -197,9 +227,8 @@ def build_app(service: Service, tokens: Tokens, *, about: Callable[[Live], dict[
             raise HTTPException(404)
         return FileResponse(files[name])
 
-    # Before FastAPI's own layers, and still a FastAPI, whose routes Ray Serve names requests by.
-    direct.app = app.build_middleware_stack()
-    app.middleware_stack = Guard(direct, tokens=tokens, metrics=metrics)
+    # Guard runs before FastAPI's own layers. The object stays a FastAPI, as Ray Serve names requests by its routes.
+    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, metrics=metrics)
     return app
 
 
@@ -209,8 +238,13 @@ def _live(service: Service) -> Live:
     return service.live
 
 
+def public_name(model: str) -> str:
+    """Returns the name of a model for clients: the last part of a folder's path, and other names unchanged."""
+    return Path(model).name if Path(model).is_absolute() or model.startswith((".", "~")) else model
+
+
 def _took(answers: list[tuple[Answer, float]]) -> dict[str, float]:
-    """Milliseconds by stage, of the slowest question of a request."""
+    """Returns milliseconds by stage, each of the slowest query of a request."""
     took = {"queue": max(waited for _, waited in answers)}
     for answer, _ in answers:
         for stage, seconds in answer.took.items():
@@ -235,7 +269,7 @@ def _result(text: str, answer: Answer) -> dict[str, Any]:
 def _task(live: Live, task: Task) -> dict[str, Any]:
     key = f"prompts/{task.prompt}"
     return {
-        "name": task.name, "prompt": live.release.fingerprints[key] if task.prompt else None,
+        "name": task.name, "prompt": live.release.fingerprints[key][:16] if task.prompt else None,
         "length": live.lengths.get(task.name, {}), "embeddings": task.embeddings, "index": task.index,
         "bm25": task.bm25,
     }  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retriever.prompts import SETTINGS, WEIGHTS
+from retriever.files import PROMPT_SETTINGS, PROMPT_WEIGHTS
 from serve.protocol import FoundPassage
 
 
@@ -79,7 +79,7 @@ class Client:
         """Serve the prompt in a folder (prompt.safetensors and prompt.json) under a name; takes an administrator."""
         boundary = uuid.uuid4().hex
         pieces = []
-        for field, file in (("prompt", WEIGHTS), ("settings", SETTINGS)):
+        for field, file in (("prompt", PROMPT_WEIGHTS), ("settings", PROMPT_SETTINGS)):
             head = f'Content-Disposition: form-data; name="{field}"; filename="{file}"\r\n\r\n'
             pieces.append(head.encode() + Path(folder, file).read_bytes())
         if index is not None:

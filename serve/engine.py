@@ -1,4 +1,7 @@
-"""A search from questions to passages: what runs on which part, in what order, and what an answer says of itself."""
+"""The search engine: runs batches of queries on the parts of a service, and reports how each answer came about.
+
+The stages of a search are: encode the queries, search the shards and BM25, fetch the passages, re-rank.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,34 @@ from indexing.fusion import weighted
 from indexing.retrieval import HYBRID
 from indexing.retrievers import FUSION_DEPTH
 from retriever.errors import InputError
+from serve.health.failures import StoreError
+from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.parts import ExpiredError
-from serve.places import Places, Reply
+from serve.places import LostError, Places, Reply
 from serve.release import Release, Task
 
 log = logging.getLogger("riptide.serve")
 
 Mode = Literal["dense", "exact", "bm25", "hybrid"]
-TOGETHER = 64  # texts that the encoder or the re-ranker is given at once
-LATE = 0.05  # seconds that a part may answer after the deadline: it drops what is late itself
-REST = 0.5  # seconds before the deadline at which shards are waited for no longer, where those that came will do
+TOGETHER = 64  # texts per call of the encoder or of the re-ranker
+LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
+REST = 0.5  # seconds before the deadline at which waiting for shards ends, if a partial answer is allowed
 
 
 @dataclass(frozen=True)
 class Query:
-    """One question, as it is asked of one release. filter: the text of a Filter. rerank: hits to re-rank, 0: none.
-    deadline: a time of day in seconds."""
+    """One query to one release.
+
+    Attributes:
+        text: The query's text.
+        task: The task of the release.
+        k: Number of hits to return.
+        mode: Kind of search.
+        deadline: Wall-clock time in seconds (time.time()).
+        filter: The text of a Filter; None: no filter.
+        rerank: Number of first hits to re-rank; 0: none.
+        partial: Whether an answer without some of the shards is allowed.
+    """
 
     text: str
     task: Task
@@ -44,7 +59,10 @@ class Query:
 
 
 class Hit(NamedTuple):
-    """scores: of each source that found it, and the re-ranker's."""
+    """One hit with its passage. scores: by source that found it, and the re-ranker's score.
+
+    metadata: JSON text.
+    """
 
     row: int
     id: str
@@ -57,7 +75,7 @@ class Hit(NamedTuple):
 
 @dataclass
 class Shards:
-    """How many searchers a question went to, and how they ended."""
+    """Number of searchers that a query was sent to, and how many of them failed or timed out."""
 
     total: int = 0
     failed: int = 0
@@ -70,7 +88,14 @@ class Shards:
 
 @dataclass
 class Answer:
-    """hits: best first. took: seconds by stage, those of the whole batch."""
+    """The answer to one query.
+
+    Attributes:
+        hits: Hits, best first.
+        shards: How many searchers answered.
+        took: Seconds by stage, for the whole batch.
+        error: The exception, if there is no answer.
+    """
 
     hits: list[Hit] = field(default_factory=list)
     shards: Shards = field(default_factory=Shards)
@@ -79,26 +104,41 @@ class Answer:
 
 
 class IncompleteError(Exception):
-    """Not all shards answered, and the question did not allow for that."""
+    """Not all shards answered, and the query did not allow a partial answer."""
 
 
 @dataclass
 class _Found:
-    """What the searches gave each question: hits of each source, [1, k]."""
+    """Hits of each source for one query, [1, k]. unreadable: the error of a searcher that could not read its files."""
 
     sources: dict[str, Hits] = field(default_factory=dict)
     shards: Shards = field(default_factory=Shards)
+    unreadable: StoreError | None = None
 
 
 class Engine:
-    """Answers batches of questions of one release at a time."""
+    """Answers batches of queries, each batch for one release.
+
+    Args:
+        places: The parts of the service.
+
+    Attributes:
+        encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
+        failed: Called with the name of a part that fails and the exception.
+    """
 
     def __init__(self, places: Places):
         self.places = places
-        self.encoded: Callable[[int, int], object] = lambda texts, tokens: None  # told of each of the encoder's passes
+        self.encoded: Callable[[int, int], object] = lambda texts, tokens: None
+        self.failed: Callable[[str, Exception], object] = lambda part, error: None
 
     def search(self, release: Release, queries: Sequence[Query]) -> list[Answer]:
-        """An answer for each question, in order; one that cannot be given holds its error."""
+        """Returns one answer per query, in the order of the queries; an answer that failed holds its exception.
+
+        Args:
+            release: The release that answers.
+            queries: Queries of tasks of that release.
+        """
         answers = [Answer() for _ in queries]
         try:
             self._search(release, queries, answers)
@@ -110,27 +150,53 @@ class Engine:
     def embed(
         self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: str, deadline: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors float32 [n, dim], and tokens [n]. Of long lists TOGETHER at a time, so that the deadline is kept."""
-        found = []
-        for at in range(0, len(texts), TOGETHER):
-            share = list(texts[at : at + TOGETHER]), list(tasks[at : at + TOGETHER])
-            vectors, tokens = _taken(self.places.encoder.call("encode", release.id, *share, side, deadline), deadline)
+        """Returns the vectors of texts, float32 [n, dim], and their token counts [n].
+
+        Long lists are encoded TOGETHER texts at a time, so that the deadline is met.
+
+        Args:
+            release: The release that answers.
+            texts: Texts to encode.
+            tasks: Name of the task per text.
+            side: "query" or "passage".
+            deadline: Wall-clock time in seconds.
+
+        Raises:
+            ExpiredError: If the deadline passes.
+        """
+        batches = []
+        for start in range(0, len(texts), TOGETHER):
+            batch = list(texts[start : start + TOGETHER]), list(tasks[start : start + TOGETHER])
+            reply = self.places.encoder.call("encode", release.id, *batch, side, deadline)
+            vectors, tokens = self._taken(ENCODER, reply, deadline)
             self.encoded(len(vectors), int(tokens.sum()))
-            found.append((vectors, tokens))
-        if len(found) == 1:
-            return found[0]
-        return np.concatenate([vectors for vectors, _ in found]), np.concatenate([tokens for _, tokens in found])
+            batches.append((vectors, tokens))
+        if len(batches) == 1:
+            return batches[0]
+        return np.concatenate([vectors for vectors, _ in batches]), np.concatenate([tokens for _, tokens in batches])
 
     def rerank(
         self, release: Release, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], deadline: float
     ) -> np.ndarray:
-        """The probability of each pair: float32 [n]."""
+        """Returns the probability of each (query, passage) pair, float32 [n].
+
+        Args:
+            release: A release with a re-ranker.
+            questions: Query per pair.
+            titles: Title of the passage per pair.
+            texts: Text of the passage per pair.
+            deadline: Wall-clock time in seconds.
+
+        Raises:
+            ExpiredError: If the deadline passes.
+        """
         assert self.places.reranker is not None
-        found = []
-        for at in range(0, len(texts), TOGETHER):
-            share = [list(of[at : at + TOGETHER]) for of in (questions, titles, texts)]
-            found.append(_taken(self.places.reranker.call("score", release.id, *share, deadline), deadline))
-        return np.concatenate(found) if found else np.empty(0, np.float32)
+        scores = []
+        for start in range(0, len(texts), TOGETHER):
+            batch = [list(values[start : start + TOGETHER]) for values in (questions, titles, texts)]
+            reply = self.places.reranker.call("score", release.id, *batch, deadline)
+            scores.append(self._taken(RERANKER, reply, deadline))
+        return np.concatenate(scores) if scores else np.empty(0, np.float32)
 
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         clock = _Clock()
@@ -139,144 +205,159 @@ class Engine:
             if query.mode != "bm25" and not finite(vectors[query.task.name, query.text]):
                 answer.error = not_finite(query.task.name)
         clock.lap("encode")
-        found = self._find(release, queries, vectors, [answer.error is None for answer in answers])
+        results = self._find(release, queries, vectors, [answer.error is None for answer in answers])
         clock.lap("search")
-        kept: list[Hits | None] = []
-        for query, one, answer in zip(queries, found, answers, strict=True):
-            answer.shards = one.shards
-            whole, none = one.shards.successful == one.shards.total, one.shards.successful == 0
-            if answer.error is None and (none or not (whole or query.partial)):
-                expired = one.shards.failed == 0
-                answer.error = ExpiredError() if expired else IncompleteError()
-            kept.append(None if answer.error else _fused(query, one))
-        texts = self._fetch(release, queries, kept)
+        fused: list[Hits | None] = []
+        for query, result, answer in zip(queries, results, answers, strict=True):
+            answer.shards = result.shards
+            is_complete, is_empty = result.shards.successful == result.shards.total, result.shards.successful == 0
+            if answer.error is None and (is_empty or not (is_complete or query.partial)):
+                is_expired = result.shards.failed == 0
+                answer.error = result.unreadable or (ExpiredError() if is_expired else IncompleteError())
+            fused.append(None if answer.error else _fused(query, result))
+        texts = self._fetch(release, queries, fused)
         clock.lap("passages")
-        self._rerank(release, queries, kept, texts, answers)
+        self._rerank(release, queries, fused, texts, answers)
         clock.lap("rerank")
-        for query, hits, one, answer in zip(queries, kept, found, answers, strict=True):
+        for query, hits, result, answer in zip(queries, fused, results, answers, strict=True):
             if hits is not None and answer.error is None:
-                answer.hits = _hits(query, hits, one, texts)
+                answer.hits = _hits(query, hits, result, texts)
             answer.took = clock.laps
 
     def _encode(self, release: Release, queries: Sequence[Query]) -> dict[tuple[str, str], np.ndarray]:
-        """The vector of each (task, text) that is searched for by one."""
-        wanted = list(dict.fromkeys((query.task.name, query.text) for query in queries if query.mode != "bm25"))
-        if not wanted:
+        """Returns the query vectors by (task, text); BM25 queries need none."""
+        keys = list(dict.fromkeys((query.task.name, query.text) for query in queries if query.mode != "bm25"))
+        if not keys:
             return {}
         deadline = max(query.deadline for query in queries)
-        vectors, _ = self.embed(release, [text for _, text in wanted], [task for task, _ in wanted], "query", deadline)
-        return dict(zip(wanted, vectors, strict=True))
+        vectors, _ = self.embed(release, [text for _, text in keys], [task for task, _ in keys], "query", deadline)
+        return dict(zip(keys, vectors, strict=True))
 
     def _find(
-        self, release: Release, queries: Sequence[Query], vectors: dict[tuple[str, str], np.ndarray], wanted: list[bool]
+        self, release: Release, queries: Sequence[Query], vectors: dict[tuple[str, str], np.ndarray], valid: list[bool]
     ) -> list[_Found]:
-        """Questions that are asked alike go to every shard together; all searches are on their way at once."""
-        found = [_Found() for _ in queries]
+        """Searches all shards and BM25. Queries with the same parameters share one call; all calls run concurrently."""
+        results = [_Found() for _ in queries]
         groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         for number, query in enumerate(queries):
-            if not wanted[number]:
+            if not valid[number]:
                 continue
             depth = max(query.k, query.rerank, FUSION_DEPTH if query.mode == "hybrid" else 0)
-            alike = query.filter, query.partial and 1 + int(query.deadline / REST)  # those that end together
+            shared = query.filter, query.partial and 1 + int(query.deadline / REST)  # queries that end together
             if query.mode != "bm25":
-                groups["dense", query.task.space, depth, query.mode == "exact", *alike].append(number)
+                groups["dense", query.task.space, depth, query.mode == "exact", *shared].append(number)
             if query.mode in ("bm25", "hybrid"):
-                groups["bm25", query.task.bm25, depth, False, *alike].append(number)
-        sent: list[tuple[str, int, list[int], float, list[Reply]]] = []
-        for (kind, place, depth, exact, filter, partial), members in groups.items():
+                groups["bm25", query.task.bm25, depth, False, *shared].append(number)
+        pending: list[tuple[str, int, list[int], float, list[Reply]]] = []
+        for (kind, target, depth, exact, filter, partial), members in groups.items():
             deadline = max(queries[number].deadline for number in members)
-            if partial:  # what the others found has to be read still
+            if partial:  # the hits of the other shards must still be fetched
                 deadline = min(queries[number].deadline for number in members)
                 deadline -= min(REST, max(0.0, deadline - time.time()) / 4)
             replies: list[Reply] = []
             if kind == "dense":
-                asked = np.stack([vectors[queries[n].task.name, queries[n].text] for n in members])
+                matrix = np.stack([vectors[queries[n].task.name, queries[n].text] for n in members])
                 for shard in self.places.shards:
-                    replies.append(shard.call("search", release.id, *place, asked, depth, filter, exact, deadline))
+                    replies.append(shard.call("search", release.id, *target, matrix, depth, filter, exact, deadline))
             else:
                 assert self.places.words is not None
                 texts = [queries[number].text for number in members]
-                replies.append(self.places.words.call("search", release.id, place, texts, depth, filter, deadline))
-            sent.append((kind, depth, members, deadline, replies))
-        for kind, depth, members, deadline, replies in sent:
-            self._gather(kind, depth, members, deadline, replies, found)
-        return found
+                replies.append(self.places.words.call("search", release.id, target, texts, depth, filter, deadline))
+            pending.append((kind, depth, members, deadline, replies))
+        for kind, depth, members, deadline, replies in pending:
+            self._gather(kind, depth, members, deadline, replies, results)
+        return results
 
     def _gather(
-        self, kind: str, depth: int, members: list[int], deadline: float, replies: list[Reply], found: list[_Found]
+        self, kind: str, depth: int, members: list[int], deadline: float, replies: list[Reply], results: list[_Found]
     ) -> None:
-        """Put the replies of a group's searchers together, those that came."""
+        """Merges the replies of a group's searchers; failed and late searchers are counted."""
         parts, failed, timed_out = [], 0, 0
+        unreadable: StoreError | None = None
         for number, reply in enumerate(replies):
             try:
-                parts.append(Hits(*_taken(reply, deadline)))
+                parts.append(Hits(*self._taken(kind, reply, deadline)))
             except (ExpiredError, TimeoutError):
                 timed_out += 1
             except Exception as error:
                 failed += 1
                 log.warning("%s searcher %d failed: %r", kind, number, error)
+                if isinstance(error, StoreError):
+                    unreadable = error
         hits = merge(parts, depth) if parts else nothing(len(members), depth)
-        for place, number in enumerate(members):
-            shards = found[number].shards
+        for row, number in enumerate(members):
+            shards = results[number].shards
             shards.total += len(replies)
             shards.failed += failed
             shards.timed_out += timed_out
-            found[number].sources[kind] = Hits(hits.scores[place : place + 1], hits.rows[place : place + 1])
+            results[number].unreadable = unreadable or results[number].unreadable
+            results[number].sources[kind] = Hits(hits.scores[row : row + 1], hits.rows[row : row + 1])
 
     def _fetch(
-        self, release: Release, queries: Sequence[Query], kept: Sequence[Hits | None]
+        self, release: Release, queries: Sequence[Query], fused: Sequence[Hits | None]
     ) -> dict[int, tuple[int, str, str, str, str]]:
-        """The passages of all hits that are shown or re-ranked, by row."""
-        shown = [hits.rows[0, : max(query.k, query.rerank)] for query, hits in zip(queries, kept, strict=True) if hits]
-        rows = np.unique(np.concatenate([np.empty(0, np.int64), *shown]))
+        """Returns the passages of all hits that are returned or re-ranked, by row."""
+        lists = [hits.rows[0, : max(query.k, query.rerank)] for query, hits in zip(queries, fused, strict=True) if hits]
+        rows = np.unique(np.concatenate([np.empty(0, np.int64), *lists]))
         rows = rows[rows >= 0]
         if not len(rows):
             return {}
         deadline = max(query.deadline for query in queries)
-        passages = _taken(self.places.passages.call("fetch", release.id, rows, deadline), deadline)
+        reply = self.places.passages.call("fetch", release.id, rows, deadline)
+        passages = self._taken(PASSAGES, reply, deadline)
         return {passage[0]: passage for passage in passages}
 
     def _rerank(
-        self, release: Release, queries: Sequence[Query], kept: list[Hits | None],
+        self, release: Release, queries: Sequence[Query], fused: list[Hits | None],
         texts: dict[int, tuple[int, str, str, str, str]], answers: Sequence[Answer],
     ) -> None:  # fmt: skip
-        """Order the first hits of the questions that ask for it by their probability; those below stay below."""
-        asked = [n for n, (query, hits) in enumerate(zip(queries, kept, strict=True)) if query.rerank and hits]
-        pairs = [(n, int(row)) for n in asked for row, _ in _listed(kept[n], queries[n].rerank)]
+        """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
+        numbers = [n for n, (query, hits) in enumerate(zip(queries, fused, strict=True)) if query.rerank and hits]
+        pairs = [(n, int(row)) for n in numbers for row, _ in _listed(fused[n], queries[n].rerank)]
         if not pairs:
             return
-        deadline = max(queries[number].deadline for number in asked)
-        questions = [queries[number].text for number, _ in pairs]
+        deadline = max(queries[number].deadline for number in numbers)
+        query_texts = [queries[number].text for number, _ in pairs]
         titles, bodies = [texts[row][2] for _, row in pairs], [texts[row][3] for _, row in pairs]
         try:
-            scores = self.rerank(release, questions, titles, bodies, deadline)
+            scores = self.rerank(release, query_texts, titles, bodies, deadline)
         except Exception as error:
-            for number in asked:
+            for number in numbers:
                 answers[number].error = error
             return
         by_query: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for (number, row), score in zip(pairs, scores, strict=True):
             by_query[number].append((float(score), row))
-        for number, scored in by_query.items():
-            scored.sort(key=lambda pair: (-pair[0], pair[1]))
-            hits = kept[number]
+        for number, ranking in by_query.items():
+            ranking.sort(key=lambda pair: (-pair[0], pair[1]))
+            hits = fused[number]
             assert hits is not None
-            below = hits.rows[:, len(scored) :]
-            ranks = -np.arange(len(scored) + 1, len(scored) + 1 + below.shape[1], dtype=np.float32)[None]
-            kept[number] = Hits(
-                np.concatenate([np.array([[s for s, _ in scored]], np.float32), ranks], axis=1),
-                np.concatenate([np.array([[row for _, row in scored]], np.int64), below], axis=1),
+            below = hits.rows[:, len(ranking) :]
+            ranks = -np.arange(len(ranking) + 1, len(ranking) + 1 + below.shape[1], dtype=np.float32)[None]
+            fused[number] = Hits(
+                np.concatenate([np.array([[score for score, _ in ranking]], np.float32), ranks], axis=1),
+                np.concatenate([np.array([[row for _, row in ranking]], np.int64), below], axis=1),
             )
+
+    def _taken(self, part: str, reply: Reply, deadline: float) -> Any:
+        """Returns a part's reply. Raises ExpiredError if it does not arrive in time."""
+        try:
+            return reply.result(timeout_s=max(0.0, deadline - time.time()) + LATE)
+        except TimeoutError as error:
+            raise ExpiredError from error
+        except (StoreError, LostError) as error:
+            self.failed(part, error)
+            raise
 
 
 def finite(vectors: np.ndarray) -> np.ndarray:
-    """Of which vectors [..., dim] all numbers are: bool [...]."""
-    found: np.ndarray = np.isfinite(vectors).all(axis=-1)
-    return found
+    """Returns which vectors [..., dim] are finite in all dimensions: bool [...]."""
+    result: np.ndarray = np.isfinite(vectors).all(axis=-1)
+    return result
 
 
 def not_finite(task: str, number: int | None = None) -> InputError:
-    """What the asker of a task is told whose prompt or text leads the backbone beyond its numbers."""
+    """Returns the error for a text whose vector overflows. number: of the text in the request, if it has several."""
     which = "" if number is None else f" of text {number}"
     return InputError(f"task {task}: the vector{which} is not finite")
 
@@ -292,17 +373,9 @@ class _Clock:
         self._last = now
 
 
-def _taken(reply: Reply, deadline: float) -> Any:
-    """A reply's result. Raises ExpiredError where it does not come in time."""
-    try:
-        return reply.result(timeout_s=max(0.0, deadline - time.time()) + LATE)
-    except TimeoutError as error:
-        raise ExpiredError from error
-
-
-def _fused(query: Query, found: _Found) -> Hits:
-    """The sources' hits as one list, as `search --mode hybrid` fuses them. Where one of both failed, the other's."""
-    sources = found.sources
+def _fused(query: Query, result: _Found) -> Hits:
+    """Returns the sources' hits, fused as `search --mode hybrid` does; if one source failed, those of the other."""
+    sources = result.sources
     if query.mode == "hybrid":
         return weighted([sources["bm25"], sources["dense"]], max(query.k, query.rerank), [HYBRID, 1 - HYBRID])
     [hits] = sources.values()
@@ -310,19 +383,19 @@ def _fused(query: Query, found: _Found) -> Hits:
 
 
 def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
-    """(row, score) of the first k."""
+    """Returns (row, score) of the first k hits."""
     if hits is None:
         return []
     rows, scores = hits.rows[0, :k].tolist(), hits.scores[0, :k].tolist()
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _hits(query: Query, hits: Hits, found: _Found, texts: dict[int, tuple[int, str, str, str, str]]) -> list[Hit]:
-    """The hits that are shown, each with its passage and with the scores of all sources that found it."""
-    by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in found.sources.items()}
-    shown = []
-    for place, (row, score) in enumerate(_listed(hits, query.k)):
-        scores = {"reranker": score} if place < query.rerank else {}
-        scores |= {source: of[row] for source, of in by_source.items() if row in of}
-        shown.append(Hit(*texts[row], score, scores))
-    return shown
+def _hits(query: Query, hits: Hits, result: _Found, texts: dict[int, tuple[int, str, str, str, str]]) -> list[Hit]:
+    """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
+    by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in result.sources.items()}
+    output = []
+    for position, (row, score) in enumerate(_listed(hits, query.k)):
+        scores = {"reranker": score} if position < query.rerank else {}
+        scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
+        output.append(Hit(*texts[row], score, scores))
+    return output

@@ -1,4 +1,4 @@
-"""Errors over HTTP: what each is called, in the form that OpenAI's clients read."""
+"""Converts exceptions to HTTP errors in OpenAI's format: the status and the type of each."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from retriever.errors import InputError
 from serve.batching import OverloadedError
 from serve.engine import IncompleteError
+from serve.health.failures import StoreError, without_places
 from serve.parts import ExpiredError
 from serve.places import LostError
 from serve.service import ConflictError, NotReadyError, UnknownTaskError
@@ -31,8 +32,9 @@ ERRORS: dict[type[Exception], tuple[int, str]] = {
     IncompleteError: (503, "incomplete_error"),
     LostError: (503, "unavailable_error"),
     NotReadyError: (503, "not_ready_error"),
+    StoreError: (503, "store_error"),
 }
-SAID = {
+MESSAGES = {
     ExpiredError: "the time that the request was given has passed",
     IncompleteError: "not every shard answered; allow_partial takes what there is",
     LostError: "a part of the service does not answer at the moment",
@@ -40,37 +42,57 @@ SAID = {
 }
 
 
+class NoResponse(Response):
+    """Sends nothing: the client has disconnected."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+
 def add_errors(app: FastAPI) -> None:
-    """Answer every exception in that form."""
+    """Adds exception handlers to an application, so that it answers every exception in OpenAI's format."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        return told(request, error)
+        return response_to(request, error)
 
-    for kind in (*ERRORS, RequestValidationError, HTTPException, Exception):
+    for kind in (*ERRORS, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, answer)
 
 
-def told(request: Request, error: Exception) -> Response:
-    """What a request is told of an exception. One that was not foreseen is logged, and 500."""
+def response_to(request: Request, error: Exception) -> Response:
+    """Returns the response to a request that raised an exception.
+
+    Failures of the service are logged with all details; clients see no path, bucket or fingerprint.
+    """
+    if isinstance(error, StoreError | LostError):
+        detail = error.detail if isinstance(error, StoreError) else error.__cause__
+        log.error("request %s: %s (%s)", request_id(request), error, detail)
     for kind, (status, name) in ERRORS.items():
         if isinstance(error, kind):
             wait = error.retry_after if isinstance(error, OverloadedError) else 1
             headers = {"Retry-After": str(wait)} if status in (429, 503) else None
-            return _error(request, status, name, SAID.get(type(error), str(error)), headers)
+            return _error(request, status, name, message_of(error), headers)
     if isinstance(error, RequestValidationError):
-        # Where a field may be this or that, of both ways in which it is neither, the one that comes closest.
+        # A field with several types has an error for each of them: report the error that comes closest to a match.
         closest = max(error.errors(), key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
         steps = [str(step) for step in closest["loc"]]
         place = ".".join(
             step for step in steps if not step.startswith(("constrained-", "list["))
-        )  # pydantic's own names
+        )  # names that pydantic adds
         return _error(request, 422, "invalid_request_error", f"{place}: {closest['msg']}"[:500])
+    if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):
+        return NoResponse(status_code=499)
     if isinstance(error, HTTPException):
         return _error(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # nobody is left to be told
     log.error("request %s failed", request_id(request), exc_info=error)
     return _error(request, 500, "internal_error", "this is a fault of the server; its log says more")
+
+
+def message_of(error: Exception) -> str:
+    """Returns the message of an exception for clients."""
+    if isinstance(error, StoreError):
+        return f"the service cannot read what it serves at the moment ({error})"
+    return MESSAGES.get(type(error)) or without_places(str(error))
 
 
 def request_id(request: Request) -> str:

@@ -1,10 +1,10 @@
-"""What stands before every request: who may ask it, how large it may be, its name, and how it is counted."""
+"""The first layer of every request: tokens, size and rate of the body, its request id, and its metrics."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-import uuid
 from typing import Any, NamedTuple
 
 import orjson
@@ -12,36 +12,46 @@ import orjson
 from serve.metrics import Metrics
 from serve.security import Role, Tokens, is_loopback
 
-MOST_BYTES = 24 << 20  # of a request: 256 texts of 65,536 characters fit
-MOST_PROMPT_BYTES = 256 << 20  # of a prompt that is put
-PUBLIC = {"/", "/healthz", "/readyz", "/docs", "/openapi.json"}  # and the page's files
-BODY_S = 30  # seconds between two pieces of a request's body
-
-
-GONE = 499  # is counted where nobody was left to be answered
+MOST_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
+MOST_PROMPT_BYTES = 256 << 20  # bytes of a PUT request with a prompt
+PUBLIC = {"/", "/healthz", "/readyz", "/docs", "/openapi.json"}  # paths that need no token, as do the page's files
+MOST_RECEIVED = 1 << 30  # bytes of all requests' bodies together that are in memory
+BODY_S = 30.0  # maximum seconds between two pieces of a request's body
+BODY_RATE = 16 << 10  # minimum bytes per second of a body after BODY_S
+GONE = 499  # status that is counted if the client has disconnected
+_ids = random.Random()  # names requests; a name is no secret, and random.Random costs a tenth of uuid4's system call
 
 
 class Refusal(NamedTuple):
-    """What is answered instead of what was asked."""
+    """An error that is sent instead of a request's response."""
 
     status: int
     message: str
 
 
 class Guard:
-    """ASGI, before all else: what is refused here has cost nothing, its body is not read. Without tokens only names of
-    this machine are answered: a page in a browser, led here by a name of its own, is not a user of this machine."""
+    """The outermost ASGI application: checks tokens and sizes. A refused request costs little: its body is not read.
+
+    Without tokens only the names of this machine are accepted as Host. This keeps out web pages whose host name
+    resolves to this machine (DNS rebinding).
+
+    Args:
+        app: The inner application.
+        tokens: Tokens of users and administrators.
+        metrics: Counts every request.
+    """
 
     def __init__(self, app: Any, *, tokens: Tokens, metrics: Metrics):
         self.app, self.tokens, self.metrics = app, tokens, metrics
+        self.received = 0  # bytes of all bodies that are in memory now
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun = time.perf_counter()
+        start = time.perf_counter()
         headers = dict(scope["headers"])
-        scope.setdefault("state", {})["request_id"] = name = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = name = f"{_ids.getrandbits(128):032x}"
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         prompt = scope["method"] == "PUT" and path.startswith("/v1/tasks/")
         most = MOST_PROMPT_BYTES if prompt else MOST_BYTES
@@ -57,34 +67,42 @@ class Guard:
                 message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
             await send(message)
 
-        async def take() -> Any:
+        async def receive_body() -> Any:
             nonlocal received, refusal, whole
+            # Without this limit a slow sender could hold the body's memory and its connection for any time.
+            remaining_s = start + BODY_S + received / BODY_RATE - time.perf_counter()
             try:
-                async with asyncio.timeout(None if whole else BODY_S):
+                async with asyncio.timeout(None if whole else min(BODY_S, max(0.0, remaining_s))):
                     message = await receive()
             except TimeoutError:
-                refusal = Refusal(408, f"expected the body's next bytes within {BODY_S} s")
+                refusal = Refusal(408, f"expected the body's next bytes within {BODY_S:g} s, at {BODY_RATE:,} bytes/s")
                 return {"type": "http.disconnect"}
             whole = not message.get("more_body", False)
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received += size
+            self.received += size
             if received > most:
                 refusal = _too_large(most)
+                return {"type": "http.disconnect"}
+            if self.received > MOST_RECEIVED:
+                refusal = Refusal(503, "too many large requests at once; try again in a moment")
                 return {"type": "http.disconnect"}
             return message
 
         try:
             if refusal is None:
-                await self.app(scope, take, answer)
+                await self.app(scope, receive_body, answer)
             if refusal is not None:
                 await _refuse(answer, refusal, name)
         except BaseException:
             status = 500
             raise
         finally:
-            self.metrics.answered(getattr(scope.get("route"), "path", "other"), status, time.perf_counter() - begun)
+            self.received -= received
+            self.metrics.answered(getattr(scope.get("route"), "path", "other"), status, time.perf_counter() - start)
 
     def _refusal(self, method: str, path: str, headers: dict[bytes, bytes], most: int) -> Refusal | None:
-        """Why a request is not even read."""
+        """Returns the reason to refuse a request before its body is read; None if it is accepted."""
         host = _without_port(headers.get(b"host", b"").decode("latin-1"))
         if not self.tokens and not is_loopback(host):
             return Refusal(403, f"host {host[:100]!r}: without tokens only this machine is answered")
@@ -113,10 +131,14 @@ def _without_port(host: str) -> str:
 
 
 async def _refuse(send: Any, refusal: Refusal, request_id: str) -> None:
-    told = {"message": refusal.message, "type": "invalid_request_error", "request_id": request_id}
-    body = orjson.dumps({"error": told})
+    kind = {408: "timeout_error", 503: "overloaded_error"}.get(refusal.status, "invalid_request_error")
+    body = orjson.dumps({"error": {"message": refusal.message, "type": kind, "request_id": request_id}})
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.status == 503:
+        headers.append((b"retry-after", b"1"))
+    if refusal.status in (408, 413, 503):  # the rest of the body is not read
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers, "refusal": True})
     await send({"type": "http.response.body", "body": body, "refusal": True})

@@ -7,7 +7,7 @@ import json
 from indexing.filters import filter_columns
 from indexing.models import model_folder
 from indexing.store import Store
-from retriever.prompts import SETTINGS
+from retriever.files import PROMPT_SETTINGS
 from serve.release import Opened, Release, Task
 
 
@@ -24,6 +24,6 @@ class Live:
 
 def _lengths(store: Store, task: Task) -> dict[str, int]:
     """Tokens of a task's prompt, by side."""
-    file = model_folder(store.open("prompts", task.prompt or "")) / SETTINGS
+    file = model_folder(store.open("prompts", task.prompt or "")) / PROMPT_SETTINGS
     sides = json.loads(file.read_text(encoding="utf-8"))["sides"]
     return {side: place["length"] for side, place in sides.items() if place}

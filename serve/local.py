@@ -1,41 +1,56 @@
-"""A service of one process: every part stands here, and a call is a call."""
+"""A service in one process: all parts are here, and are called directly."""
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from indexing.store import Store
 from retriever.errors import InputError
 from serve.engine import Engine
+from serve.health.states import BM25, DENSE, ENCODER, PASSAGES, RERANKER
+from serve.health.warm_up import WarmUpLimits
+from serve.http.limits import HttpLimits, allowed_connections
 from serve.live import Live
 from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
 from serve.places import Here, Places
 from serve.security import Tokens
 from serve.service import Limits, Service
 
-GRACE = 30  # seconds that requests on their way have when it is told to end
+GRACE = 30  # seconds that running requests have when the server ends
 
 
 class LocalService(Service):
-    """A Service whose parts are its own."""
+    """A Service whose parts are in this process."""
 
-    def __init__(self, store: Store, encoder: EncoderPart, others: dict[str, Part], limits: Limits):
+    part_names = (ENCODER, DENSE, BM25, PASSAGES, RERANKER)
+
+    def __init__(
+        self,
+        store: Store,
+        encoder: EncoderPart,
+        others: dict[str, Part],
+        limits: Limits,
+        warm_up: WarmUpLimits | None = None,
+    ):
         self.encoder, self.others = encoder, others
+        self._parts: dict[str, Part] = {
+            ENCODER: encoder,
+            DENSE: others["search"],
+            BM25: others["words"],
+            PASSAGES: others["passages"],
+            RERANKER: others["reranker"],
+        }
         places = Places(encoder=Here(encoder), shards=[Here(others["search"])], passages=Here(others["passages"]),
                         words=Here(others["words"]), reranker=Here(others["reranker"]))  # fmt: skip
-        super().__init__(store, Engine(places), prepare=self.open, retire=self.forget, limits=limits)
+        super().__init__(store, Engine(places), limits=limits, warm_up=warm_up)
 
-    def open(self, release_id: str) -> None:
-        """Have every part open a release. Raises InputError where one cannot."""
-        for part in (self.encoder, *self.others.values()):
-            part.prepare(release_id)
-
-    def forget(self, release_id: str) -> None:
-        for part in (self.encoder, *self.others.values()):
-            part.retire(release_id)
+    def everywhere(self, part: str, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
+        return [getattr(self._parts[part], method)(*arguments)]
 
     def about(self, live: Live) -> dict[str, Any]:
         """What `/v1/info` says beside what the release does."""
@@ -44,9 +59,9 @@ class LocalService(Service):
 
 def open_local(
     store: Store, *, threads: int | None = None, batch: int = 32, bound: int = 256, compile: str = "never",
-    device: str | None = None,
+    device: str | None = None, warm_up: WarmUpLimits | None = None,
 ) -> LocalService:  # fmt: skip
-    """Parts that have opened nothing yet. Belongs to the event loop that it is called in."""
+    """Returns a service whose parts have opened nothing yet. It belongs to the event loop that this is called in."""
     encoder = EncoderPart(store, threads=threads, device=device, compile=compile)
     others: dict[str, Part] = {
         "search": SearchPart(store, threads=threads),
@@ -54,37 +69,59 @@ def open_local(
         "passages": PassagesPart(store),
         "reranker": RerankPart(store, threads=threads, device=device),
     }
-    return LocalService(store, encoder, others, Limits(batch=batch, bound=bound))
+    return LocalService(store, encoder, others, Limits(batch=batch, bound=bound), warm_up)
 
 
 async def run_server(
-    service: LocalService, tokens: Tokens, host: str, port: int, told: Callable[[str], object]
+    service: LocalService,
+    tokens: Tokens,
+    host: str,
+    port: int,
+    announce: Callable[[str], object],
+    limits: HttpLimits | None = None,
 ) -> None:
-    """Answer HTTP until SIGTERM or SIGINT; requests that have come are answered first. told: of the address, once it
-    listens. Raises InputError where that cannot be had."""
+    """Answer HTTP until SIGTERM or SIGINT; requests that have come are answered before it ends.
+
+    Args:
+        service: What is served. `/healthz` and `/readyz` are answered before its first release is live.
+        tokens: Who may ask.
+        host: Address to listen on.
+        port: Port to listen on; 0: any free one.
+        announce: Is called with the server's address once it is ready.
+        limits: Bounds on connections and heads.
+
+    Raises:
+        InputError: If the address cannot be used, or the process may not open enough files.
+    """
     import uvicorn
 
     from serve.app import build_app
+    from serve.http.connections import Connections
+    from serve.http.protocol import bounded_protocol
 
-    app = build_app(service, tokens, about=service.about)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE,
-                            server_header=False, proxy_headers=False)  # fmt: skip
-    # uvicorn hands the signal that ended it on, once it has ended: to these.
+    limits = limits or HttpLimits()
+    connections = Connections(limits, allowed_connections(limits.max_connections))
+    app = build_app(service, tokens, about=service.about, connections=connections)
+    config = uvicorn.Config(app, http=bounded_protocol(connections), ws="none", log_level="error", access_log=False,
+                            timeout_keep_alive=math.ceil(limits.idle_timeout_s) + 1, server_header=False,
+                            timeout_graceful_shutdown=GRACE, proxy_headers=False)  # fmt: skip
+    # uvicorn raises the signal that ended it again once it has ended: these handlers take it.
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: None)
     with listen(host, port) as listening:
-        told(address_of(host, listening.getsockname()[1]))
+        address = address_of(host, listening.getsockname()[1])
+        service.on_live = partial(announce, address)
         await uvicorn.Server(config).serve([listening])
 
 
 def address_of(host: str, port: int) -> str:
-    """Where a server of this host and port is found."""
+    """Returns the URL of a server of this host and port."""
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises InputError where the address cannot be had."""
-    # The protocol is named, as event loops look at it: without, they leave small packets to wait for one another.
+    """Returns a listening socket. Raises InputError if the address cannot be used."""
+    # Event loops disable Nagle's algorithm only on sockets whose protocol is named.
     listening = socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
     )

@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""Metrics of one server process, in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -7,29 +7,43 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve.engine import Answer
+from serve.http.connections import Connections
 from serve.service import Service
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-TOKENS = tuple(8 * 4**n for n in range(8))  # 64 texts of 2,048 tokens at the most
+TOKENS = tuple(8 * 4**n for n in range(8))  # up to 64 texts of 2,048 tokens
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """Counters of one process, in a registry of their own."""
+    """Metrics of one process, in a separate registry.
 
-    def __init__(self, service: Service):
+    Args:
+        service: The service, whose queues and encoder passes are counted.
+        connections: Connections of its HTTP server; None: another server, such as Ray's, answers HTTP.
+    """
+
+    def __init__(self, service: Service, connections: Connections | None = None):
         self.registry = registry = CollectorRegistry()
         self._known: dict[Any, Any] = {}
         common: dict[str, Any] = {"namespace": "riptide", "registry": registry}
         self.requests = Counter("requests", "Requests, by route and status.", ["route", "status"], **common)
-        self.seconds = Histogram("request_seconds", "Of a request.", ["route"], buckets=SECONDS, **common)
-        self.stage = Histogram("stage_seconds", "Of a search's stage.", ["stage"], buckets=SECONDS, **common)
-        self.tokens = Counter("embedding_tokens", "Tokens of texts that became vectors for a caller.", **common)
-        self.shard_errors = Counter("shard_errors", "Searchers that failed or came late.", ["how"], **common)
+        self.seconds = Histogram(
+            "request_seconds", "Seconds of a request, by route.", ["route"], buckets=SECONDS, **common
+        )
+        self.stage = Histogram("stage_seconds", "Seconds of a stage of a search.", ["stage"], buckets=SECONDS, **common)
+        self.tokens = Counter(
+            "embedding_tokens", "Tokens of texts that were encoded for requests for embeddings.", **common
+        )
+        self.shard_errors = Counter("shard_errors", "Searchers that failed or timed out.", ["how"], **common)
         for how in ("failed", "timed_out"):
             self.shard_errors.labels(how)
-        self.pass_texts = Histogram("encoder_texts", "Texts of one pass of the encoder.", buckets=SIZES, **common)
-        self.pass_tokens = Histogram("encoder_tokens", "Their tokens, without padding.", buckets=TOKENS, **common)
+        self.pass_texts = Histogram(
+            "encoder_texts", "Texts of one forward pass of the encoder.", buckets=SIZES, **common
+        )
+        self.pass_tokens = Histogram(
+            "encoder_tokens", "Tokens of one forward pass of the encoder, without padding.", buckets=TOKENS, **common
+        )
         service.engine.encoded = self.encoded
         for name, queue in service.queues.items():
             for what, read in (("queue_length", len), ("batches", _batches), ("batched_items", _items)):
@@ -39,18 +53,24 @@ class Metrics:
             lambda: float(len(service.live.tasks) if service.live else 0)
         )
 
+        if connections is not None:
+            Gauge("connections", "Open connections.", **common).set_function(lambda: float(len(connections)))
+            connections.refused = lambda status: self.answered("other", status, 0.0)
+            closed = Counter("connections_closed", "Connections closed by the server, by reason.", ["why"], **common)
+            connections.closed = lambda why: closed.labels(why).inc()
+
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """Note a request."""
+        """Counts a request."""
         self._labelled(self.requests, route, str(status)).inc()
         self._labelled(self.seconds, route).observe(seconds)
 
     def encoded(self, texts: int, tokens: int) -> None:
-        """Note a pass of the encoder; in any thread."""
+        """Counts a forward pass of the encoder. Thread-safe."""
         self.pass_texts.observe(texts)
         self.pass_tokens.observe(tokens)
 
     def searched(self, answers: list[tuple[Answer, float]]) -> None:
-        """Note the stages and the shards of a request."""
+        """Counts the stages and the shards of a request's queries."""
         for answer, waited in answers:
             self._labelled(self.stage, "queue").observe(waited)
             for stage, seconds in answer.took.items():
@@ -60,14 +80,15 @@ class Metrics:
                 self.shard_errors.labels("timed_out").inc(answer.shards.timed_out)
 
     def _labelled(self, metric: Any, *values: str) -> Any:
-        """The metric of these labels, which the library takes longer to look up than to count with."""
+        """Returns the metric with these labels, from a cache: a look-up in the library takes longer than counting."""
         key = (metric, *values)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = metric.labels(*values)
-        return found
+        labelled = self._known.get(key)
+        if labelled is None:
+            labelled = self._known[key] = metric.labels(*values)
+        return labelled
 
     def text(self) -> bytes:
+        """Returns all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 

@@ -1,20 +1,24 @@
-"""The parts of a service: each answers whole batches, for any release that it was told to prepare.
+"""The parts of a service (encoder, dense search, BM25, passages, re-ranker), which answer batches for open releases.
 
-The same classes stand side by side in one process, or in replicas of their own on a cluster: arguments and results are
-plain arrays, strings and numbers. A deadline is a time of day in seconds (time.time()): work that is past it is dropped
-before it costs anything. All are thread-safe.
+The same classes run side by side in one process, or in their own replicas on a cluster: arguments and results are plain
+arrays, strings and numbers. A deadline is a wall-clock time in seconds (time.time()): work past its deadline is dropped
+before it starts. All parts are thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from indexing.artifact import Artifact, Draft
+from indexing.artifact import Part as FilePart
+from indexing.cache import CorruptError
 from indexing.filters import Filter
 from indexing.models import model_folder, resolve_model
 from indexing.online import DenseShard, OpenPassages, Words
@@ -25,11 +29,14 @@ from retriever.errors import InputError
 from retriever.options import SIDES, Side
 from retriever.prompts import load_prompt
 from retriever.reranker import Reranker
+from serve.health.failures import RefusedPromptError, StoreError, converted, store_error
+from serve.health.files import PartFiles, free_memory
+from serve.health.states import BM25, DENSE, ENCODER, PASSAGES, RERANKER
 from serve.release import Opened, Release
 
 T = TypeVar("T")
 
-PROBE = "what is a prompt?"  # whose vector by a new prompt must be finite
+PROBE = "what is a prompt?"  # the query of checks; its vector with a new prompt must be finite
 
 
 class ExpiredError(Exception):
@@ -37,20 +44,26 @@ class ExpiredError(Exception):
 
 
 def check_deadline(deadline: float | None) -> None:
-    """Raises ExpiredError where it has passed."""
+    """Raises ExpiredError if the deadline has passed."""
     if deadline is not None and time.time() > deadline:
         raise ExpiredError
 
 
 class Shared(Generic[T]):
-    """What several releases have in common is opened once, and let go with the last of them."""
+    """Objects that releases share: each is opened once, and dropped when the last release that holds it is released."""
 
     def __init__(self) -> None:
         self._held: dict[Any, tuple[T, set[str]]] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Any, release: str, make: Callable[[], T]) -> T:
-        """What `key` stands for, made unless it is there; held by the release from now on."""
+        """Returns the object of `key`; the release holds it from now on.
+
+        Args:
+            key: Identifies the object.
+            release: Id of the release.
+            make: Creates the object if it does not exist.
+        """
         with self._lock:
             if key not in self._held:
                 self._held[key] = (make(), set())
@@ -59,55 +72,124 @@ class Shared(Generic[T]):
             return value
 
     def held(self, key: Any) -> T:
-        """What is there under `key`."""
+        """Returns the object of `key`."""
         return self._held[key][0]
 
     def release(self, release: str) -> list[Any]:
-        """Let go of what a release holds; the keys of what nobody holds any more."""
+        """Releases the objects of a release, and returns the keys of those that no other release holds."""
         with self._lock:
-            gone = []
+            removed = []
             for key, (_, holders) in list(self._held.items()):
                 holders.discard(release)
                 if not holders:
                     del self._held[key]
-                    gone.append(key)
-            return gone
+                    removed.append(key)
+            return removed
 
 
 class Part:
-    """Prepares releases by id; `retire` forgets one."""
+    """Base class of the parts: opens releases by id, and answers requests for each of them.
+
+    If its files are damaged, a part raises StoreError until `check` finds the files as they were committed.
+
+    Args:
+        store: Where the artifacts are.
+        threads: Threads of one call; None: one for each core.
+    """
+
+    name = ""  # in /readyz and in errors
 
     def __init__(self, store: Store, *, threads: int | None = None):
         self.store, self.threads = store, threads
         self._opened: dict[str, Any] = {}
+        self._files: dict[str, PartFiles] = {}
+        self._damaged: dict[str, StoreError] = {}
+        self._read: set[Path] = set()  # files whose pages were read into memory
         self._preparing = threading.Lock()
 
     def prepare(self, release_id: str) -> None:
-        """Open all that a release needs here. Raises InputError where that is missing or is not what it was."""
+        """Opens the artifacts of a release that this part needs.
+
+        Raises:
+            InputError: If an artifact is missing, or has another fingerprint than in the release.
+        """
         with self._preparing:
             if release_id not in self._opened:
-                release = Release.load(self.store, release_id)
-                self._opened[release_id] = self._open(Opened(self.store, release))
+                artifacts = Opened(self.store, Release.load(self.store, release_id))
+                self._files[release_id] = PartFiles(self.store, self._used_files(artifacts))
+                self._opened[release_id] = self._open(artifacts)
 
     def retire(self, release_id: str) -> None:
+        """Closes a release."""
         with self._preparing:
-            self._opened.pop(release_id, None)
+            for table in (self._opened, self._files, self._damaged):
+                table.pop(release_id, None)
             self._forget(release_id)
+
+    @converted
+    def read(self, release_id: str, budget: int | None, seconds: float) -> int:
+        """Reads the files of a release that were not read before, so that they are in memory.
+
+        Args:
+            release_id: Id of the release.
+            budget: Maximum bytes to read; None: half of the free memory, as other parts of the node read too.
+            seconds: Maximum time to spend.
+
+        Returns:
+            Bytes read.
+        """
+        self._of(release_id)
+        return self._files[release_id].read(free_memory() // 2 if budget is None else budget, seconds, self._read)
+
+    @converted
+    def check(self, release_id: str) -> None:
+        """Checks the files of a release, and answers a small request from them.
+
+        Raises:
+            StoreError: If a file is missing or damaged. Other failures of the request are raised as they are.
+        """
+        if release_id not in self._opened:
+            self.prepare(release_id)
+        try:
+            self._files[release_id].check()
+        except CorruptError as error:
+            self._damaged[release_id] = store_error(self.name, error)
+            raise
+        self._damaged.pop(release_id, None)
+        self._try(release_id)
 
     def _of(self, release_id: str) -> Any:
         if release_id not in self._opened:
-            self.prepare(release_id)  # a replica that has started since
+            self.prepare(release_id)  # this replica started after the release was prepared
+        if damaged := self._damaged.get(release_id):
+            raise StoreError(*damaged.args)
         return self._opened[release_id]
 
-    def _open(self, opened: Opened) -> Any:
+    def _open(self, artifacts: Opened) -> Any:
         raise NotImplementedError
+
+    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+        """Returns the files that requests read, the most important ones first."""
+        return []
+
+    def _try(self, release_id: str) -> None:
+        """Answers a small request."""
 
     def _forget(self, release_id: str) -> None:
         pass
 
 
 class EncoderPart(Part):
-    """One backbone, and the prompts of all tasks of all its releases in one table."""
+    """One backbone, with the prompts of all tasks of all open releases in one table.
+
+    Args:
+        store: Where the artifacts are.
+        threads: Threads of one call; None: one for each core.
+        device: Device of the backbone; None: the encoder's default.
+        compile: "auto" or "never".
+    """
+
+    name = ENCODER
 
     def __init__(self, store: Store, *, threads: int | None = None, device: str | None = None, compile: str = "never"):
         super().__init__(store, threads=threads)
@@ -115,13 +197,24 @@ class EncoderPart(Part):
         self._encoders: Shared[Encoder] = Shared()
         self._prompts: Shared[str] = Shared()
 
+    @converted
     def encode(
         self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side = "query",
         deadline: float | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Vectors of texts by their tasks' prompts of that side, in one pass: float32 [n, dim]; their tokens: [n].
+        """Encodes texts with the prompts of their tasks.
 
-        One that is not finite is told by its numbers: the others of its batch are somebody else's.
+        Vectors are not checked for being finite: other texts of the batch belong to other requests.
+
+        Args:
+            release_id: Id of the release.
+            texts: Texts to encode.
+            tasks: Name of the task per text.
+            side: "query" or "passage".
+            deadline: Wall-clock time in seconds; None: no deadline.
+
+        Returns:
+            Vectors float32 [n, dim], and token counts [n].
         """
         check_deadline(deadline)
         encoder, slots = self._of(release_id)
@@ -129,13 +222,14 @@ class EncoderPart(Part):
         vectors = encoder.forward(tokens, side=side, task=[slots[task] for task in tasks], check=False)
         return vectors, tokens.lengths
 
+    @converted
     def describe(self, release_id: str) -> dict[str, Any]:
-        """dim, similarity and numerics of the vectors."""
+        """Returns {"dim", "similarity", "numerics"} of the vectors."""
         encoder, _ = self._of(release_id)
         return {"dim": encoder.dim, "similarity": encoder.similarity, "numerics": encoder.numerics}
 
-    def _open(self, opened: Opened) -> tuple[Encoder, dict[str, str | None]]:
-        release, spec = opened.release, opened.spec
+    def _open(self, artifacts: Opened) -> tuple[Encoder, dict[str, str | None]]:
+        release, spec = artifacts.release, artifacts.spec
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
 
         def start() -> Encoder:
@@ -150,18 +244,27 @@ class EncoderPart(Part):
                 artifact = release.artifact(self.store, f"prompts/{task.prompt}")
                 slot = artifact.fingerprint
 
-                def put(slot: str = slot, name: str = task.prompt, task: str = task.name) -> str:
-                    encoder.put_task(slot, load_prompt(model_folder(self.store.open("prompts", name))))
+                def add_prompt(slot: str = slot, name: str = task.prompt, task: str = task.name) -> str:
+                    prompt = load_prompt(model_folder(self.store.open("prompts", name)))
                     try:
-                        for side in SIDES:
-                            encoder.encode([PROBE], side=side, task=slot)
-                    except InputError as error:
-                        encoder.drop_task(slot)
-                        raise InputError(f"task {task}: {error}") from error
+                        encoder.put_task(slot, prompt)
+                        try:
+                            for side in SIDES:
+                                encoder.encode([PROBE], side=side, task=slot)
+                        except InputError:
+                            encoder.drop_task(slot)
+                            raise
+                    except InputError as error:  # the message names the slot, a fingerprint, instead of the task
+                        reason = str(error).removeprefix(f"task {slot!r}: ")
+                        raise RefusedPromptError(f"task {task}: {reason}") from error
                     return slot
 
-                slots[task.name] = self._prompts.get((key, slot), release.id, put)
+                slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
         return encoder, slots
+
+    def _try(self, release_id: str) -> None:
+        _, slots = self._of(release_id)
+        self.encode(release_id, [PROBE], [next(iter(slots))])
 
     def _forget(self, release_id: str) -> None:
         for key, slot in self._prompts.release(release_id):
@@ -170,110 +273,191 @@ class EncoderPart(Part):
 
 
 class SearchPart(Part):
-    """Shard `number` of `of` of every index and all embeddings."""
+    """Dense search in shard `number` of `of` shards of every index and of all embeddings.
+
+    Args:
+        store: Where the artifacts are.
+        number: Number of the shard, from 0.
+        of: Number of shards.
+        threads: Threads of one call; None: one for each core.
+    """
+
+    name = DENSE
 
     def __init__(self, store: Store, number: int = 0, of: int = 1, *, threads: int | None = None):
         super().__init__(store, threads=threads)
         self.number, self.of = number, of
         self._shards: Shared[DenseShard] = Shared()
 
+    @converted
     def search(
         self, release_id: str, embeddings: str, index: str | None, queries: np.ndarray, k: int,
         filter: str | None = None, exact: bool = False, deadline: float | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """The top k of queries float32 [q, dim] here: scores float32 [q, k], rows int64 [q, k]. filter: its text."""
+        """Returns the top k passages of each query in this shard.
+
+        Args:
+            release_id: Id of the release.
+            embeddings: Name of the embeddings.
+            index: Name of the index over them; None: every vector is scored.
+            queries: Query vectors float32 [q, dim].
+            k: Number of hits per query.
+            filter: The text of a Filter; None: no filter.
+            exact: Whether every vector is scored, without the index.
+            deadline: Wall-clock time in seconds; None: no deadline.
+
+        Returns:
+            Scores float32 [q, k] and rows int64 [q, k].
+        """
         check_deadline(deadline)
         shard: DenseShard = self._of(release_id)[embeddings, index]
-        found = shard.search(queries, k, None if filter is None else Filter(filter), exact=exact)
-        return found.scores, found.rows
+        hits = shard.search(queries, k, None if filter is None else Filter(filter), exact=exact)
+        return hits.scores, hits.rows
 
-    def _open(self, opened: Opened) -> dict[tuple[str, str | None], DenseShard]:
-        release = opened.release
-        corpus = tuple(artifact.fingerprint for artifact in opened.corpus.generations)
-        found = {}
-        for place in {task.space for task in release.tasks}:
-            vectors = opened.embeddings[place[0]]
-            index = opened.indexes[place[1]] if place[1] else None
-            made = tuple(g.fingerprint for g in [*vectors.generations, *(index.generations if index else [])])
+    def _open(self, artifacts: Opened) -> dict[tuple[str, str | None], DenseShard]:
+        release = artifacts.release
+        corpus = tuple(artifact.fingerprint for artifact in artifacts.corpus.generations)
+        shards = {}
+        for space in {task.space for task in release.tasks}:
+            vectors = artifacts.embeddings[space[0]]
+            index = artifacts.indexes[space[1]] if space[1] else None
+            fingerprints = tuple(g.fingerprint for g in [*vectors.generations, *(index.generations if index else [])])
 
             def start(vectors: Any = vectors, index: Any = index) -> DenseShard:
-                return DenseShard(opened.corpus, vectors, index, self.number, self.of, self.threads)
+                return DenseShard(artifacts.corpus, vectors, index, self.number, self.of, self.threads)
 
-            found[place] = self._shards.get((corpus, made), release.id, start)
-        return found
+            shards[space] = self._shards.get((corpus, fingerprints), release.id, start)
+        return shards
+
+    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+        for index in artifacts.indexes.values():
+            if index.factory != "Flat":  # the vectors of a Flat index are scored from the embeddings
+                yield from ((shard.artifact, shard.part) for shard in index.shards[self.number :: self.of])
+        for name, index_name in sorted({task.space for task in artifacts.release.tasks}, key=str):
+            vectors = artifacts.embeddings[name]
+            if index_name is None:
+                bounds = np.linspace(0, vectors.num_rows, self.of + 1).astype(np.int64)
+                ranges = [(int(bounds[self.number]), int(bounds[self.number + 1]))]
+            else:
+                shards = artifacts.indexes[index_name].shards[self.number :: self.of]
+                ranges = [(shard.first_row, shard.end) for shard in shards]
+            for part in vectors.parts:
+                if any(first < part.end and part.first_row < end for first, end in ranges):
+                    yield part.artifact, part.part
+
+    def _try(self, release_id: str) -> None:
+        for shard in self._of(release_id).values():
+            vectors = shard.embeddings
+            if vectors.num_rows:
+                vectors.take(np.zeros(1, np.int64))
+            if shard.index is not None and shard.index.factory != "Flat":  # Flat would score every vector
+                shard.search(np.ones((1, vectors.dim), np.float32), 1)
 
     def _forget(self, release_id: str) -> None:
         self._shards.release(release_id)
 
 
 class WordsPart(Part):
-    """Lucene."""
+    """Lexical search (BM25) with Lucene."""
+
+    name = BM25
 
     def __init__(self, store: Store, *, threads: int | None = None):
         super().__init__(store, threads=threads)
         self._words: Shared[Words] = Shared()
 
+    @converted
     def search(
         self, release_id: str, bm25: str, texts: Sequence[str], k: int, filter: str | None = None,
         deadline: float | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """The top k of some questions: scores float32 [q, k], rows int64 [q, k]."""
+        """Returns the top k passages of each query: scores float32 [q, k], rows int64 [q, k].
+
+        Args:
+            release_id: Id of the release.
+            bm25: Name of the BM25 index.
+            texts: Queries.
+            k: Number of hits per query.
+            filter: The text of a Filter; None: no filter.
+            deadline: Wall-clock time in seconds; None: no deadline.
+        """
         check_deadline(deadline)
         words: Words = self._of(release_id)[bm25]
-        found = words.search(texts, k, None if filter is None else Filter(filter))
-        return found.scores, found.rows
+        hits = words.search(texts, k, None if filter is None else Filter(filter))
+        return hits.scores, hits.rows
 
-    def _open(self, opened: Opened) -> dict[str, Words]:
-        corpus = tuple(artifact.fingerprint for artifact in opened.corpus.generations)
-        found = {}
-        for name, bm25 in opened.bm25.items():
-            made = tuple(artifact.fingerprint for artifact in bm25.generations)
+    def _open(self, artifacts: Opened) -> dict[str, Words]:
+        corpus = tuple(artifact.fingerprint for artifact in artifacts.corpus.generations)
+        searchers = {}
+        for name, bm25 in artifacts.bm25.items():
+            fingerprints = tuple(artifact.fingerprint for artifact in bm25.generations)
 
             def start(bm25: Any = bm25) -> Words:
-                return Words(opened.corpus, bm25, self.threads or 1)
+                return Words(artifacts.corpus, bm25, self.threads or 1)
 
-            found[name] = self._words.get((corpus, made), opened.release.id, start)
-        return found
+            searchers[name] = self._words.get((corpus, fingerprints), artifacts.release.id, start)
+        return searchers
+
+    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+        for bm25 in artifacts.bm25.values():
+            for artifact in bm25.generations:
+                yield from ((artifact, part) for part in artifact.group("shard"))
+
+    def _try(self, release_id: str) -> None:
+        for words in self._of(release_id).values():
+            words.search([PROBE], 1)
 
     def _forget(self, release_id: str) -> None:
         self._words.release(release_id)
 
 
 class PassagesPart(Part):
-    """The passages' ids, titles, texts and metadata."""
+    """Returns passages by row: their ids, titles, texts and metadata."""
 
+    name = PASSAGES
+
+    @converted
     def fetch(
         self, release_id: str, rows: np.ndarray, deadline: float | None = None
     ) -> list[tuple[int, str, str, str, str]]:
-        """(row, id, title, text, metadata as JSON) of some rows, int64 [n]."""
+        """Returns (row, id, title, text, metadata as JSON) for each of the rows, int64 [n]."""
         check_deadline(deadline)
         passages: OpenPassages = self._of(release_id)
         return passages.fetch(rows)
 
-    def _open(self, opened: Opened) -> OpenPassages:
-        return OpenPassages(opened.corpus)
+    def _open(self, artifacts: Opened) -> OpenPassages:
+        return OpenPassages(artifacts.corpus)
+
+    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+        return ((part.artifact, part.part) for part in artifacts.corpus.parts)
+
+    def _try(self, release_id: str) -> None:
+        self._of(release_id).fetch(np.zeros(1, np.int64))
 
 
 class RerankPart(Part):
-    """A cross-encoder."""
+    """Scores pairs of a query and a passage with a cross-encoder."""
+
+    name = RERANKER
 
     def __init__(self, store: Store, *, threads: int | None = None, device: str | None = None):
         super().__init__(store, threads=threads)
         self.device = device
         self._models: Shared[Reranker] = Shared()
 
+    @converted
     def score(
         self, release_id: str, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str],
         deadline: float | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """The probability of each pair: float32 [n]."""
+        """Returns the probability of each (query, passage) pair, float32 [n]."""
         check_deadline(deadline)
         model: Reranker | None = self._of(release_id)
         assert model is not None, f"release {release_id} has no re-ranker"
         return model.score(list(questions), model.compose(list(titles), list(texts)))
 
-    def _open(self, opened: Opened) -> Reranker | None:
-        name = opened.release.reranker
+    def _open(self, artifacts: Opened) -> Reranker | None:
+        name = artifacts.release.reranker
         if name is None:
             return None
         options, config = open_reranker(self.store, name)
@@ -282,7 +466,11 @@ class RerankPart(Part):
             folder = resolve_model(self.store, name)
             return Reranker(folder, options, device=self.device, threads=self.threads)
 
-        return self._models.get(repr(config), opened.release.id, start)
+        return self._models.get(repr(config), artifacts.release.id, start)
+
+    def _try(self, release_id: str) -> None:
+        if self._of(release_id) is not None:
+            self.score(release_id, [PROBE], [""], [PROBE])
 
     def _forget(self, release_id: str) -> None:
         self._models.release(release_id)

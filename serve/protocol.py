@@ -1,4 +1,4 @@
-"""What is said over HTTP: requests and responses, as OpenAPI describes them. Unknown fields are refused."""
+"""Requests and responses of the HTTP API, as the OpenAPI document describes them. Unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-MOST_QUERIES = 64  # of one request
-MOST_CHARACTERS = 8_192  # of a question
+MOST_QUERIES = 64  # queries of one request
+MOST_CHARACTERS = 8_192  # characters of a query
 MOST_HITS = 1_000
-MOST_INPUTS = 256  # texts of one request for vectors
+MOST_INPUTS = 256  # texts of one request for embeddings
 MOST_TEXT = 65_536  # characters of a passage
 MOST_DOCUMENTS = 1_000
 MOST_MS = 60_000
 
 
 def _number(value: Any) -> Any:
-    """Raises ValueError for what pydantic would make a number of."""
+    """Raises ValueError for booleans and texts, which pydantic would convert to numbers."""
     if isinstance(value, bool | str):
         raise ValueError("expected a number")
     return value
@@ -34,7 +34,7 @@ class Strict(BaseModel):
 
 
 class SearchRequest(Strict):
-    """One question in `query`, or several in `queries`."""
+    """One query in `query`, or several in `queries`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -51,9 +51,9 @@ class SearchRequest(Strict):
     k: Whole = Field(10, ge=1, le=MOST_HITS)
     mode: Literal["dense", "exact", "bm25", "hybrid"] = "dense"
     filter: dict[str, Any] | None = Field(None, description="Conditions on metadata, all of which must hold.")
-    rerank: Whole = Field(0, ge=0, le=MOST_HITS, description="How many of the first hits to re-rank; 0: none.")
+    rerank: Whole = Field(0, ge=0, le=MOST_HITS, description="Number of first hits to re-rank; 0: none.")
     timeout_ms: Milliseconds = 10_000
-    allow_partial: StrictBool = Field(False, description="Take an answer that not all shards have part in.")
+    allow_partial: StrictBool = Field(False, description="Accept an answer without the hits of shards that failed.")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> SearchRequest:
@@ -67,8 +67,11 @@ class SearchRequest(Strict):
 
 
 class FoundPassage(Strict):
-    """A hit. score: of the last step that ordered it, which below the re-ranked ones is their order (-rank); scores: of
-    each source that found it."""
+    """A hit.
+
+    `score` is the score of the last stage that ordered the hit; below the re-ranked hits it is the negative rank.
+    `scores` has the score of each source that found it.
+    """
 
     id: str
     rank: int
@@ -76,7 +79,7 @@ class FoundPassage(Strict):
     title: str
     text: str
     metadata: dict[str, Any] | None
-    scores: dict[str, float] = Field(description="By source: dense, bm25, reranker.")
+    scores: dict[str, float] = Field(description="Scores by source: dense, bm25, reranker.")
 
 
 class ShardsOut(Strict):
@@ -93,7 +96,7 @@ class ResultOut(Strict):
 
 
 class SearchResponse(Strict):
-    """A result for each question, in order. took_ms: by stage, and `total`."""
+    """One result per query, in order. `took_ms` has the milliseconds of each stage and the `total`."""
 
     request_id: str
     release: str
@@ -104,7 +107,8 @@ class SearchResponse(Strict):
 
 
 class EmbeddingsRequest(BaseModel):
-    """OpenAI's, with `input_type`; model is a task. Fields of OpenAI's that mean nothing here are let pass."""
+    """OpenAI's request for embeddings, with `input_type`. `model` is a task. Unknown fields are ignored, as OpenAI has
+    fields without a meaning here."""
 
     model_config = ConfigDict(
         extra="ignore", json_schema_extra={"examples": [{"model": "default", "input": ["rip currents"]}]}
@@ -165,7 +169,7 @@ class RerankResponse(Strict):
 
 class TaskOut(Strict):
     name: str
-    prompt: str | None = Field(description="The prompt's fingerprint; none: the bare backbone.")
+    prompt: str | None = Field(description="First 16 digits of the prompt's fingerprint; null: the bare backbone.")
     length: dict[str, int] = Field(description="Tokens of the prompt, by side.")
     embeddings: str
     index: str | None
@@ -178,7 +182,7 @@ class TasksResponse(Strict):
 
 
 class ReleaseRequest(Strict):
-    """An earlier release to go back to; null: the same tasks over what the store holds now."""
+    """An earlier release to switch to; null: a new release of the same tasks over what the store holds now."""
 
     release: str | None = Field(None, pattern=r"^[0-9a-f]{16}$")
 
@@ -198,7 +202,7 @@ class InfoResponse(Strict):
 
 
 class ErrorOut(Strict):
-    """OpenAI's form of an error."""
+    """An error in OpenAI's format."""
 
     message: str
     type: str

@@ -1,41 +1,52 @@
-"""Tasks and releases: what is served, by fingerprint.
+"""Releases: the tasks that a service serves, and the fingerprints of their artifacts.
 
-releases/ID            an artifact: its tasks, and the fingerprint of everything that they are made of
-serving/current.json   which one is live, and which were before; changed by compare-and-swap alone
+releases/ID            an artifact: its tasks, and the fingerprint of each artifact that they use
+serving/current.json   names the live release and the previous ones; changed only by compare-and-swap
 
-A release never changes, so that a request which is pinned to one is answered by one version of everything.
+A release never changes, so a request that is pinned to one is answered by one version of every artifact.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from indexing.artifact import Artifact, Reference, fingerprint_of
+from indexing.artifact import MANIFEST, Artifact, Reference, fingerprint_of
 from indexing.bm25 import Bm25
 from indexing.bm25 import check_lineage as check_bm25
+from indexing.cache import CorruptError
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
-from indexing.encoders import EncoderSpec, differing
+from indexing.encoders import EncoderSpec, check_prompt_settings, differences, differing
 from indexing.index import Index
-from indexing.store import CURRENT, Store
+from indexing.releases.current import CURRENT, Current, parse_current, unreadable_release
+from indexing.releases.retention import (
+    GIVEN,
+    expired_prompts,
+    expired_releases,
+    newest_releases,
+    remove_prompt,
+    remove_release,
+)
+from indexing.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
-KEPT = 10  # releases before the live one
+log = logging.getLogger("riptide.serve")
+
+KEPT = 10  # previous releases that current.json names, to switch back to
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-GIVEN = "given"  # in the configuration of a prompt that came over HTTP
 BASE = "default"  # the task of the backbone without a prompt
 OF_TASKS = ("prompts", "embeddings", "index", "bm25")  # kinds of artifacts that a task names
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a task's vectors are searched in. index: over the embeddings; None: every vector is scored."""
+    """The embeddings that a task searches, and the index over them; without an index every vector is scored."""
 
     embeddings: Embeddings
     index: Index | None
@@ -51,8 +62,15 @@ class Space:
 
 @dataclass(frozen=True)
 class Task:
-    """What a team asks by its name. prompt: prompts/NAME of the store, None for the bare backbone. embeddings: those of
-    its passages. index: over these; None: every vector is scored. bm25: None where there is none."""
+    """One retrieval task of a release.
+
+    Attributes:
+        name: The name in requests.
+        prompt: prompts/NAME of the store; None: the bare backbone.
+        embeddings: The embeddings of its passages.
+        index: The index over them; None: every vector is scored.
+        bm25: The BM25 index; None: the task has no lexical search.
+    """
 
     name: str
     prompt: str | None
@@ -62,14 +80,22 @@ class Task:
 
     @property
     def space(self) -> tuple[str, str | None]:
-        """The names of what its vectors are searched in."""
+        """The names of its embeddings and of the index over them."""
         return self.embeddings, self.index
 
 
 @dataclass(frozen=True)
 class Release:
-    """What is served together. encoder: the backbone (a Hugging Face name, a folder, or models/NAME); encoder_options:
-    how texts become its vectors. fingerprints: of every artifact, by its key. reranker: None where there is none."""
+    """The tasks that are served together, and all artifacts that they use.
+
+    Attributes:
+        encoder: The backbone: a Hugging Face name, a folder, or models/NAME of the store.
+        encoder_options: Fields of EncoderOptions with which texts are encoded.
+        tasks: The tasks, ordered by name.
+        fingerprints: The fingerprint of every artifact, by its key.
+        reranker: The cross-encoder; None: no re-ranking.
+        id: The first 16 hexadecimal digits of a hash of all other fields.
+    """
 
     encoder: str
     encoder_options: dict[str, Any]
@@ -85,51 +111,78 @@ class Release:
         return next((task for task in self.tasks if task.name == name), None)
 
     def generations(self, store: Store, kind: str, name: str = "") -> list[Artifact]:
-        """The generations of an artifact that the release has, and no later ones.
+        """Returns the generations of an artifact that belong to the release, without later ones.
 
-        Raises InputError where one is missing, or not what it was.
+        Args:
+            store: The store.
+            kind: Kind of the artifact.
+            name: Name of the artifact; empty for a kind without names.
+
+        Raises:
+            InputError: If one is missing, or has another fingerprint than when the release was made.
         """
         prefix = f"{kind}/{name}/" if name else f"{kind}/"
         keys = sorted(key for key in self.fingerprints if re.fullmatch(re.escape(prefix) + r"g\d{4}", key))
         return [self.artifact(store, key) for key in keys]
 
     def artifact(self, store: Store, key: str) -> Artifact:
-        """Raises InputError where it is missing, or not what it was when the release was made."""
+        """Returns an artifact. Raises InputError if it is missing, or has another fingerprint than in the release."""
         kind, _, name = key.partition("/")
-        found = store.open(kind, name)
-        if found.fingerprint != self.fingerprints[key]:
-            raise InputError(f"{found.url}: its fingerprint is {found.fingerprint[:12]}, release {self.id} was made of "
-                             f"{self.fingerprints[key][:12]}: make a release of what is there now")  # fmt: skip
-        return found
+        artifact = store.open(kind, name)
+        actual, expected = artifact.fingerprint, self.fingerprints[key]
+        if actual != expected:
+            raise InputError(
+                f"{artifact.url}: its fingerprint is {actual[:12]}, release {self.id} was made of {expected[:12]}: "
+                "make a release of what is there now"
+            )
+        return artifact
 
     def with_task(self, task: Task, artifacts: Iterable[Artifact]) -> Release:
-        """The same with one task more, or another one of its name. artifacts: all that the task is made of."""
+        """Returns a release with an additional task, which replaces an existing one of its name.
+
+        Args:
+            task: The task.
+            artifacts: The artifacts that the task uses.
+        """
         tasks = [*(other for other in self.tasks if other.name != task.name), task]
         return self._with(tasks, {**self.fingerprints, **_fingerprints(artifacts)})
 
     def without_task(self, name: str) -> Release:
-        """The same but for one task."""
+        """Returns a release without one of the tasks."""
         return self._with([task for task in self.tasks if task.name != name], self.fingerprints)
 
     def _with(self, tasks: Iterable[Task], fingerprints: Mapping[str, str]) -> Release:
-        """With these tasks, and no artifact that only tasks have and none of these does."""
+        """Returns a release with these tasks; artifacts of tasks stay only if one of these tasks names them."""
         ordered = tuple(sorted(tasks, key=lambda task: task.name))
-        kept = {
-            key: own for key, own in fingerprints.items()
+        remaining = {
+            key: fingerprint for key, fingerprint in fingerprints.items()
             if key.partition("/")[0] not in OF_TASKS or any(_is_of(key, task) for task in ordered)
         }  # fmt: skip
-        return replace(self, tasks=ordered, fingerprints=kept)
+        return replace(self, tasks=ordered, fingerprints=remaining)
 
     def save(self, store: Store) -> None:
-        """Write it down; what is there already under its id is the same."""
+        """Writes the release to the store. A damaged release of the same id is written again.
+
+        The age of an existing release starts again, so no other server removes it in the next hours.
+        """
+        try:
+            self._write(store)
+        except CorruptError:
+            for file, _ in store.removal(f"releases/{self.id}"):
+                store.storage.delete(file)
+            self._write(store)
+
+    def _write(self, store: Store) -> None:
         inputs = {key: Reference(key, fingerprint) for key, fingerprint in self.fingerprints.items()}
         config = {name: value for name, value in self._document().items() if name != "fingerprints"}
-        with store.create("releases", self.id, inputs=inputs, config=config):
-            pass
+        with store.create("releases", self.id, inputs=inputs, config=config) as draft:
+            if draft.complete:
+                store.open("releases", self.id)
+                draft.touch()
 
     @classmethod
     def load(cls, store: Store, id: str) -> Release:
-        """Raises InputError where there is none of this id, CorruptError where it is damaged."""
+        """Returns the release of an id. Raises InputError if it does not exist, CorruptError if it is damaged."""
         artifact = store.open("releases", id)
         config = artifact.config
         fingerprints = {entry["artifact"]: entry["fingerprint"] for entry in artifact.inputs.values()}
@@ -147,59 +200,142 @@ class Release:
 
 
 def current(store: Store) -> tuple[str, str] | None:
-    """(id of the live release, tag to change it by); None where there is none."""
-    found = store.storage.read_tagged(CURRENT)
-    return None if found is None else (str(json.loads(found[0])["release"]), found[1])
+    """Returns the id of the live release and the tag for compare-and-swap; None if no release was ever live.
+
+    Raises:
+        CorruptError: If `serving/current.json` is damaged; the message says how to make a new release.
+    """
+    tagged = store.storage.read_tagged(CURRENT)
+    return None if tagged is None else (parse_current(store.storage, tagged[0]).release, tagged[1])
+
+
+def live_release(store: Store) -> tuple[Release | None, str | None]:
+    """Returns the live release and the tag for compare-and-swap; None for both if no release was ever live.
+
+    Raises:
+        CorruptError: If it is missing or damaged; the message says how to make a new release.
+    """
+    live = current(store)
+    if live is None:
+        return None, None
+    try:
+        return _load(store, live[0]), live[1]
+    except CorruptError as error:
+        raise unreadable_release(store.storage, live[0], error) from error
+
+
+def last_release(store: Store) -> tuple[Release | None, str | None]:
+    """Returns the release to repair a store from, and the tag to change the live one with compare-and-swap.
+
+    The release is the first that is neither missing nor damaged, in this order: the live one, the previous ones, all
+    others from the newest to the oldest. None if there is no such release.
+    """
+    tagged = store.storage.read_tagged(CURRENT)
+    if tagged is None:
+        return None, None
+    for id in dict.fromkeys([*_history(store, tagged[0]), *newest_releases(store)]):
+        try:
+            return _load(store, id), tagged[1]
+        except CorruptError as error:
+            log.warning("%s", error)
+    return None, tagged[1]
 
 
 def make_current(store: Store, release: Release, tag: str | None) -> bool:
-    """Make a release, saved here, the live one; False where another one has become live since `tag` was read.
+    """Saves a release and makes it the live one; `current.json` also names the KEPT previous releases.
 
-    The last KEPT before it stay, to go back to; the one before those is removed.
+    Another server may remove the release, or one of its prompts that came over HTTP, at the same moment. Therefore both
+    are checked again after the swap: a missing release is written again, and a missing prompt undoes the swap.
+
+    Args:
+        store: The store.
+        release: The release. Its artifacts are in the store.
+        tag: The tag that `current` returned when the release was made; None if no release was ever live.
+
+    Returns:
+        True if the release is live. False if another release became live since, or if an artifact of this one was
+        removed: then make the release again.
     """
+    before = store.storage.read_tagged(CURRENT)
+    if (before[1] if before else None) != tag or _missing(store, release.fingerprints):
+        return False
     release.save(store)
-    found = store.storage.read_tagged(CURRENT)
-    if (None if found is None else found[1]) != tag:
+    history = [id for id in (_history(store, before[0]) if before else ()) if id != release.id]
+    document = Current(release.id, tuple(history[:KEPT])).document()
+    if not store.storage.swap(CURRENT, document, tag):
         return False
-    said = json.loads(found[0]) if found else {}
-    before = [said["release"], *said["before"]] if said else []
-    before = [id for id in before if id != release.id]
-    document = {"release": release.id, "before": before[:KEPT]}
-    if not store.storage.swap(CURRENT, json.dumps(document).encode() + b"\n", tag):
+    if _missing(store, [f"releases/{release.id}"]):
+        release.save(store)
+    if missing := _missing(store, release.fingerprints):
+        log.warning("release %s lacks %s, which another server removed", release.id, ", ".join(missing))
+        now = store.storage.read_tagged(CURRENT)
+        if before and now and now[0] == document:
+            store.storage.swap(CURRENT, before[0], now[1])
         return False
-    for id in before[KEPT:]:
-        _remove(store, id)
+    _clear(store)
     return True
 
 
 def discard(store: Store, id: str) -> None:
-    """Remove a release that did not become live, unless it is one to go back to."""
-    found = store.storage.read_tagged(CURRENT)
-    said = json.loads(found[0]) if found else {}
-    if id not in (said.get("release"), *said.get("before", [])):
-        _remove(store, id)
+    """Discards a release that did not become live.
+
+    Other servers may be about to make it live, so it is removed only hours after it was saved: by this call if that
+    time has passed, otherwise by a later change of the live release or by `gc`.
+    """
+    _clear(store, f"releases/{id}")
 
 
-def _remove(store: Store, id: str) -> None:
-    """Remove a release, and of the prompts that came over HTTP those that no other one has."""
-    with contextlib.suppress(InputError):  # it was never there, or somebody else has removed it
-        tasks = Release.load(store, id).tasks
-        store.remove(f"releases/{id}")
-        for task in tasks:
-            if task.prompt and came_over_http(store, task.prompt):
-                with contextlib.suppress(InputError):  # another release needs it
-                    store.remove(f"prompts/{task.prompt}")
+def _clear(store: Store, only: str | None = None) -> None:
+    """Removes the expired releases (or only one of them), and those of their prompts over HTTP that nothing uses.
+
+    It runs after a change that has already succeeded or failed, so an error is logged and the next call tries again.
+    """
+    try:
+        expired = [key for key in expired_releases(store) if only in (None, key)]
+        prompts = {entry["artifact"] for key in expired for entry in store.inputs(key).values()}
+        if live := current(store):
+            prompts -= {entry["artifact"] for entry in store.inputs(f"releases/{live[0]}").values()}
+        for key in expired:
+            remove_release(store, key)
+        for key in expired_prompts(store, among=prompts) if expired else ():
+            remove_prompt(store, key)
+    except (InputError, OSError) as error:
+        log.warning("old releases could not be removed: %s", error)
+
+
+def _load(store: Store, id: str) -> Release:
+    """Returns a release. Raises CorruptError if it is missing or damaged."""
+    if store.storage.size(f"releases/{id}/{MANIFEST}") is None:
+        raise CorruptError(f"{store.url}/releases/{id}: there is no such release")
+    return Release.load(store, id)
+
+
+def _history(store: Store, data: bytes) -> list[str]:
+    """Returns the ids of the live release and the previous ones; of all, newest first, if `current.json` is damaged."""
+    try:
+        current = parse_current(store.storage, data)
+    except CorruptError:
+        return newest_releases(store)
+    return [current.release, *current.before]
+
+
+def _missing(store: Store, keys: Collection[str]) -> list[str]:
+    """Returns those of the keys for which the store has no complete artifact."""
+    with ThreadPoolExecutor(16) as threads:
+        sizes = threads.map(store.storage.size, [f"{key}/{MANIFEST}" for key in keys])
+        return [key for key, size in zip(keys, sizes, strict=True) if size is None]
 
 
 def came_over_http(store: Store, prompt: str) -> bool:
-    """Whether prompts/NAME was put into a running service; the others were trained here."""
+    """Whether prompts/NAME was put into a running service over HTTP; all others were trained in this store."""
     return GIVEN in store.open("prompts", prompt).config
 
 
 def renewed(store: Store, release: Release) -> Release:
-    """The same tasks over what the store holds now under the same names: later generations, an index built anew.
+    """Returns a release of the same tasks over the current artifacts of the same names, for example a new index.
 
-    Raises InputError where something does not fit any more.
+    Raises:
+        InputError: If an artifact does not fit any more.
     """
     corpus = Corpus.open(store)
     spec = EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
@@ -222,12 +358,24 @@ def plan(
     store: Store, *, embeddings: str | None = None, index: str | None = None, bm25: str | None = None,
     tasks: Iterable[str] | None = None, reranker: str | None = None, before: Release | None = None,
 ) -> tuple[Release, dict[str, str]]:  # fmt: skip
-    """A release of what a store holds: its embeddings (or those named), with the index over them, BM25, every prompt
-    (or the tasks named); and why each prompt that was left out does not fit. A prompt whose passages those embeddings
-    are not is served over embeddings of its own. before: the live release, whose tasks that came over HTTP stay; others
-    that did have been deleted.
+    """Makes a release of the artifacts of a store, without loading a model.
 
-    Raises InputError where a name says nothing, or where what is named does not fit together.
+    Args:
+        store: The store.
+        embeddings: Name of the backbone's embeddings; None: the only ones.
+        index: Name of the index over them; None: the only one, or exact search without any.
+        bm25: Name of the BM25 index; None: the only one, if any.
+        tasks: The tasks to serve; None: the bare backbone and every prompt that fits. A prompt for passages is served
+            over the embeddings that were made with it.
+        reranker: The re-ranker, None for none.
+        before: The live release. Its tasks that came over HTTP are kept; other prompts that came over HTTP belong to
+            deleted tasks and are not served.
+
+    Returns:
+        The release, and for each prompt that it excludes the reason, in one line that starts with the task's name.
+
+    Raises:
+        InputError: If a name is unknown, or if the named artifacts do not fit together.
     """
     corpus = Corpus.open(store)
     if index is not None and embeddings is None:
@@ -238,71 +386,126 @@ def plan(
     spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
     parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *spec.inputs().values()]
     parts += _model(store, reranker)
-    found: list[Task] = []
-    left: dict[str, str] = {}
-    put = {t.name: t for t in before.tasks if t.prompt and came_over_http(store, t.prompt)} if before else {}
-    trained = [name for name in store.names("prompts") if not came_over_http(store, name)]
-    asked = [BASE, *trained, *put] if tasks is None else list(tasks)
-    for name in dict.fromkeys(asked):
-        prompt = None if name == BASE else put[name].prompt if name in put else name
+    planned: list[Task] = []
+    excluded: dict[str, str] = {}
+    trained, received = _prompts_by_origin(store)
+    received_tasks = {task.name: task for task in before.tasks if task.prompt in received} if before else {}
+    names = [BASE, *trained, *received_tasks] if tasks is None else list(tasks)
+    for name in dict.fromkeys(names):
+        prompt = None if name == BASE else received_tasks[name].prompt if name in received_tasks else name
         try:
-            space = _space_of(store, replace(spec, task=prompt), _name(name), main, corpus, before, put.get(name))
+            space = _space_of(
+                store, replace(spec, task=prompt), _name(name), main, corpus, before, received_tasks.get(name)
+            )
         except InputError as error:
+            reason = f"task {name}: {str(error).removeprefix(f'task {name}: ')}"
             if tasks is not None:
-                raise
-            left[name] = str(error)
+                raise InputError(reason) from error
+            excluded[name] = reason
             continue
-        found.append(Task(name, prompt, *space.names, words.name if words else None))
+        planned.append(Task(name, prompt, *space.names, words.name if words else None))
         parts += [*space.generations, *([store.open("prompts", prompt)] if prompt else [])]
-    if not found:
-        raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(left.values())}")
-    ordered = tuple(sorted(found, key=lambda task: task.name))
-    return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), left
+    if not planned:
+        raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(excluded.values())}")
+    ordered = tuple(sorted(planned, key=lambda task: task.name))
+    return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), excluded
+
+
+def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
+    """Returns the names of the prompts that were trained in this store, and of those that came over HTTP.
+
+    A damaged prompt, whose origin is unknown, is among the first, so that `plan` reports it by name as excluded.
+    """
+    trained, received = list[str](), list[str]()
+    for name in store.names("prompts"):
+        try:
+            (received if came_over_http(store, name) else trained).append(name)
+        except InputError:
+            trained.append(name)
+    return trained, received
 
 
 def _space_of(
     store: Store, spec: EncoderSpec, name: str, main: Space, corpus: Corpus, before: Release | None, put: Task | None
 ) -> Space:
-    """Where a task is searched: where it was put to, if not where the backbone's own is; else in `main`, where these
-    are its passages; else in the embeddings of its own. spec: with its prompt.
+    """Returns the space that a task searches.
 
-    Raises InputError where there is none, or are several.
+    It is the task's previous space, if it was put over HTTP with another one than the backbone's. Otherwise it is
+    `main` if the passages are encoded without a prompt, else the embeddings that were made with the prompt. spec: the
+    release's encoder with the task's prompt.
+
+    Raises InputError if the encoder cannot use the prompt, or unless there is exactly one such space.
     """
+    if (prompt := spec.prompt()) is not None:
+        check_prompt_settings(prompt, spec)
     base = before.task(BASE) if before else None
     described = spec.describe("passage")
     if put is not None and (base is None or put.space != base.space):
-        kept = open_space(store, *put.space, corpus)
-        check_passages(name, described, kept.embeddings)
-        return kept
+        space = open_space(store, *put.space, corpus)
+        check_passages(name, described, space.embeddings)
+        return space
     if not differing(main.embeddings.config["encoder"], described, passages=True):
         return main
-    fitting = [
-        own for own in store.names("embeddings")
-        if not differing(store.generations("embeddings", own)[-1].config["encoder"], described, passages=True)
-    ]  # fmt: skip
-    if not fitting:
+    spaces, reasons = _made_for(store, described, corpus)
+    complete = [vectors for vectors in spaces if vectors.num_rows >= main.embeddings.num_rows]
+    if not complete and spaces:
+        raise InputError(
+            f"task {name}: embeddings/{spaces[0].name} cover {spaces[0].num_rows:,} of the "
+            f"{main.embeddings.num_rows:,} passages: encode the others for this task"
+        )
+    if not complete and reasons:
+        raise InputError(f"task {name}: {reasons[0]}")
+    if not complete:
         check_passages(name, described, main.embeddings)
-    if len(fitting) > 1:
-        raise InputError(f"task {name}: {store.url} has several embeddings of its passages: {', '.join(fitting)}; "
-                         f"{_PUT_INSTEAD}")  # fmt: skip
-    vectors = Embeddings.open(store, fitting[0], corpus)
-    return Space(vectors, _index_over(store, vectors, _PUT_INSTEAD))
+    if len(complete) > 1:
+        raise InputError(
+            f"task {name}: {store.url} has several embeddings of its passages: "
+            f"{', '.join(vectors.name for vectors in complete)}; {_PUT_INSTEAD}"
+        )
+    return Space(complete[0], _index_over(store, complete[0], _PUT_INSTEAD))
+
+
+def _made_for(store: Store, described: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
+    """Returns the embeddings of passages encoded as `described`, and the reasons why some of them cannot be used."""
+    spaces, reasons = list[Embeddings](), list[str]()
+    for name in store.names("embeddings"):
+        try:
+            config = store.generations("embeddings", name)[-1].config
+        except InputError:
+            continue  # damaged, so the encoder of these embeddings is unknown
+        if differing(config["encoder"], described, passages=True):
+            continue
+        try:
+            spaces.append(Embeddings.open(store, name, corpus))
+        except InputError as error:
+            reasons.append(str(error))
+    return spaces, reasons
 
 
 def _index_over(store: Store, vectors: Embeddings, remedy: str) -> Index | None:
-    """The index over some embeddings; None where there is none. Raises InputError where there are several."""
-    over = [
+    """Returns the index over embeddings; None if it does not exist. Raises InputError if there are several."""
+    names = [
         name for name in store.names("index")
         if store.generations("index", name)[-1].config["embeddings"] == vectors.name
     ]  # fmt: skip
-    if len(over) > 1:
-        raise InputError(f"{store.url} has several indexes over embeddings/{vectors.name}: {', '.join(over)}; "
+    if len(names) > 1:
+        raise InputError(f"{store.url} has several indexes over embeddings/{vectors.name}: {', '.join(names)}; "
                          f"{remedy}")  # fmt: skip
-    return Index.open(store, over[0], vectors) if over else None
+    return Index.open(store, names[0], vectors) if names else None
 
 
 def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> Space:
-    """Embeddings, and the index over them, of just this corpus. Raises InputError where they are of another."""
+    """Returns the space of embeddings and of the index over them.
+
+    Args:
+        store: The store.
+        embeddings: Name of the embeddings.
+        index: Name of the index over them; None: every vector is scored.
+        corpus: The corpus that they must belong to.
+
+    Raises:
+        InputError: If they belong to another corpus.
+    """
     vectors = Embeddings.open(store, embeddings, corpus)
     if vectors.num_rows > corpus.num_rows:
         raise InputError(f"embeddings/{embeddings} cover {vectors.num_rows:,} passages, the release's corpus has "
@@ -311,25 +514,33 @@ def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus)
 
 
 def _name(task: str) -> str:
-    """A task's name. Raises InputError where it is none."""
+    """Returns a task's name. Raises InputError if the name is not allowed."""
     if not TASK_NAME.fullmatch(task):
-        raise InputError(f"task {task!r}: expected up to 100 letters, digits, '.', '_' and '-', the first a letter or "
-                         "digit")  # fmt: skip
+        raise InputError(
+            f"task {task}: expected a name of up to 100 letters, digits, '.', '_' and '-', the first a "
+            "letter or a digit"
+        )
     return task
 
 
 def check_passages(task: str, described: Mapping[str, Any], vectors: Embeddings) -> None:
-    """Raises InputError unless passages as they are described are those that were encoded."""
-    if differ := differing(vectors.config["encoder"], described, passages=True):
-        raise InputError(f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} "
-                         f"({', '.join(differ)} differ): encode the corpus with its prompt, and name an index over "
-                         "that")  # fmt: skip
+    """Raises InputError unless `vectors` are embeddings of passages encoded as `described`."""
+    if differ := differences(vectors.config["encoder"], described, passages=True):
+        raise InputError(
+            f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
+            "encode the corpus for this task, and name an index over those embeddings"
+        )
 
 
 class Opened:
-    """What a release names, opened for reading on this node and checked against its fingerprints.
+    """The artifacts of a release, opened for reading on this node and checked against its fingerprints.
 
-    Raises InputError for whatever is missing, or is not what it was.
+    Args:
+        store: The store.
+        release: The release.
+
+    Raises:
+        InputError: If an artifact is missing, or has another fingerprint than in the release.
     """
 
     def __init__(self, store: Store, release: Release):
@@ -347,16 +558,16 @@ class Opened:
 
 
 def _is_of(key: str, task: Task) -> bool:
-    """Whether an artifact (KIND/NAME, KIND/NAME/GENERATION) is one that a task names."""
+    """Whether a task names an artifact (KIND/NAME or KIND/NAME/GENERATION)."""
     kind, name = key.split("/")[:2]
-    own = {"prompts": task.prompt, "embeddings": task.embeddings, "index": task.index, "bm25": task.bm25}
-    return name == own[kind]
+    named = {"prompts": task.prompt, "embeddings": task.embeddings, "index": task.index, "bm25": task.bm25}
+    return name == named[kind]
 
 
 def _model(store: Store, name: str | None) -> list[Artifact]:
-    """models/NAME as an input; nothing for a model from elsewhere."""
-    kind, _, own = (name or "").partition("/")
-    return [store.open(kind, own)] if kind == "models" and own else []
+    """Returns the artifact of models/NAME; an empty list for a model from elsewhere."""
+    kind, _, model = (name or "").partition("/")
+    return [store.open(kind, model)] if kind == "models" and model else []
 
 
 def _fingerprints(artifacts: Iterable[Artifact]) -> dict[str, str]:

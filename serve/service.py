@@ -1,4 +1,4 @@
-"""A service in one process: the live release, the queues in front of the engine, and how the one follows the other."""
+"""The service of one process: its live release, the queues in front of the engine, and changes of the release."""
 
 from __future__ import annotations
 
@@ -20,17 +20,32 @@ from indexing.store import Store
 from retriever.errors import InputError
 from serve.batching import Batcher, OverloadedError
 from serve.engine import Answer, Engine, Query
+from serve.health.failures import (
+    STORE,
+    RefusedPromptError,
+    StoreError,
+    UndeployedPartError,
+    is_store_error,
+    reason_of,
+    store_error,
+    without_places,
+)
+from serve.health.states import PartStates, parts_of
+from serve.health.warm_up import WarmUp, WarmUpLimits
 from serve.live import Live
+from serve.parts import ExpiredError
 from serve.protocol import SearchRequest
 from serve.registry import take_prompt
-from serve.release import BASE, Release, Task, current, discard, make_current, renewed
+from serve.release import BASE, Opened, Release, Task, current, discard, make_current, renewed
 from serve.work import Asked, Pairs, Vectors, embed_all, rerank_all, search_all
 
 log = logging.getLogger("riptide.serve")
 
-LOOK = 2.0  # seconds between looks at which release is live
-TRIES = 20  # to make a release the live one, where others do so too
-CHANGES = 8  # of what is served that are on their way; each holds what was sent
+LOOK = 2.0  # seconds between two reads of which release is live, and between checks while a part fails
+CHECK_S = 10.0  # seconds between checks of the parts
+REPEAT = 60.0  # seconds after which a repeated error is logged again
+TRIES = 20  # attempts to make a release live while other servers do the same
+CHANGES = 8  # changes of the release at once, running or waiting; each holds its request's data
 
 
 class UnknownTaskError(Exception):
@@ -41,17 +56,26 @@ class UnknownTaskError(Exception):
 
 
 async def nobody() -> None:
-    """There is nobody to be told."""
+    """Announces nothing, for a service whose store no other process serves."""
+
+
+def nothing_to_do() -> None:
+    """Default of `Service.on_live`."""
 
 
 class ConflictError(Exception):
-    """Others changed what is served at the same time, again and again."""
+    """Other servers changed the live release at the same time in every attempt."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """batch: questions that run together. bound: questions that wait, before more are refused. workers: batches that
-    run side by side."""
+    """Limits of the queues.
+
+    Attributes:
+        batch: Queries per batch at most.
+        bound: Queries that may wait; more are refused.
+        workers: Batches that run concurrently.
+    """
 
     batch: int = 32
     bound: int = 256
@@ -59,91 +83,213 @@ class Limits:
 
 
 class Service:
-    """prepare, retire: have every part open a release, or let go of it; called in a thread. linger: seconds for which
-    one that was live is kept at least, where others have requests that are pinned to it. One event loop's own."""
+    """Serves one live release, with queues in front of its parts, and replaces it when another one becomes live.
+
+    Not thread-safe: all coroutines run in one event loop. Subclasses define where the parts are: `part_names` and
+    `everywhere`.
+
+    Args:
+        store: Where releases and artifacts are.
+        engine: Searches over the parts.
+        limits: Limits of the queues.
+        linger: Minimum seconds that a release stays open after it was live, as other processes have requests of it.
+        is_local: Whether the parts share this process's memory.
+        warm_up: Limits of the warm-up of a release; None: the default ones.
+    """
+
+    part_names: Sequence[str] = ()
 
     def __init__(
-        self, store: Store, engine: Engine, *, prepare: Callable[[str], object], retire: Callable[[str], object],
-        limits: Limits = Limits(), linger: float = 0.0,
+        self, store: Store, engine: Engine, *, limits: Limits = Limits(), linger: float = 0.0, is_local: bool = True,
+        warm_up: WarmUpLimits | None = None,
     ):  # fmt: skip
-        self.store, self.engine, self.limits = store, engine, limits
-        self._prepare, self._retire, self._linger = prepare, retire, linger
+        self.store, self.engine, self.limits, self._linger = store, engine, limits, linger
         self.live: Live | None = None
-        self.announce = nobody  # has others that serve the same store look which release is live
-        self._users: Counter[str] = Counter()  # of each release: requests on their way, and what runs for them
-        self._old: dict[str, float] = {}  # releases that are not live, and until when they are kept at least
+        self.states = PartStates()
+        self.engine.failed = self._part_failed
+        self.warm_up = WarmUp(
+            lambda: self.engine.places, self._read_files, is_local=is_local, limits=warm_up or WarmUpLimits()
+        )
+        self.on_live: Callable[[], object] = nothing_to_do  # called once, when the first release is live
+        self.announce = nobody  # tells other servers of the store that another release is live
+        self._phase = "waiting for a release"  # state of all parts before the first release is live
+        self._users: Counter[str] = Counter()  # by release: running requests, and work that runs for them
+        self._old: dict[str, float] = {}  # by release that is not live: the earliest time at which it may close
         self._changing = asyncio.Lock()
         self._changes = 0
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
+        self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
         queue: dict[str, Any] = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers,
-                                 "watch": lambda asked, by: self._use(asked.release.id, by)}  # fmt: skip
+                                 "watch": lambda item, change: self._use(item.release.id, change)}  # fmt: skip
         self.searches: Batcher[Asked, Answer] = Batcher(
             partial(search_all, engine), weigh=partial(_weight, limits.bound // 4), **queue
         )
         self.embeddings: Batcher[Vectors, tuple[np.ndarray, int]] = Batcher(
-            partial(embed_all, engine), weigh=lambda asked: len(asked.texts), **queue
+            partial(embed_all, engine), weigh=lambda item: len(item.texts), **queue
         )
         self.reranks: Batcher[Pairs, np.ndarray] = Batcher(
-            partial(rerank_all, engine), weigh=lambda asked: len(asked.documents), **queue
+            partial(rerank_all, engine), weigh=lambda item: len(item.documents), **queue
         )
         self.draining = False
 
+    def everywhere(self, part: str, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
+        """Calls a method of every replica of a part. Blocks.
+
+        Args:
+            part: Name of the part.
+            method: Name of the method.
+            *arguments: Arguments of the method.
+            timeout_s: Seconds to wait; None: as long as opening a release may take.
+
+        Returns:
+            The result of each replica.
+        """
+        raise NotImplementedError
+
+    def open(self, release_id: str) -> None:
+        """Opens a release in every part. Blocks. Raises InputError if a part cannot open it."""
+        for part in self.part_names:
+            try:
+                self.everywhere(part, "prepare", release_id)
+            except Exception as error:
+                if self.live is None:  # otherwise the parts still serve the live release
+                    self.states.failed(part, reason_of(error), str(error))
+                raise
+            if self.live is None:
+                self.states.works(part)
+
+    def forget(self, release_id: str) -> None:
+        """Closes a release in every part. Blocks."""
+        for part in self.part_names:
+            self.everywhere(part, "retire", release_id)
+
     @property
     def queues(self) -> dict[str, Batcher[Any, Any]]:
-        """By what waits in them."""
+        """The queues by kind of request."""
         return {"search": self.searches, "embeddings": self.embeddings, "rerank": self.reranks}
 
     @property
     def ready(self) -> bool:
-        return self.live is not None and not self.draining
+        """Whether a release is live and warm, and all of its parts work."""
+        live = self.live
+        return live is not None and not self.draining and not self.states.failures(parts_of(live.release))
+
+    def readiness(self) -> dict[str, Any]:
+        """Returns what `/readyz` reports: {"ready", "parts": {part: {"state", "reason" if it has failed}}}."""
+        if self.live is None:
+            return {"ready": False, "parts": self.states.report(self.part_names, self._phase)}
+        return {"ready": self.ready, "parts": self.states.report(parts_of(self.live.release), "ready")}
 
     async def follow(self) -> None:
-        """Serve what `serving/current.json` names, for ever; errors are logged, and what is served stays."""
+        """Serves the release that `serving/current.json` names, forever; errors are logged, the live release stays."""
+        logged: tuple[str, float] = ("", 0.0)
         while True:
             try:
                 await self.refresh()
+                logged = ("", 0.0)
             except Exception as error:
-                log.error("the live release cannot be served: %s", error)
+                detail = error.detail if isinstance(error, StoreError) else str(error)
+                if detail != logged[0] or time.monotonic() > logged[1] + REPEAT:
+                    log.error("the release that is to be live cannot be served: %s", detail)
+                    logged = (detail, time.monotonic())
             await asyncio.sleep(LOOK)
 
+    async def watch(self) -> None:
+        """Checks the parts every CHECK_S seconds, forever; every LOOK seconds while one has failed."""
+        checked = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK)
+            is_due = time.monotonic() > checked + CHECK_S or self.states.failures(self.part_names)
+            if (live := self.live) is not None and is_due:
+                with self._held(live):
+                    await asyncio.get_running_loop().run_in_executor(self._checks, self.check_parts, live.release)
+                checked = time.monotonic()
+
+    def check_parts(self, release: Release) -> None:
+        """Has every part of a release check its files and answer a small request; records failures. Blocks."""
+        for part in parts_of(release):
+            try:
+                self.everywhere(part, "check", release.id, timeout_s=CHECK_S)
+            except (OverloadedError, ExpiredError):
+                continue  # a busy part has not failed
+            except Exception as error:
+                live = self.live
+                if live is not None and live.release.id == release.id:  # files of others may be removed
+                    self.states.failed(part, reason_of(error), str(error))
+            else:
+                self.states.works(part)
+
     async def refresh(self) -> None:
-        """Look which release is live, and serve that. Raises InputError where it cannot be."""
-        found = await self._aside(current, self.store)
-        if found is None or (self.live is not None and found[0] == self.live.release.id):
+        """Serves the release that `serving/current.json` names.
+
+        Raises:
+            StoreError: If the release cannot be read.
+            InputError: If a part cannot use it.
+        """
+        live = await self._aside(current, self.store)
+        if live is None or (self.live is not None and live[0] == self.live.release.id):
             return
         async with self._changing:
-            if found := await self._aside(current, self.store):  # it may be another one by now
-                await self._adopt(await self._aside(Release.load, self.store, found[0]))
+            if live := await self._aside(current, self.store):  # another release may have become live since
+                await self._adopt(await self._aside(Release.load, self.store, live[0]))
 
     async def search(self, request: SearchRequest) -> tuple[Live, list[tuple[Answer, float]]]:
-        """An answer for each question of a request, and the seconds that it waited; pinned to one release.
+        """Answers the queries of a request, all from one release.
 
-        Raises NotReadyError, UnknownTaskError, InputError, OverloadedError, ExpiredError.
+        Args:
+            request: The request.
+
+        Returns:
+            The release that answered, and for each query its answer and the seconds that it waited.
+
+        Raises:
+            NotReadyError: If no release is live.
+            UnknownTaskError: If the live release does not have the task.
+            InputError: If the task cannot answer the request.
+            OverloadedError: If the queue is full.
+            ExpiredError: If the request's time has passed.
         """
         live = self._now()
         task = self._task(live, request.task)
         self._check(live, task, request)
-        chosen = None if not request.filter else Filter.parse(request.filter, live.columns).text
+        filter_text = None if not request.filter else Filter.parse(request.filter, live.columns).text
         deadline = time.time() + request.timeout_ms / 1000
         queries = [
-            Query(text, task, request.k, request.mode, deadline, chosen, request.rerank, request.allow_partial)
+            Query(text, task, request.k, request.mode, deadline, filter_text, request.rerank, request.allow_partial)
             for text in request.texts
         ]
         with self._held(live):
             return live, await self.searches.submit_all([Asked(live.release, query) for query in queries], deadline)
 
     async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[np.ndarray, int]:
-        """Vectors of texts by a task's prompt, float32 [n, dim], and their tokens. Raises as `search` does."""
+        """Returns vectors of texts with a task's prompt, float32 [n, dim], and their token count.
+
+        Args:
+            texts: Texts to encode.
+            task: Name of the task.
+            side: "query" or "passage".
+            timeout_s: Seconds that the request may take.
+
+        Raises the exceptions of `search`.
+        """
         live = self._now()
         self._task(live, task)
         deadline = time.time() + timeout_s
         with self._held(live):
-            asked = Vectors(live.release, list(texts), task, side, deadline)
-            found, _ = await self.embeddings.submit(asked, deadline)
-            return found
+            item = Vectors(live.release, list(texts), task, side, deadline)
+            result, _ = await self.embeddings.submit(item, deadline)
+            return result
 
     async def rerank(self, query: str, documents: Sequence[str], timeout_s: float) -> tuple[Live, np.ndarray]:
-        """The probability of each document: float32 [n]. Raises as `search` does."""
+        """Returns the release that answered and the probability of each document, float32 [n].
+
+        Args:
+            query: The query.
+            documents: Texts to score.
+            timeout_s: Seconds that the request may take.
+
+        Raises the exceptions of `search`.
+        """
         live = self._now()
         if live.release.reranker is None:
             raise InputError("this release has no re-ranker")
@@ -153,18 +299,43 @@ class Service:
             return live, scores
 
     async def put_task(self, name: str, weights: bytes, settings: bytes, index: str | None) -> Task:
-        """Serve a prompt under a name; done once every part has it. Raises InputError, ConflictError."""
+        """Serves a prompt under a name; returns when every part has it.
+
+        Args:
+            name: Name of the task.
+            weights: Content of prompt.safetensors.
+            settings: Content of prompt.json.
+            index: Name of the index of its passages, or of embeddings; None: those of the backbone's own task.
+
+        Returns:
+            The task.
+
+        Raises:
+            InputError: If the prompt cannot be used.
+            ConflictError: If other servers kept changing the release at the same time.
+            StoreError: If the store cannot be read.
+        """
 
         def change(release: Release) -> Release:
+            try:
+                Opened(self.store, release)
+            except Exception as error:  # the live release cannot be read, which is no mistake of the client
+                raise store_error(STORE, error) from error
             return take_prompt(self.store, release, name, weights, settings, index)
 
         release = await self._change(change)
-        found = release.task(name)
-        assert found is not None
-        return found
+        task = release.task(name)
+        assert task is not None
+        return task
 
     async def drop_task(self, name: str) -> None:
-        """Raises UnknownTaskError, InputError for the backbone's own, ConflictError."""
+        """Stops serving a task.
+
+        Raises:
+            UnknownTaskError: If the live release does not have the task.
+            InputError: If the task is the backbone's own.
+            ConflictError: If other servers kept changing the release at the same time.
+        """
         if name == BASE:
             raise InputError(f"task {BASE!r} is the backbone's own, and stays")
 
@@ -176,9 +347,17 @@ class Service:
         await self._change(change)
 
     async def switch(self, id: str | None) -> Release:
-        """Make an earlier release the live one, or (None) one of the same tasks over what the store holds now.
+        """Makes another release the live one.
 
-        Raises InputError where that is not there or does not fit, ConflictError.
+        Args:
+            id: Id of an earlier release; None: a new release of the same tasks over what the store holds now.
+
+        Returns:
+            The release.
+
+        Raises:
+            InputError: If the release does not exist or does not fit the store.
+            ConflictError: If other servers kept changing the release at the same time.
         """
 
         def change(release: Release) -> Release:
@@ -187,7 +366,7 @@ class Service:
         return await self._change(change)
 
     async def drain(self) -> None:
-        """Take no more requests, and return once those that came are answered."""
+        """Refuses new requests, and returns when all earlier ones are answered."""
         self.draining = True
         for queue in self.queues.values():
             await queue.drain()
@@ -195,11 +374,13 @@ class Service:
     def close(self) -> None:
         for queue in self.queues.values():
             queue.close()
-        self._old.clear()  # all goes with the process
+        self._old.clear()  # the end of the process closes all releases
+        self.warm_up.stop()
         self._admin.shutdown(wait=False, cancel_futures=True)
+        self._checks.shutdown(wait=False, cancel_futures=True)
 
     async def _change(self, change: Callable[[Release], Release]) -> Release:
-        """Make another release of the live one, have all prepare it, and make it the live one."""
+        """Derives a release from the live one, opens it in all parts, and makes it the live one."""
         if self._changes >= CHANGES:
             raise OverloadedError(5)
         self._changes += 1
@@ -213,35 +394,49 @@ class Service:
 
     async def _changed(self, change: Callable[[Release], Release]) -> Release:
         for _ in range(TRIES):
-            found = await self._aside(current, self.store)
-            assert found is not None
-            release = await self._aside(change, await self._aside(Release.load, self.store, found[0]))
-            if await self._made_current(release, found[1]):
+            tagged = await self._from_store(current, self.store)
+            if tagged is None:
+                error = f"{self.store.url} has no live release any more: start the server again to make one"
+                raise StoreError(STORE, "files are missing", error)
+            before = await self._from_store(Release.load, self.store, tagged[0])
+            try:
+                release = await self._aside(change, before)
+            except Exception as error:
+                if is_store_error(error):
+                    raise store_error(STORE, error) from error
+                if isinstance(error, InputError):
+                    raise InputError(self._without_places(error)) from error
+                raise
+            if await self._made_current(release, tagged[1]):
                 await self._adopt(release)
                 return release
         raise ConflictError("others change the tasks at the same time; try again")
 
     async def _made_current(self, release: Release, tag: str) -> bool:
-        """Have all prepare a release, and make it the live one; where that fails nothing of it is left."""
-        made = False
+        """Opens and warms a release, and makes it the live one; discards it if that fails."""
+        is_live = False
         try:
-            await self._aside(release.save, self.store)
-            await self._aside(self._prepare, release.id)
-            made = await self._aside(make_current, self.store, release, tag)
+            await self._from_store(release.save, self.store)
+            await self._from_store(self.open, release.id)
+            await self._from_store(self._warm, release)
+            is_live = await self._from_store(make_current, self.store, release, tag)
         finally:
-            if not made and self.live is not None and release.id != self.live.release.id:
+            if not is_live and self.live is not None and release.id != self.live.release.id:
                 self._outdate(release.id)
-                await self._aside(discard, self.store, release.id)
-        return made
+                await self._from_store(discard, self.store, release.id)
+        return is_live
 
     async def _adopt(self, release: Release) -> None:
-        """Serve a release from the next request on; the one before goes once its last request is answered."""
+        """Serves a release from the next request on; the previous one is closed when its last request is answered."""
         if self.live is not None and self.live.release.id == release.id:
             return
         self._old.pop(release.id, None)
         try:
-            await self._aside(self._prepare, release.id)
-            live = await self._aside(Live, self.store, release)
+            self._phase = "opening"
+            await self._from_store(self.open, release.id)
+            live = await self._from_store(Live, self.store, release)
+            self._phase = "warming up"
+            await self._from_store(self._warm, release)
         except BaseException:
             self._outdate(release.id)
             raise
@@ -249,9 +444,42 @@ class Service:
         log.info("release %s is live: %d tasks", release.id, len(release.tasks))
         if before is not None:
             self._outdate(before.release.id)
+        else:
+            self.on_live()
+
+    def _warm(self, release: Release) -> None:
+        """Reads a release's files into memory, and runs queries until they are quick. Blocks."""
+        self.warm_up.run(release, lambda: Opened(self.store, release))
+
+    def _read_files(self, part: str, release_id: str, budget: int | None, seconds: float) -> int:
+        """Reads the files of a part in every replica, and returns the bytes read. Blocks."""
+        return sum(self.everywhere(part, "read", release_id, budget, seconds))
+
+    def _part_failed(self, part: str, error: Exception) -> None:
+        """Records that a part failed in a request; the next check that it passes ends this state."""
+        self.states.failed(part, reason_of(error), error.detail if isinstance(error, StoreError) else str(error))
+
+    async def _from_store(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a function that reads the service's own artifacts; a missing one is no mistake of the client.
+
+        Raises StoreError. Raises InputError only if a client put or named something that this service cannot use: a
+        prompt, or a release that needs another part.
+        """
+        try:
+            return await self._aside(function, *arguments)
+        except (RefusedPromptError, UndeployedPartError) as error:
+            raise InputError(self._without_places(error)) from error
+        except Exception as error:
+            if isinstance(error, InputError) or is_store_error(error):
+                raise store_error(STORE, error) from error
+            raise
+
+    def _without_places(self, error: Exception) -> str:
+        """Returns the message of an error for clients."""
+        return without_places(str(error), self.store.url, str(self.store.cache.folder))
 
     def _outdate(self, release_id: str) -> None:
-        """A release is not the live one: it goes once nobody uses it, and has lingered."""
+        """Closes a release that is not live, as soon as no request uses it and its linger time has passed."""
         self._old[release_id] = time.monotonic() + self._linger
         if self._linger:
             asyncio.get_running_loop().call_later(self._linger + 0.1, self._let_go)
@@ -264,9 +492,9 @@ class Service:
             self._admin.submit(self._forget, release_id)
 
     def _forget(self, release_id: str) -> None:
-        """Let go of a release; what cannot be let go of is told, and costs memory alone."""
+        """Closes a release; a failure is logged, and only costs memory."""
         try:
-            self._retire(release_id)
+            self.forget(release_id)
         except Exception:
             log.exception("release %s could not be let go of", release_id)
 
@@ -281,7 +509,7 @@ class Service:
         return live.tasks[name]
 
     def _check(self, live: Live, task: Task, request: SearchRequest) -> None:
-        """Raises InputError where a task cannot be searched in that way."""
+        """Raises InputError if the task does not support the request's mode or re-ranking."""
         if request.mode in ("bm25", "hybrid") and task.bm25 is None:
             raise InputError(f"task {task.name!r} has no BM25: build one (build_bm25), and serve it")
         if request.rerank and live.release.reranker is None:
@@ -289,29 +517,29 @@ class Service:
 
     @contextlib.contextmanager
     def _held(self, live: Live) -> Iterator[None]:
-        """A release stays open while a request that is pinned to it is on its way."""
+        """Keeps a release open while a request of it runs."""
         self._use(live.release.id, 1)
         try:
             yield
         finally:
             self._use(live.release.id, -1)
 
-    def _use(self, release_id: str, by: int) -> None:
-        """So many more (or fewer) use a release."""
-        self._users[release_id] += by
+    def _use(self, release_id: str, change: int) -> None:
+        """Changes the number of users of a release."""
+        self._users[release_id] += change
         if not self._users[release_id]:
             del self._users[release_id]
             self._let_go()
 
     async def _aside(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run what reads files or opens models in the thread for that."""
+        """Runs a function that reads files or opens models, in the thread for that."""
         return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
 
 
-def _weight(most: int, asked: Asked) -> int:
-    """Of a question in the queue: one, and its documents to re-rank, up to `most` (so that it is taken at all)."""
-    return 1 + min(asked.query.rerank, most)
+def _weight(most: int, item: Asked) -> int:
+    """Returns a query's weight in the queue: 1 plus its documents to re-rank, up to `most` (so that it can enter)."""
+    return 1 + min(item.query.rerank, most)
 
 
 class NotReadyError(Exception):
-    """No release is being served yet, or none any more."""
+    """No release is served yet, or the service is shutting down."""

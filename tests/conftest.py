@@ -1,4 +1,4 @@
-"""Fixtures for all tests: nothing from the network, a cache of its own, a real S3 server on loopback."""
+"""Fixtures for all tests: no network, a cache per session, an S3 server and a Ray on this machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from pathlib import Path
 
 import pytest
 from local_cluster import LONG
+from local_ray import running_ray
+from reliability import Row, read_page, readable, write_rows
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
+# Threads that wait for others sleep instead of spinning: on a machine that others use too, tests are ten times faster.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# As ray.init decides for a Ray that it starts; a process that connects to one by its address must say so itself.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
@@ -32,7 +38,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is marked `long` is left to the long form, RIPTIDE_CHAOS=long."""
+    """Deselects tests that are marked `long`, except in the long form, RIPTIDE_TESTS=all."""
     if not LONG:
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
@@ -41,10 +47,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A failure is told when it happens too: what ends the process later may leave no summary."""
+    """Prints a failure when it happens too, as there is no summary if the process ends later."""
     for reporter in _REPORTERS if report.failed else []:
         told = f"{report.longreprtext[-2000:]}\n{report.capstdout[-1000:]}\n{report.capstderr[-2000:]}"
         reporter.write_line(f"\n{report.nodeid} ({report.when}): {told.rstrip()}")
+
+
+@pytest.fixture
+def documented(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    """documented(area, case, answer, status): this row must stand in docs/reliability.md as it is here.
+
+    With RIPTIDE_WRITE_TABLES=1 it is written there instead.
+    """
+
+    def check(area: str, case: str, answer: str, status: int) -> None:
+        test = f"{request.path.relative_to(REPOSITORY / 'tests')}::{request.node.originalname}"
+        row = Row(area, case, readable(answer, tmp_path, REPOSITORY), str(status), test)
+        if os.environ.get("RIPTIDE_WRITE_TABLES"):
+            write_rows([row])
+        assert row in read_page(), f"docs/reliability.md lacks or contradicts: {row.line}"
+
+    return check
 
 
 @pytest.fixture(autouse=True)
@@ -53,28 +76,47 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 @pytest.fixture(scope="session")
-def local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One Ray on this machine, for all jobs that tests run in this process."""
+def ray_variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment variables of the workers of `ray_address` and of the process that uses them."""
+    cache = str(tmp_path_factory.getbasetemp() / "cache")
+    return {"RIPTIDE_CACHE": cache, "RAY_IGNORE_UNHANDLED_ERRORS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@pytest.fixture(scope="session")
+def ray_address(ray_variables: dict[str, str]) -> Iterator[str]:
+    """The address of a Ray that runs from its first test to the end of the session; jobs run on it with `local_ray`."""
+    with running_ray(ray_variables) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def local_ray(ray_address: str, ray_variables: dict[str, str]) -> Iterator[None]:
+    """Connects this process to the Ray of the session, so that jobs of this process run on it until the module ends."""
     import logging
 
     import ray
 
-    os.environ["RIPTIDE_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache")  # the workers' too
-    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    started = not ray.is_initialized()
-    if started:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ray_variables.items():
+            patch.setenv(name, value)
+        ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
         for name in ("ray.data", "ray.data._internal"):
             logging.getLogger(name).setLevel(logging.ERROR)
-    yield
-    if started:
+        yield
         ray.shutdown()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_ray_is_left() -> Iterator[None]:
+    """Ends a Ray that jobs of the module have started; otherwise the jobs of the next modules would run on it."""
+    yield
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        sys.modules["ray"].shutdown()
+
+
 @pytest.fixture(scope="session")
-def call_job(local_ray: None) -> Callable[..., int]:
-    """call_job(name, *arguments): run a job in this process, as `python jobs/NAME.py ARGUMENTS` would; its status."""
+def call_job() -> Callable[..., int]:
+    """call_job(name, *arguments) runs a job in this process like `python jobs/NAME.py`; it returns the exit status."""
     from jobs.cli import options_of, run
 
     def call(name: str, *arguments: object) -> int:
@@ -90,7 +132,7 @@ def call_job(local_ray: None) -> Callable[..., int]:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """moto's server in a process of its own; the AWS variables name it while the session lasts."""
+    """The URL of moto's S3 server, which runs during the session; the AWS variables name it."""
     command = [sys.executable, "-u", "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
     log = tmp_path_factory.mktemp("moto") / "log"
     with open(log, "w") as file:
@@ -140,7 +182,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Real data sets beside the checkout; a user has none, and the tests on them say so."""
+    """The folder of real data sets next to the checkout; without it the test is skipped."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"needs the data sets in {SHARED_DATA}")
     return SHARED_DATA

@@ -1,32 +1,28 @@
-"""kill -9 in the middle of an import, an encoding and a build: they go on, or do when told again, to the same bytes.
+"""Jobs that are killed with SIGKILL while they import, encode or build give the bytes of an undisturbed run.
 
-A seed decides what dies and when; the moment is counted in committed parts, never in time. Ten kinds of kills:
+A seed decides what is killed and when; the moment is a number of committed parts, never a time. Three victims:
 
-    driver   the job's own process: all of its private Ray ends with it; started again, the job goes on
-    worker   a process that imports, encodes or fills just then, on a cluster of three nodes: the job goes on by itself
-    node     every process of a node that works just then: the job goes on by itself
+    driver   the job's own process: its private Ray ends with it, and the same command resumes the job
+    worker   a process that imports, encodes or fills at that moment, on a cluster of three nodes: the job continues
+    node     every process of a node that works at that moment: the job continues
 
-Three of them by default, in which everything that dies and every job comes once; RIPTIDE_CHAOS=long kills sixty times;
-RIPTIDE_CHAOS_SEED=17,18 kills as these seeds do.
+By default three kills cover each victim and each job once. RIPTIDE_TESTS=all kills sixty times, and
+RIPTIDE_CHAOS_SEED=17,18 runs the kills of these seeds.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import random
-import shutil
-import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
-from local_cluster import LONG, Job, LocalCluster, Node, local_cluster, start, still_there, title_of, wait_for
+from kills import committed, contents, copied, kill_driver, kill_node, kill_worker, marked, stamps
+from local_cluster import LONG, Job, LocalCluster, local_cluster, start, wait_for
 from tiny import save_bert, write_corpus
 
 from indexing.store import Store
@@ -44,7 +40,7 @@ KINDS = [("driver", "import"), ("driver", "encode"), ("driver", "index"),
 
 @dataclass(frozen=True)
 class Stage:
-    """A job, where its parts appear, and what its workers call what they do."""
+    """A job, the folder and names of its parts, and the process title of its workers."""
 
     job: str
     arguments: tuple[object, ...]
@@ -64,10 +60,10 @@ class World:
     before: dict[str, Path] = field(default_factory=dict)
     after: dict[str, Path] = field(default_factory=dict)
 
-    def start(self, stage: str, store: Path, environment: Mapping[str, str]) -> Job:
+    def start(self, stage: str, store: Path, environment: Mapping[str, str], *more: str) -> Job:
         own = {"RIPTIDE_CACHE": str(self.root / "cache")}
         found = self.stages[stage]
-        return start(found.job, "--store", store, *found.arguments, environment={**environment, **own})
+        return start(found.job, "--store", store, *found.arguments, *more, environment={**environment, **own})
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +73,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     model = save_bert(root / "model")
     stages = {
         "import": Stage("import_corpus", ("--source", source, "--part-size", PART_SIZE),
-                        "corpus/g0000", "part", PARTS, "ray::import_part"),
+                        "corpus/g0000", "part", PARTS, "ray::ParseTask"),
         "encode": Stage("encode_corpus", ("--encoder", model, "--name", "tiny", "--compile", "never"),
-                        "embeddings/tiny/g0000", "part", PARTS, "EncodeWorker"),
-        # A recall that any nprobe reaches: what is killed here is the filling.
+                        "embeddings/tiny/g0000", "part", PARTS, "PoolWorker"),
+        # Any nprobe reaches this recall, so the kill comes while shards are filled.
         "index": Stage("build_index", ("--factory", "IVF32,SQ8", "--shards", SHARDS, "--recall", "0.01"),
-                       "index/tiny/g0000", "shard", SHARDS, "ray::fill"),
+                       "index/tiny/g0000", "shard", SHARDS, "ray::FillTask"),
     }  # fmt: skip
     store = root / "store"
     store.mkdir()
@@ -96,7 +92,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def cases() -> list[object]:
-    """(seed, what is killed, in what): the ten kinds in turn."""
+    """Returns (seed, victim, stage) of each kill: the ten kinds in turn."""
     seeds = list(range(60)) if LONG else SHORT
     if chosen := os.environ.get("RIPTIDE_CHAOS_SEED"):
         seeds = [int(seed) for seed in chosen.split(",")]
@@ -117,12 +113,13 @@ def test_the_same_bytes_come_out(world: World, tmp_path: Path, seed: int, victim
 def killed_in_the_middle(
     world: World, store: Path, draw: random.Random, victim: str, stage: str, *, alone: bool
 ) -> bool:
-    """Kill, let the job go on or start it again, compare. False where the job was through before the kill."""
+    """Kills, lets the job end or runs it again, and compares the stores; False if the job ended before the kill."""
     what = world.stages[stage]
     copied(world.before[stage], store)
     mark = {"RIPTIDE_TEST_MARK": uuid.uuid4().hex}
     reached = {} if alone else world.cluster.environment
-    job = world.start(stage, store, {**reached, **mark})
+    # Without a cluster the driver does all work itself; a worker that can be killed needs a private Ray.
+    job = world.start(stage, store, {**reached, **mark}, *(["--ray"] if alone and victim == "worker" else []))
     folder = store / what.folder
     moment = draw.randint(0, what.count // 2)
     nodes = len(world.cluster.nodes)
@@ -139,7 +136,7 @@ def killed_in_the_middle(
                 job.end()
                 assert contents(store) == contents(world.after[stage])
             return False
-        # A worker that dies between its commit and its answer is asked again, and puts the same bytes there once more.
+        # If a worker is killed between its commit and its result, its item is run again and writes the same bytes.
         kept = stamps(folder, parts=victim == "driver")
         assert sum(name.startswith(f"{what.part}-") for name in kept) >= moment
         if victim != "driver":
@@ -158,86 +155,5 @@ def killed_in_the_middle(
     return True
 
 
-def kill_driver(job: Job, mark: Mapping[str, str]) -> None:
-    """kill -9 the job's process; raises unless every process that it had started ends too."""
-    job.process.send_signal(signal.SIGKILL)
-    job.process.wait()
-    wait_for(lambda: not marked(mark), f"the end of {[title_of(p)[:80] for p in marked(mark)]}")
-
-
-def kill_worker(find: Callable[[], list[psutil.Process]], title: str, draw: random.Random, job: Job) -> None:
-    """kill -9 a worker that does what `title` says: held still first, so that it is in the middle of it. Or none, where
-    the job ends before one is found."""
-    killed: list[psutil.Process] = []
-
-    def one() -> bool:
-        working = [process for process in find() if title in title_of(process)]
-        for process in draw.sample(working, len(working)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
-                if title in title_of(process):
-                    process.kill()
-                    killed.append(process)
-                    return True
-                process.resume()
-        return False
-
-    wait_for(lambda: one() or job.process.poll() == 0, f"a worker at {title}", job.process)
-    wait_for(lambda: not still_there(killed), "the worker's end")
-
-
-def kill_node(cluster: LocalCluster, title: str, draw: random.Random, job: Job) -> None:
-    """kill -9 all processes of a node, not the head, one of whose workers does what `title` says. Or of none, where the
-    job ends before one is found."""
-    found: list[Node] = []
-
-    def working() -> bool:
-        found[:] = [node for node in cluster.workers if node.workers(title)]
-        return bool(found)
-
-    wait_for(lambda: working() or job.process.poll() == 0, f"a node at {title}", job.process)
-    if found:
-        cluster.lose(draw.choice(found))
-
-
-def marked(mark: Mapping[str, str]) -> list[psutil.Process]:
-    """The processes whose environment has the mark: a job and all that it started, whoever their parent is now."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if mark.items() <= process.environ().items():
-                found.append(process)
-    return still_there(found)
-
-
 def begun(folder: Path) -> bool:
     return (folder / "manifest.begun.json").exists()
-
-
-def committed(folder: Path, part: str) -> int:
-    """How many parts have their record."""
-    return sum(name.startswith(f"{part}-") and name.endswith(".json") for name in os.listdir(folder))
-
-
-def stamps(folder: Path, *, parts: bool) -> dict[str, tuple[int, int]]:
-    """File -> (inode, time of change) of every part's record, and (`parts`) of the bytes that it names."""
-    found = {}
-    for record in folder.glob("*-?????.json"):
-        for path in (record, *(folder.glob(f"{record.stem}-*") if parts else ())):
-            status = path.stat()
-            found[path.name] = status.st_ino, status.st_mtime_ns
-    return found
-
-
-def contents(store: Path) -> dict[str, str]:
-    """File -> sha256 of all that a store holds, less who made it and when."""
-    return {
-        path.relative_to(store).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in store.rglob("*")
-        if path.is_file() and path.name != "provenance.json" and ".tmp" not in path.parts
-    }
-
-
-def copied(store: Path, to: Path) -> Path:
-    """A copy of a store, its times and all."""
-    return Path(shutil.copytree(store, to, copy_function=shutil.copy2))

@@ -1,8 +1,8 @@
-"""kill -9 in the middle of mining: the same command again gives the same candidates, scores and negatives.
+"""Mining that is killed with SIGKILL gives the candidates, scores and negatives of an undisturbed run.
 
-The moment is counted in committed parts, never in time. The driver dies with its private Ray while it pools, re-ranks
-or draws, and the command is given again; a worker dies while it re-ranks, and the job goes on by itself.
-RIPTIDE_CHAOS=long kills at all of these places, else while it draws.
+The moment is a number of committed parts, never a time. The driver is killed while it pools, re-ranks or samples, and
+the same command resumes; a worker is killed while it re-ranks, and the job continues. By default the driver is killed
+while it samples; RIPTIDE_TESTS=all runs all of these.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from kills import committed, contents, copied, kill_driver, kill_worker, marked, stamps
 from local_cluster import LONG, run, start, wait_for
-from test_kill import committed, contents, copied, kill_driver, kill_worker, marked, stamps
-from tiny import save_bert, write_corpus
+from tiny import make_classifier, save_bert, write_corpus
 
 from indexing.store import Store
 from indexing.verify import verify
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
-PARTS, QUESTIONS = 40, 240
+PARTS, QUERIES = 40, 240
 
 
 class World(NamedTuple):
-    """A store with all that mining needs, what an undisturbed run leaves in it, and the command's arguments."""
+    """A store to mine in, its contents after an undisturbed run, and the arguments of the command."""
 
     store: Path
     after: dict[str, str]
@@ -40,17 +40,11 @@ class World(NamedTuple):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]) -> World:
-    import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
     root = tmp_path_factory.mktemp("mining")
-    source = write_corpus(root / "raw", 1_000, questions=QUESTIONS)
+    source = write_corpus(root / "raw", 1_000, queries=QUERIES)
     environment = {"RIPTIDE_CACHE": str(root / "cache")}
     model = save_bert(root / "model")
-    reranker = shutil.copytree(model, root / "cross")
-    torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(model, num_labels=1, initializer_range=0.5)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(reranker)
+    reranker = make_classifier(shutil.copytree(model, root / "cross"), seed=0, initializer_range=0.5)
     store = root / "store"
     for job, *arguments in (
         ("import_corpus", "--source", source, "--part-size", 250),
@@ -59,7 +53,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
     ):
         assert call_job(job, "--store", store, *arguments) == 0
     mining: list[object] = [
-        "--split", "test", "--sources", "bm25", "exact:tiny", "--depth", 60, "--part-queries", QUESTIONS // PARTS,
+        "--split", "test", "--sources", "bm25", "exact:tiny", "--depth", 60, "--part-queries", QUERIES // PARTS,
         "--reranker", reranker, "--denoise-threshold", 0.5, "--candidates", "pool", "--name", "drawn",
     ]  # fmt: skip
     after = copied(store, root / "after")
@@ -78,7 +72,8 @@ KILLS = [("driver", "negatives/drawn", 1), ("worker", "scores/SCORES/g0000", 3),
 def test_the_same_bytes_come_out(world: World, tmp_path: Path, victim: str, folder: str, moment: int) -> None:
     store = copied(world.store, tmp_path / "store")
     mark = {"RIPTIDE_TEST_MARK": uuid.uuid4().hex}
-    job = start("mine_negatives", "--store", store, *world.arguments, environment={**world.environment, **mark})
+    ray = ["--ray"] if victim == "worker" else []
+    job = start("mine_negatives", "--store", store, *world.arguments, *ray, environment={**world.environment, **mark})
     made = store / folder.replace("SCORES", world.scores)
     try:
         there = lambda: made.is_dir() and committed(made, "part") >= moment  # noqa: E731
@@ -86,9 +81,9 @@ def test_the_same_bytes_come_out(world: World, tmp_path: Path, victim: str, fold
         if victim == "driver":
             kill_driver(job, mark)
         else:
-            kill_worker(partial(marked, mark), "ray::score_part", random.Random(0), job)
+            kill_worker(partial(marked, mark), "ray::ScoreTask", random.Random(0), job)
         assert not (made / "manifest.json").exists(), "the kill came too late to be in the middle"
-        # A worker that dies between its commit and its answer leaves bytes that its second try puts there again.
+        # If a worker is killed between its commit and its result, its item is run again and writes the same bytes.
         kept = stamps(made, parts=victim == "driver")
         assert sum(name.startswith("part-") and name.endswith(".json") for name in kept) >= moment
         if victim == "worker":

@@ -336,18 +336,41 @@ def image_root() -> str:
     return found
 
 
+PAGES = ("README.md", "docs/cluster.md", "cluster/README.md")
+
+
+def submitted(page: str) -> list[str]:
+    """Every `python jobs/x.py …` that a page submits to a cluster."""
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    return re.findall(r"ray job submit --working-dir \. -- +(python jobs/\w+\.py --[^\n`]+)", text)
+
+
 def job_commands() -> list[str]:
-    """Every `python jobs/x.py …` of rayjob.yaml and docs/cluster.md, with paths as in the checkout."""
+    """Every job of rayjob.yaml and of the pages, with paths as in the checkout."""
     entrypoint = load("rayjob.yaml")["spec"]["entrypoint"].replace(f"{image_root()}/", "")
-    page = (ROOT / "docs" / "cluster.md").read_text().replace("\\\n", " ")
-    return [entrypoint, *re.findall(r"python jobs/\w+\.py --[^\n`]+", page)]
+    return list(dict.fromkeys([entrypoint, *(command for page in PAGES for command in submitted(page))]))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_pages_submit_has_what_it_needs(page: str) -> None:
+    """A token, made before it is exported; a size, as nodes are to come; a store that is found from another folder."""
+    text = (ROOT / page).read_text()
+    exports = "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=~/.ray/auth_token RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265"
+    places = [text.index(words) for words in ("ray get-auth-token --generate", exports, "ray job submit")]
+    assert places == sorted(places)
+    assert submitted(page)
+    for command in submitted(page):
+        if "encode_corpus" in command:
+            assert "--max-workers" in command, command
+        if "--store" in command:
+            assert re.search(r"--store (s3://|\$PWD/)", command), command
 
 
 @pytest.mark.parametrize("command", job_commands())
 def test_jobs_and_their_options_exist(command: str) -> None:
     python, job, *arguments = shlex.split(command)
     assert python == "python"
-    assert (ROOT / job).is_file(), f"{job}: named in cluster/rayjob.yaml or docs/cluster.md, but not there"
+    assert (ROOT / job).is_file(), f"{job}: named in cluster/rayjob.yaml or a page, but not there"
     shown = subprocess.run([sys.executable, job, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     known = set(re.findall(r"--[a-z][a-z0-9-]*", shown))
     assert {argument for argument in arguments if argument.startswith("--")} <= known

@@ -1,7 +1,7 @@
 """The whole way on a cluster of three nodes, through `ray job submit` with a token: what one machine gives.
 
 The nodes are processes of this machine with addresses of their own; their store is on an S3 server, and with
-RIPTIDE_CHAOS=long a folder too.
+RIPTIDE_TESTS=all a folder too.
 """
 
 from __future__ import annotations
@@ -10,12 +10,25 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from local_cluster import LONG, REPOSITORY, LocalCluster, local_cluster, run, start, submit
+from local_cluster import (
+    LONG,
+    PATIENCE,
+    RAY_NOTE,
+    REPOSITORY,
+    LocalCluster,
+    clean_environment,
+    local_cluster,
+    run,
+    start,
+    submit,
+)
 from tiny import save_bert, write_corpus
 
 from indexing.artifact import Artifact
@@ -52,7 +65,7 @@ class Way:
 @pytest.fixture(scope="module")
 def way(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]) -> Way:
     root = tmp_path_factory.mktemp("cluster")
-    source = write_corpus(root / "raw", 1_200, questions=QUERIES)
+    source = write_corpus(root / "raw", 1_200, queries=QUERIES)
     made = Way(root, source, save_bert(root / "model"), root / "alone" / "store")
     for step in made.steps(str(made.store), root / "alone"):
         assert call_job(*step) == 0
@@ -98,7 +111,8 @@ def test_the_whole_way_gives_what_one_machine_gives(
             continue
         status, said = submit(cluster, REPOSITORY, str(name), *arguments)
         assert status == 0, said
-        assert not re.search(r"\(raylet\)|\.cc:\d+", said), said
+        lines = "".join(line for line in said.splitlines(keepends=True) if RAY_NOTE not in line)
+        assert not re.search(r"\(raylet\)|\.cc:\d+", lines), said
 
     alone, there = artifacts(str(way.store)), artifacts(store)
     assert there.keys() == alone.keys()
@@ -112,6 +126,39 @@ def test_the_whole_way_gives_what_one_machine_gives(
     figures = [json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path, way.root / "alone")]
     assert figures[0]["per_query"] == figures[1]["per_query"]
     assert figures[0]["mean"]["exact"]["R@100"] > 0.1  # by chance it would be 0.04: questions are pieces of passages
+
+
+def test_the_command_of_the_readme_runs_as_it_is_written(way: Way, cluster: LocalCluster, tmp_path: Path) -> None:
+    """Its block in a shell, but for what starts and stops a cluster; store, encoder and addresses are the test's."""
+    [block] = re.findall(r"```bash\n(ray get-auth-token .*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    lines = [line for line in block.splitlines() if not re.match(r"ray (get-auth-token|start|stop)\b", line)]
+    assert len(block.splitlines()) == len(lines) + 3
+    script = "\n".join(lines)
+    store = tmp_path / "store"
+    shutil.copytree(way.store / "corpus", store / "corpus")
+    for text, own in {
+        "http://127.0.0.1:8265": cluster.dashboard,
+        "$PWD/data/mine": str(store),
+        "sentence-transformers/all-MiniLM-L6-v2": str(way.model),
+        "ray job submit": f"{sys.executable} -m ray.scripts.scripts job submit",
+        "-- python": f"-- {sys.executable}",
+    }.items():
+        assert script.count(text) == 1, text
+        script = script.replace(text, own)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").write_text(cluster.token)
+    environment = clean_environment({"HOME": str(tmp_path)})
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=REPOSITORY,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout
+    assert Store(str(store)).keys("embeddings") == ["embeddings/minilm/g0000"]
 
 
 def artifacts(store: str) -> dict[str, Artifact]:

@@ -1,79 +1,38 @@
-"""BM25 over a corpus: its shards, its growth and its deletions, against one index made in one go and the formula."""
+"""BM25 over a corpus with shards, appended generations and deletions, against a single index and the formula."""
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from test_lucene import bm25 as formula
-from test_lucene import corpus as word_passages
-from test_lucene import pairs, same
+from runners import InlineRunner, tallied
+from small_stores import build_bm25, extend_corpus, shuffled, shuffling_runner
+from word_passages import assert_same_hits, expected_hits, pairs, word_passages
 
 from indexing import bm25 as module
-from indexing.bm25 import Bm25, Bm25Building, contents, fill_shard, search_alive, search_bm25
+from indexing.bm25 import Bm25, BuildBm25, FillLuceneTask, contents, search_alive
+from indexing.bm25 import search_bm25 as search_with
 from indexing.cache import CorruptError
-from indexing.corpus import Corpus, write_table
+from indexing.corpus import Corpus
 from indexing.exact import Hits
-from indexing.ids import merge_bucket, sorted_hashes
 from indexing.lucene import versions
-from indexing.parse import CORPUS_SCHEMA
-from indexing.store import Store, generation
+from indexing.store import Store
+from indexing.work.local import LocalRunner
+from indexing.work.tasks import Place, ignore
+from indexing.work.work import Unit, run_work
 from retriever.errors import InputError
 
 NOTHING = np.empty(0, np.int64)
 
 
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks one after the other, in an order of their own, without Ray."""
-
-    def one_by_one(function: Callable, items: Sequence, *shared: Any, num_cpus: float = 1) -> Iterator:
-        for item in random.Random(0).sample(list(items), len(list(items))):
-            yield item, function(item, *shared)
-
-    monkeypatch.setattr(module, "run_tasks", one_by_one)
-    monkeypatch.setattr(module, "node_cores", lambda: 2)
-    monkeypatch.setattr(module, "num_slots", lambda cores: 3)
-
-
-def extend(root: Path, parts: Sequence[Sequence[str]], deleted: Sequence[int] = (), titles: bool = False) -> Corpus:
-    """Add a generation to the corpus of a store, as an import leaves it. Titles are the first word, where wanted."""
-    store = Store(str(root / "store"))
-    before = Corpus(store.generations("corpus"))
-    row = before.num_rows
-    inputs = {"previous": before.generations[-1]} if before.generations else {}
-    number = len(before.generations)
-    with store.create("corpus", generation(number), inputs=inputs, by_content=True) as draft:
-        files = []
-        for index, texts in enumerate(parts):
-            ids = [f"p{row + n}" for n in range(len(texts))]
-            cut = [text.split(" ", 1) if titles and " " in text else ["", text] for text in texts]
-            columns = [ids, [title for title, _ in cut], [text for _, text in cut], [""] * len(texts)]
-            table = pa.table(columns, schema=CORPUS_SCHEMA)
-            draft.commit(f"part-{index:05d}", ".arrow", lambda path, t=table: write_table(t, path), rows=len(table))
-            np.save(root / f"{number}-{index}.npy", sorted_hashes(ids))
-            files.append((root / f"{number}-{index}.npy", row))
-            row += len(texts)
-        ids = merge_bucket(files, 0, 1) if files else np.empty((2, 0), np.uint64)
-        draft.commit("ids-00000", ".npy", lambda path: np.save(path, ids), rows=ids.shape[1])
-        if deleted:
-            gone = np.array(deleted, np.int64)
-            draft.commit("deleted", ".npy", lambda path: np.save(path, gone), rows=len(gone))
-    return Corpus.open(store)
-
-
-def build(corpus: Corpus, root: Path, name: str = "bm25", **options: Any) -> Bm25:
-    store = Store(str(root / "store"))
-    building = Bm25Building(store, corpus, name, **options)
-    if not building.complete:
-        list(building.fill())
-    return Bm25.open(store, building.name, corpus)
+def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray) -> Hits:
+    """Searches with three workers at most."""
+    return search_with(bm25, queries, k, deleted, shuffling_runner())
 
 
 def cut(passages: Sequence[str], *sizes: int) -> list[list[str]]:
@@ -83,7 +42,7 @@ def cut(passages: Sequence[str], *sizes: int) -> list[list[str]]:
 
 
 def equal(one: Hits, other: Hits) -> None:
-    """To the bit, and of something."""
+    """Asserts equal rows and scores, to the bit, and at least one hit."""
     assert (one.rows >= 0).any()
     np.testing.assert_array_equal(one.rows, other.rows)
     np.testing.assert_array_equal(one.scores, other.scores)
@@ -94,8 +53,8 @@ QUERIES = [f"w{n} w{n // 2} w7" for n in range(40)]
 
 def test_what_is_indexed_is_title_and_text_of_each_row_once(tmp_path: Path) -> None:
     passages = ["w1 a b", "", "lone", "w2 c", "w3 d", "w4 e f", "w5 g"]
-    extend(tmp_path, cut(passages[:5], 2, 0, 3), titles=True)
-    corpus = extend(tmp_path, [passages[5:]], titles=True)
+    extend_corpus(tmp_path, cut(passages[:5], 2, 0, 3), titles=True)
+    corpus = extend_corpus(tmp_path, [passages[5:]], titles=True)
     assert corpus.passages([0])[0][2:4] == ("w1", "a b")
     for first in range(8):
         for end in range(first, 8):
@@ -104,8 +63,8 @@ def test_what_is_indexed_is_title_and_text_of_each_row_once(tmp_path: Path) -> N
 
 def test_hits_are_those_of_the_formula_over_parts_shards_and_titles(tmp_path: Path) -> None:
     passages = word_passages(240, seed=1)
-    corpus = extend(tmp_path, cut(passages, 100, 1, 139), titles=True)
-    found = build(corpus, tmp_path, shards=3)
+    corpus = extend_corpus(tmp_path, cut(passages, 100, 1, 139), titles=True)
+    found = build_bm25(corpus, tmp_path, shards=3)
     assert [(part.facts["first_row"], part.facts["end"]) for _, part in found.shards] == [
         (0, 80),
         (80, 160),
@@ -113,9 +72,11 @@ def test_hits_are_those_of_the_formula_over_parts_shards_and_titles(tmp_path: Pa
     ]
     hits = search_bm25(found, QUERIES, 240, NOTHING)
     for number, query in enumerate(QUERIES):
-        same(pairs(hits, number), formula(passages, query, k1=0.9, b=0.4))
-    other = build(corpus, tmp_path, "other", shards=1, k1=1.5, b=0.9)
-    same(pairs(search_bm25(other, ["w1 w9"], 240, NOTHING)), formula(passages, "w1 w9", k1=1.5, b=0.9))
+        assert_same_hits(pairs(hits, number), expected_hits(passages, query, k1=0.9, b=0.4))
+    other = build_bm25(corpus, tmp_path, "other", shards=1, k1=1.5, b=0.9)
+    assert_same_hits(
+        pairs(search_bm25(other, ["w1 w9"], 240, NOTHING)), expected_hits(passages, "w1 w9", k1=1.5, b=0.9)
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,54 +84,57 @@ def test_hits_are_those_of_the_formula_over_parts_shards_and_titles(tmp_path: Pa
 )
 def test_each_row_is_in_one_shard(tmp_path: Path, monkeypatch, rows: int, shards: int | None, expected: int) -> None:
     monkeypatch.setattr(module, "SHARD_ROWS", 10)
-    building = Bm25Building(Store(str(tmp_path / "store")), extend(tmp_path, [["w1"] * rows]), "bm25", shards=shards)
-    ranges = building.ranges()
-    assert len(ranges) == building.num_shards == expected
-    assert [row for _, first, end in ranges for row in range(first, end)] == list(range(rows))
-    assert max(end - first for _, first, end in ranges) - min(end - first for _, first, end in ranges) <= 1
+    work = BuildBm25(Store(str(tmp_path / "store")), extend_corpus(tmp_path, [["w1"] * rows]), "bm25", shards=shards)
+    [stage] = work.stages
+    units = list(stage.units([{}]))
+    assert len(units) == work.num_shards == expected
+    assert [row for unit in units for row in range(*unit.payload)] == list(range(rows))
+    assert max(unit.rows for unit in units) - min(unit.rows for unit in units) <= 1
 
 
 def test_growth_adds_shards_and_equals_what_is_built_in_one_go(tmp_path: Path) -> None:
     passages = word_passages(300, seed=2)
     store = Store(str(tmp_path / "store"))
-    corpus = extend(tmp_path, cut(passages[:120], 70, 50))
-    first = build(corpus, tmp_path, shards=2)
+    corpus = extend_corpus(tmp_path, cut(passages[:120], 70, 50))
+    first = build_bm25(corpus, tmp_path, shards=2)
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*") if path.is_file()}
-    corpus = extend(tmp_path, [passages[120:200]])
-    corpus = extend(tmp_path, cut(passages[200:], 1, 99))
+    corpus = extend_corpus(tmp_path, [passages[120:200]])
+    corpus = extend_corpus(tmp_path, cut(passages[200:], 1, 99))
     with pytest.raises(InputError) as raised:
         Bm25.open(store, None, corpus)
     assert f"{store.url}/bm25/bm25 covers 120 of the corpus' 300 passages: run jobs/build_bm25.py --name bm25" in str(
         raised.value
     )
-    building = Bm25Building(store, corpus, "bm25", shards=2)
-    assert (building.complete, building.first_row, building.end) == (False, 120, 300)
-    grown = build(corpus, tmp_path, shards=2)
+    work = BuildBm25(store, corpus, "bm25", shards=2)
+    assert (work.complete, work.first_row, work.end) == (False, 120, 300)
+    grown = build_bm25(corpus, tmp_path, shards=2)
     assert [artifact.key for artifact in grown.generations] == ["bm25/bm25/g0000", "bm25/bm25/g0002"]
     assert grown.generations[1].inputs["previous"]["fingerprint"] == first.generations[0].fingerprint
     assert [part.facts["end"] for _, part in grown.shards] == [60, 120, 210, 300]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert Bm25Building(store, corpus, "bm25", shards=2).complete
+    assert BuildBm25(store, corpus, "bm25", shards=2).complete
 
-    once = build(corpus, tmp_path, "once", shards=1)
+    once = build_bm25(corpus, tmp_path, "once", shards=1)
     equal(search_bm25(grown, QUERIES, 60, NOTHING), search_bm25(once, QUERIES, 60, NOTHING))
     (tmp_path / "anew").mkdir()
-    anew = build(extend(tmp_path / "anew", [passages]), tmp_path / "anew", shards=5)
+    anew = build_bm25(extend_corpus(tmp_path / "anew", [passages]), tmp_path / "anew", shards=5)
     equal(search_bm25(grown, QUERIES, 60, NOTHING), search_bm25(anew, QUERIES, 60, NOTHING))
-    same(pairs(search_bm25(grown, ["w3 w40"], 300, NOTHING)), formula(passages, "w3 w40", k1=0.9, b=0.4))
+    assert_same_hits(
+        pairs(search_bm25(grown, ["w3 w40"], 300, NOTHING)), expected_hits(passages, "w3 w40", k1=0.9, b=0.4)
+    )
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
 def test_deleted_passages_never_appear_and_k_are_found_without_them(tmp_path: Path, share: float) -> None:
-    """The best hits of every query are among the deleted. What is left keeps the scores that it had."""
+    """The best hits of every query are deleted; the other passages keep their scores."""
     passages = word_passages(400, seed=3)
-    extend(tmp_path, [passages])
+    extend_corpus(tmp_path, [passages])
     store = Store(str(tmp_path / "store"))
-    before = build(Corpus.open(store), tmp_path, shards=3)
+    before = build_bm25(Corpus.open(store), tmp_path, shards=3)
     whole = search_bm25(before, QUERIES, 400, NOTHING)
     gone = {int(row) for row in whole.rows[:, :2].ravel()} | set(range(int(400 * share)))
-    corpus = extend(tmp_path, [], sorted(gone))
-    assert Bm25Building(store, corpus, "bm25", shards=3).complete
+    corpus = extend_corpus(tmp_path, [], sorted(gone))
+    assert BuildBm25(store, corpus, "bm25", shards=3).complete
     found = Bm25.open(store, "bm25", corpus)
     for k in (1, 10, 400):
         hits = search_bm25(found, QUERIES, k, corpus.deleted)
@@ -180,14 +144,14 @@ def test_deleted_passages_never_appear_and_k_are_found_without_them(tmp_path: Pa
 
 
 def test_all_passages_deleted_find_nothing(tmp_path: Path) -> None:
-    extend(tmp_path, [["w1", "w1 w2"]])
-    corpus = extend(tmp_path, [], [0, 1])
-    hits = search_bm25(build(corpus, tmp_path), ["w1", "w2"], 5, corpus.deleted)
+    extend_corpus(tmp_path, [["w1", "w1 w2"]])
+    corpus = extend_corpus(tmp_path, [], [0, 1])
+    hits = search_bm25(build_bm25(corpus, tmp_path), ["w1", "w2"], 5, corpus.deleted)
     assert [pairs(hits, n) for n in range(2)] == [[], []]
 
 
 class Ranked:
-    """A searcher whose hits for query n are the rows from n on, best first; it keeps what it was asked."""
+    """A searcher whose hits for query n are the rows from n on, best first; it records the calls."""
 
     num_documents = 1_000
 
@@ -213,55 +177,49 @@ def test_only_the_queries_that_lack_hits_are_asked_again_and_deeper() -> None:
 
 
 def test_pieces_of_queries_come_back_in_their_order(tmp_path: Path, monkeypatch) -> None:
-    found = build(extend(tmp_path, [word_passages(100, seed=4)]), tmp_path)
+    found = build_bm25(extend_corpus(tmp_path, [word_passages(100, seed=4)]), tmp_path)
     once = search_bm25(found, QUERIES, 20, NOTHING)
-    blocks: list[tuple[int, int]] = []
-    real = module.bm25_block
-    monkeypatch.setattr(module, "bm25_block", lambda block, *rest: (blocks.append(block), real(block, *rest))[1])
-    monkeypatch.setattr(module, "LEAST_QUERIES", 5)
-    equal(search_bm25(found, QUERIES, 20, NOTHING), once)
+    monkeypatch.setattr(module, "MIN_TASK_QUERIES", 5)
+    here = shuffling_runner()
+    equal(search_with(found, QUERIES, 20, NOTHING, here), once)
+    blocks = [(first, first + len(texts)) for first, texts in here.items("SearchBm25Task")]
     assert blocks != sorted(blocks)
     assert sorted(blocks) == [(0, 13), (13, 26), (26, 40)]
     assert search_bm25(found, [], 20, NOTHING).rows.shape == (0, 20)
 
 
 def test_shards_stay_open_for_the_next_search(tmp_path: Path) -> None:
-    corpus = extend(tmp_path, [["w1"]])
-    found = build(corpus, tmp_path)
+    corpus = extend_corpus(tmp_path, [["w1"]])
+    found = build_bm25(corpus, tmp_path)
     again = Bm25.open(Store(str(tmp_path / "store")), None, corpus)
     assert found.searcher() is found.searcher() is again.searcher()
 
 
 def test_without_a_name_it_is_the_one_called_bm25_or_the_only_one(tmp_path: Path) -> None:
-    corpus, store = extend(tmp_path, [["w1"]]), Store(str(tmp_path / "store"))
+    corpus, store = extend_corpus(tmp_path, [["w1"]]), Store(str(tmp_path / "store"))
     with pytest.raises(InputError, match=r"there is no such artifact \(complete bm25: none\)"):
         Bm25.open(store, None, corpus)
-    build(corpus, tmp_path, "a")
+    build_bm25(corpus, tmp_path, "a")
     assert Bm25.open(store, None, corpus).name == "a"
-    build(corpus, tmp_path, "b")
+    build_bm25(corpus, tmp_path, "b")
     with pytest.raises(InputError, match="has several bm25: a, b; say which with bm25:NAME"):
         Bm25.open(store, None, corpus)
-    build(corpus, tmp_path)
+    build_bm25(corpus, tmp_path)
     assert Bm25.open(store, None, corpus).name == "bm25"
     assert Bm25.open(store, "b", corpus).name == "b"
 
 
-def test_what_is_committed_is_kept_and_the_rest_is_filled(tmp_path: Path, monkeypatch) -> None:
+def test_what_is_committed_is_kept_and_the_rest_is_filled(tmp_path: Path) -> None:
     passages = word_passages(90, seed=5)
-    corpus = extend(tmp_path, [passages])
-    done: list[int] = []
-    real = module.fill_shard
-
-    def dies(shard: tuple[int, int, int], *rest: Any) -> None:
-        if len(done) == 2:
-            raise RuntimeError("power cut")
-        real(shard, *rest)
-        done.append(shard[0])
-
-    monkeypatch.setattr(module, "fill_shard", dies)
-    with pytest.raises(RuntimeError, match="power cut"):
-        build(corpus, tmp_path, shards=4)
+    corpus = extend_corpus(tmp_path, [passages])
     store = Store(str(tmp_path / "store"))
+    work = BuildBm25(store, corpus, "bm25", shards=4)
+    work.pin_versions(shuffling_runner())
+    dying = InlineRunner(order=shuffled, fail_after=2, error=RuntimeError("power cut"))
+    with pytest.raises(RuntimeError, match="power cut"):
+        run_work(store, work, dying)
+    done = [unit.payload for unit in dying.items("FillLuceneTask")]
+    assert len(done) == 2
     assert store.incomplete() == ["bm25/bm25/g0000"]
     with pytest.raises(InputError, match="bm25/bm25/g0000 was begun and is not complete: run the command that makes"):
         Bm25.open(store, "bm25", corpus)
@@ -269,38 +227,60 @@ def test_what_is_committed_is_kept_and_the_rest_is_filled(tmp_path: Path, monkey
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*")}
     assert len(kept) == 4
 
-    filled: list[int] = []
-    monkeypatch.setattr(module, "fill_shard", lambda shard, *rest: (filled.append(shard[0]), real(shard, *rest))[1])
-    steps = list(Bm25Building(store, corpus, "bm25", shards=4).fill())
-    assert sorted(filled + done) == [0, 1, 2, 3]
-    assert steps[0] == (True, sum((22, 23, 22, 23)[n] for n in done))
-    assert sum(count for kept_before, count in steps if not kept_before) == 90 - steps[0][1]
+    resuming = shuffling_runner()
+    _, counts = tallied(store, work, resuming)
+    filled = [unit.payload for unit in resuming.items("FillLuceneTask")]
+    assert sorted(filled + done) == [(0, 22), (22, 45), (45, 67), (67, 90)]
+    for kept_before, ranges in ((True, done), (False, filled)):
+        found = [rows for was_kept, rows in counts["index text"] if was_kept == kept_before]
+        assert sorted(found) == sorted(end - first for first, end in ranges)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     resumed = Bm25.open(store, "bm25", corpus)
     equal(
-        search_bm25(resumed, QUERIES, 90, NOTHING), search_bm25(build(corpus, tmp_path, "whole"), QUERIES, 90, NOTHING)
+        search_bm25(resumed, QUERIES, 90, NOTHING),
+        search_bm25(build_bm25(corpus, tmp_path, "whole"), QUERIES, 90, NOTHING),
     )
 
 
+def test_java_is_called_by_one_thread_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyjnius calls a method of the object that any thread looked it up on last, so shards would mix passages."""
+    passages = word_passages(40, seed=7)
+    corpus = extend_corpus(tmp_path, [passages])
+    threads: set[int] = set()
+    for name in ("write_shard", "versions"):
+        real = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, real=real, **k: (threads.add(threading.get_ident()), real(*a, **k))[1]
+        )
+    store, here = Store(str(tmp_path / "store")), LocalRunner(cores=4)
+    work = BuildBm25(store, corpus, "bm25", shards=4)
+    work.pin_versions(here)
+    run_work(store, work, here)
+    assert threads == {threading.get_ident()}
+    assert sum(part.rows for _, part in Bm25.open(store, "bm25", corpus).shards) == 40
+
+
 def test_a_retried_shard_is_not_made_again(tmp_path: Path, monkeypatch) -> None:
-    corpus = extend(tmp_path, [["w1", "w2"]])
+    corpus = extend_corpus(tmp_path, [["w1", "w2"]])
     store = Store(str(tmp_path / "store"))
     draft = store.create("bm25", "bm25/g0000", config=versions())
-    fill_shard((0, 0, 2), draft, corpus.parts, "en")
+    fill = FillLuceneTask(draft, corpus.parts, "en").open(Place(1))
+    unit = Unit(("shard-00000",), 2, (0, 2))
+    fill(unit, ignore)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")}
     monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("made again"))
-    fill_shard((0, 0, 2), draft, corpus.parts, "en")
+    fill(unit, ignore)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")} == before
 
 
 def test_a_shard_is_not_filled_by_another_lucene(tmp_path: Path, monkeypatch) -> None:
     """As on a node with another pyserini than the node that began it."""
-    corpus = extend(tmp_path, [["w1", "w2"]])
+    corpus = extend_corpus(tmp_path, [["w1", "w2"]])
     store = Store(str(tmp_path / "store"))
     draft = store.create("bm25", "bm25/g0000", config={**versions(), "lucene": "8.0.0"})
     monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("filled"))
     with pytest.raises(InputError, match=rf"g0000 was made with lucene 8\.0\.0, here is {versions()['lucene']}: build"):
-        fill_shard((0, 0, 2), draft, corpus.parts, "en")
+        FillLuceneTask(draft, corpus.parts, "en").open(Place(1))
     assert draft.committed() == {}
 
 
@@ -312,74 +292,80 @@ def test_a_store_on_another_file_system_than_temporary_files(tmp_path: Path, mon
 
     with tempfile.TemporaryDirectory(dir=shm) as name:
         monkeypatch.setattr(tempfile, "tempdir", name)
-        found = build(extend(tmp_path, [["w1", "w2 w1"]]), tmp_path)
+        found = build_bm25(extend_corpus(tmp_path, [["w1", "w2 w1"]]), tmp_path)
         assert [row for row, _ in pairs(search_bm25(found, ["w1"], 5, NOTHING))] == [0, 1]
 
 
 def test_other_options_are_refused_with_both_sides_named(tmp_path: Path) -> None:
-    corpus = extend(tmp_path, [["w1", "w2"]])
-    build(corpus, tmp_path, shards=1)
+    corpus = extend_corpus(tmp_path, [["w1", "w2"]])
+    build_bm25(corpus, tmp_path, shards=1)
     store = Store(str(tmp_path / "store"))
     given: dict[str, Any] = {"k1": 0.9, "b": 0.4, "language": "en", "shards": 1}
-    assert Bm25Building(store, corpus, "bm25", **given).complete
+    assert BuildBm25(store, corpus, "bm25", **given).complete
     for key, other in {"k1": 1.2, "b": 0.75, "language": "de", "shards": 2}.items():
-        with pytest.raises(InputError, match="bm25/bm25 was built otherwise") as raised:
-            Bm25Building(store, corpus, "bm25", **{**given, key: other})
-        assert f"({key} {given[key]}, now {other})" in str(raised.value)
+        with pytest.raises(InputError, match="bm25/bm25/g0000 was built otherwise") as raised:
+            BuildBm25(store, corpus, "bm25", **{**given, key: other})
+        assert f"(parameter {key} {given[key]}, now {other})" in str(raised.value)
 
 
 def test_that_of_another_corpus_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
     for name, text in (("a", "w1"), ("b", "w2")):
         (tmp_path / name).mkdir()
-        extend(tmp_path / name, [[text]])
+        extend_corpus(tmp_path / name, [[text]])
     stores = {name: Store(str(tmp_path / name / "store")) for name in "ab"}
     corpora = {name: Corpus.open(store) for name, store in stores.items()}
-    build(corpora["a"], tmp_path / "a")
+    build_bm25(corpora["a"], tmp_path / "a")
     prints = {name: corpus.generations[0].fingerprint[:12] for name, corpus in corpora.items()}
     assert prints["a"] != prints["b"]
     told = f"bm25/bm25/g0000 was built from corpus/g0000 {prints['a']}, the corpus is now {prints['b']}"
     with pytest.raises(InputError, match=told):
         Bm25.open(stores["a"], "bm25", corpora["b"])
     with pytest.raises(InputError, match=told):
-        Bm25Building(stores["a"], corpora["b"], "bm25")
-    grown = extend(tmp_path / "a", [["w3"]])
-    build(grown, tmp_path / "a")
+        BuildBm25(stores["a"], corpora["b"], "bm25")
+    grown = extend_corpus(tmp_path / "a", [["w3"]])
+    build_bm25(grown, tmp_path / "a")
     with pytest.raises(InputError, match=r"built from corpus/g0001 .*the corpus has no such generation"):
         Bm25.open(stores["a"], "bm25", corpora["a"])
 
 
-def test_a_limit_is_of_the_name_and_is_not_asked_for_more(tmp_path: Path) -> None:
+def test_a_limited_index_is_complete(tmp_path: Path) -> None:
     passages = word_passages(50, seed=6)
-    corpus = extend(tmp_path, [passages[:30]])
-    found = build(corpus, tmp_path, limit=20)
-    assert (found.name, found.num_rows) == ("bm25-limit20", 20)
-    same(pairs(search_bm25(found, ["w1"], 50, NOTHING)), formula(passages[:20], "w1", k1=0.9, b=0.4))
-    corpus = extend(tmp_path, [passages[30:]])
+    corpus = extend_corpus(tmp_path, [passages[:30]])
+    found = build_bm25(corpus, tmp_path, limit=20)
+    assert (found.name, found.num_rows) == ("bm25", 20)
+    assert_same_hits(pairs(search_bm25(found, ["w1"], 50, NOTHING)), expected_hits(passages[:20], "w1", k1=0.9, b=0.4))
+    corpus = extend_corpus(tmp_path, [passages[30:]])
     assert Bm25.open(Store(str(tmp_path / "store")), None, corpus).num_rows == 20
-    assert build(corpus, tmp_path, "more", limit=40).num_rows == 40
+    assert build_bm25(corpus, tmp_path, "more", limit=40).num_rows == 40
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [({"k1": -0.1}, "--k1 -0.1"), ({"k1": float("nan")}, "--k1 nan"), ({"k1": float("inf")}, "--k1 inf"),
-     ({"b": 1.01}, "--b 1.01"), ({"b": -1.0}, "--b -1.0"), ({"shards": 0}, "--shards 0")],
-)  # fmt: skip
+    [
+        ({"k1": -0.1}, "parameter k1 -0.1"),
+        ({"k1": float("nan")}, "parameter k1 nan"),
+        ({"k1": float("inf")}, "parameter k1 inf"),
+        ({"b": 1.01}, "parameter b 1.01"),
+        ({"b": -1.0}, "parameter b -1.0"),
+        ({"shards": 0}, "parameter shards 0"),
+    ],
+)
 def test_values_that_bm25_does_not_take(tmp_path: Path, options: dict, told: str) -> None:
-    corpus = extend(tmp_path, [["w1"]])
+    corpus = extend_corpus(tmp_path, [["w1"]])
     with pytest.raises(InputError, match=told):
-        Bm25Building(Store(str(tmp_path / "store")), corpus, "bm25", **options)
+        BuildBm25(Store(str(tmp_path / "store")), corpus, "bm25", **options)
     assert Store(str(tmp_path / "store")).keys("bm25") == []
 
 
 def test_an_unknown_language_leaves_nothing(tmp_path: Path) -> None:
-    corpus = extend(tmp_path, [["w1"]])
+    corpus = extend_corpus(tmp_path, [["w1"]])
     with pytest.raises(InputError, match="language 'xx': Anserini has no analyzer for it"):
-        build(corpus, tmp_path, language="xx")
+        build_bm25(corpus, tmp_path, language="xx")
     assert not (tmp_path / "store/bm25").exists()
 
 
 def test_a_flipped_byte_is_named_before_lucene_reads_it(tmp_path: Path) -> None:
-    found = build(extend(tmp_path, [word_passages(50)]), tmp_path)
+    found = build_bm25(extend_corpus(tmp_path, [word_passages(50)]), tmp_path)
     [file] = (tmp_path / "store/bm25").rglob("*.cfs")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1

@@ -1,19 +1,20 @@
-"""The dials of an index: turned until a recall is reached, measured with queries that are passages themselves."""
+"""The search parameters of an index, chosen for a recall that is measured with vectors of the corpus as queries."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from runners import InlineRunner
 
-from indexing import building
-from indexing.building import DEPTHS, probe, turn_dials, without
+from indexing.building import DEPTHS, choose_setting, probe, without
 from indexing.faiss_index import fill_shard, train_quantizer, write_index
 from indexing.index import Shard
+from indexing.work.tasks import Task
 
 TRUTH = np.arange(100)[None].repeat(5, axis=0)
 
@@ -32,20 +33,20 @@ def test_the_smallest_nprobe_and_then_the_smallest_depth_that_reach_the_recall()
         asked.append(nprobe)
         return {200: found(min(1, nprobe / 8 - 0.1)), 400: found(min(1, nprobe / 8))} if nprobe > 1 else {200: found(0)}
 
-    dial = turn_dials(search, TRUTH, 64, 0.95)
-    assert (dial.nprobe, dial.depth, dial.reached) == (8, 400, True)
-    assert dial.recall == {10: 1.0, 100: 1.0}
+    setting = choose_setting(search, TRUTH, 64, 0.95)
+    assert (setting.nprobe, setting.depth, setting.reached) == (8, 400, True)
+    assert setting.recall == {10: 1.0, 100: 1.0}
     assert asked == [1, 2, 4, 8]
 
 
 def test_the_best_is_told_where_the_recall_is_out_of_reach() -> None:
-    dial = turn_dials(lambda nprobe: {200: found(0.5 if nprobe < 4 else 0.6)}, TRUTH, 16, 0.95)
-    assert (dial.nprobe, dial.reached) == (4, False)
-    assert dial.at == pytest.approx(0.6)
+    setting = choose_setting(lambda nprobe: {200: found(0.5 if nprobe < 4 else 0.6)}, TRUTH, 16, 0.95)
+    assert (setting.nprobe, setting.reached) == (4, False)
+    assert setting.at == pytest.approx(0.6)
 
 
 def test_a_flat_index_has_nothing_to_probe() -> None:
-    assert turn_dials(lambda nprobe: {200: found(1.0)}, TRUTH, 0, 1.0).reached
+    assert choose_setting(lambda nprobe: {200: found(1.0)}, TRUTH, 0, 1.0).reached
 
 
 def test_a_query_that_is_a_passage_does_not_count_itself() -> None:
@@ -66,7 +67,7 @@ class Rows:
         return self.file
 
 
-def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None:
     """The best so far and one shard's are all that is held; what comes out is brute force over what a depth reaches."""
     vectors = np.random.default_rng(0).normal(size=(2_400, 8)).astype(np.float16)
     queries = vectors[:20].astype(np.float32)
@@ -83,17 +84,17 @@ def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path, monkeyp
     alive: list[weakref.ref] = []
     held = []
 
-    def one_by_one(function: Any, items: Any, *shared: Any, num_cpus: int) -> Iterator[tuple[Any, Any]]:
-        for item in items:
-            found = function(item, *shared)
-            alive.append(weakref.ref(found.rows))
-            held.append(sum(each() is not None for each in alive))
-            yield item, found
-            del found
+    class Watched(InlineRunner):
+        """Counts the hits that are still in memory after each shard."""
 
-    monkeypatch.setattr(building, "node_cores", lambda: 1)
-    monkeypatch.setattr(building, "run_tasks", one_by_one)
-    found = probe(shards, Rows(vectors), queries, 1_500, 1)  # type: ignore[arg-type]
+        def run(self, task: Task, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+            for item, hits in super().run(task, items, **options):
+                alive.append(weakref.ref(hits.rows))
+                held.append(sum(each() is not None for each in alive))
+                yield item, hits
+                del hits
+
+    found = probe(shards, Rows(vectors), queries, 1_500, 1, Watched())  # type: ignore[arg-type]
     assert list(found) == list(DEPTHS)
     for depth, rows in found.items():
         some = min(1_500, 6 * depth)

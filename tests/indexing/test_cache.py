@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from indexing import cache as cache_module
-from indexing.cache import CorruptError, NodeCache
+from indexing.cache import CorruptError, NodeCache, node_cache
 from indexing.storage import LocalStorage
+from retriever.errors import InputError
 
 OLD = 1_000_000_000  # long before KEEP_SECONDS ago
 
@@ -146,3 +147,14 @@ def test_eviction_spares_a_part_that_is_long_in_coming(tmp_path: Path) -> None:
     storage.while_fetching = slow
     path = open_part(cache, storage, "a", b"a" * 8)
     assert path.stat().st_atime > time.time() - 60
+
+
+@pytest.mark.parametrize("size", ["1__0", "1_000", "_", "\u00b2", "1e9", "-1", "", " 5", "9" * 5_000])
+def test_a_size_of_the_cache_that_is_no_number_is_refused_in_one_line(
+    size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIPTIDE_CACHE_BYTES", size)
+    with pytest.raises(InputError, match=r"RIPTIDE_CACHE_BYTES=.*: expected digits"):
+        node_cache()
+    monkeypatch.setenv("RIPTIDE_CACHE_BYTES", "1000")
+    assert node_cache().max_bytes == 1_000

@@ -1,9 +1,9 @@
-"""The questions that are mined for, and a part's pool: against loops over single questions, without a cluster."""
+"""The queries that are mined for, and the pool of a part, against loops over single queries."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from runners import InlineRunner, tallied
 
 from indexing import candidates as module
 from indexing.artifact import Artifact
-from indexing.candidates import Asked, Mining, MiningOptions, pool_part, read_asked
+from indexing.candidates import MiningOptions, MiningQueries, PoolCandidates, pool_part, read_queries
 from indexing.corpus import Corpus, write_table
 from indexing.exact import Hits
 from indexing.parse import CORPUS_SCHEMA, QUERIES_SCHEMA
 from indexing.queries import Queries
 from indexing.retrievers import Retrievers, SearchOptions
 from indexing.store import Store
+from indexing.work.tasks import Runner
 from retriever.errors import InputError
 
 TEXTS = ["Cats sleep all day.", "A dog barks; the dog's name is Rex.", "Rex, the king.", "Day and night", "cat", "x y"]
@@ -65,19 +67,19 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return fill(tmp_path / "store", QUESTIONS)
 
 
-def asked_of(store: Store, limit: int | None = None, *, answers: bool = True) -> Asked:
-    return read_asked(Corpus.open(store), Queries.open(store), "train", limit, answers=answers)
+def queries_of(store: Store, limit: int | None = None, *, answers: bool = True) -> MiningQueries:
+    return read_queries(Corpus.open(store), Queries.open(store), "train", limit, answers=answers)
 
 
 def test_questions_come_with_their_answers_and_every_relevant_passage_once(store: Store) -> None:
-    asked = asked_of(store)
+    asked = queries_of(store)
     assert asked.ids == [*QUESTIONS]
     assert asked.texts == [text for text, _ in QUESTIONS.values()]
     assert asked.answers == [["cats", "CAT"], ["Rex"], [], ["day"], []]
-    assert [rows.tolist() for rows in asked.positives] == [[0, 4], [1], [5], [3], []]
+    assert [rows.tolist() for rows in asked.positives] == [[4, 0], [1], [5], [3], []], "in the order of the judgements"
     assert all(rows.dtype == np.int64 for rows in asked.positives)
-    first = asked_of(store, 2)
-    assert (first.ids, [rows.tolist() for rows in first.positives]) == (["q0", "q1"], [[0, 4], [1]])
+    first = queries_of(store, 2)
+    assert (first.ids, [rows.tolist() for rows in first.positives]) == (["q0", "q1"], [[4, 0], [1]])
     part = asked.part(1, 2)
     assert (part.ids, part.texts, part.answers) == (asked.ids[1:3], asked.texts[1:3], asked.answers[1:3])
     assert [rows.tolist() for rows in part.positives] == [[1], [5]]
@@ -86,7 +88,7 @@ def test_questions_come_with_their_answers_and_every_relevant_passage_once(store
 def test_a_passage_that_was_deleted_since_is_no_positive(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Corpus.rows_of
     monkeypatch.setattr(Corpus, "rows_of", staticmethod(lambda ids: np.where(np.array(ids) == "d4", -1, real(ids))))
-    assert [rows.tolist() for rows in asked_of(store).positives] == [[0], [1], [5], [3], []]
+    assert [rows.tolist() for rows in queries_of(store).positives] == [[0], [1], [5], [3], []]
 
 
 @pytest.mark.parametrize(
@@ -102,17 +104,18 @@ def test_answers_that_are_no_texts_are_refused_where_they_are_asked_for(
 ) -> None:
     other = fill(tmp_path / "other", {**QUESTIONS, "q2": ("which", {"answers": answers})})
     with pytest.raises(InputError) as raised:
-        asked_of(other)
-    assert f"--drop-answers: queries/asked q2: its metadata's answers hold {told}, expected texts" in str(raised.value)
+        queries_of(other)
+    expected = f"parameter drop_answers: queries/asked q2: its metadata's answers hold {told}, expected texts"
+    assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert asked_of(other, 2).answers == [["cats", "CAT"], ["Rex"]]  # q2 is not among them
-    assert asked_of(other, answers=False).answers == [[]] * 5
+    assert queries_of(other, 2).answers == [["cats", "CAT"], ["Rex"]]  # q2 is not among them
+    assert queries_of(other, answers=False).answers == [[]] * 5
 
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_part_is_its_hits_without_positives_and_answering_passages(store: Store, drop: bool) -> None:
     """Whether a passage's text contains an answer is read off by eye; the title is not looked at, as in DPR."""
-    asked, corpus = asked_of(store), Corpus.open(store)
+    asked, corpus = queries_of(store), Corpus.open(store)
     answering = {("q0", 0), ("q0", 4), ("q1", 1), ("q1", 2), ("q3", 0), ("q3", 3)}
     every = np.tile(np.arange(len(TEXTS)), (len(asked.ids), 1))
     found = {"a": Hits(-every.astype(np.float32), every), "b": Hits(-every[:, :2].astype(np.float32), every[:, 5:3:-1])}
@@ -136,76 +139,65 @@ class Batched:
     """A source whose scores hang on the questions asked together, as vectors of one batch do."""
 
     source: str = "batched"
-    dials: dict[str, Any] = field(default_factory=dict)
+    search_parameters: dict[str, Any] = field(default_factory=dict)
     calls: list[list[str]] = field(default_factory=list)
 
     def inputs(self) -> dict[str, Artifact]:
         return {}
 
-    def search(self, texts: Sequence[str], k: int) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
         self.calls.append(list(texts))
         rows = np.tile(np.arange(k), (len(texts), 1))
         return Hits(np.full(rows.shape, sum(map(len, texts)), np.float32) - rows, rows)
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Tasks run in this process, and are listed."""
-    done: list[str] = []
-
-    def run(function: Callable, items: Sequence, *shared: Any, num_cpus: float = 1) -> Iterator:
-        for item in items:
-            done.append(item[0])
-            yield item, function(item, *shared)
-
-    monkeypatch.setattr(module, "run_tasks", run)
-    return done
-
-
-def test_a_pool_goes_on_with_whole_blocks_and_gives_the_same_bytes(
-    store: Store, here: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_pool_resumes_with_whole_blocks_and_gives_the_same_bytes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of two parts of one question; the third and fourth question's parts are lost."""
+    """Blocks of two parts of one query; the part of the fourth query is lost, that of the third is kept."""
     batched = Batched()
     monkeypatch.setattr(Retrievers, "open", lambda *_: batched)
     monkeypatch.setattr(module, "QUERY_BLOCK", 2)
-    mining = Mining(store, None, "train", MiningOptions(("batched",), 4, part_queries=1), search=SearchOptions())
-    assert mining.name == "asked-train-batched"
-    assert [(name, part.ids) for name, part in mining.parts()] == [(f"part-{n:05d}", [f"q{n}"]) for n in range(5)]
-    assert list(mining.pool()) == [(True, 0), *[(False, 1)] * 5]
+    work = PoolCandidates(store, None, "train", MiningOptions(("batched",), 4, part_queries=1), search=SearchOptions())
+    assert work.name == "asked-train-batched"
+    assert [(name, part.ids) for name, part in work.parts()] == [(f"part-{n:05d}", [f"q{n}"]) for n in range(5)]
+    assert tallied(store, work, InlineRunner())[1] == {
+        "find copies": [(False, 4), (False, 2)],
+        "pool": [(False, 1)] * 5,
+    }
     assert [len(call) for call in batched.calls] == [2, 2, 1]
-    folder = Path(store.url) / "candidates" / mining.name
+    folder = Path(store.url) / "candidates" / work.name
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "provenance.json"}
     for path in (folder / "manifest.json", folder / "part-00003.json", *folder.glob("part-00003-*")):
         path.unlink()
-    here.clear()
     batched.calls.clear()
-    assert list(mining.pool()) == [(True, 4), (False, 1)]
-    assert here == ["part-00003"]
+    runner = InlineRunner()
+    _, counts = tallied(store, work, runner)
+    assert sorted(counts["pool"]) == [(False, 1), (True, 1), (True, 1), (True, 2)]
+    assert counts["find copies"] == [(True, 6)]
+    assert [name for name, _, _ in runner.items("PoolTask")] == ["part-00003"]
     assert batched.calls == [["no answer known", "when"]]
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "provenance.json"} == files
 
 
-def test_names_say_what_was_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_takes_the_first_queries(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Retrievers, "open", lambda *_: Batched())
-    options = MiningOptions(("batched",))
-    whole, some = Mining(store, "asked", "train", options, name="p"), Mining(store, None, "train", options, limit=2)
-    assert (whole.name, whole.limited("n")) == ("p", "n")
-    assert (some.name, some.limited("n")) == ("asked-train-batched-limit2", "n-limit2")
-    assert some.asked.ids == ["q0", "q1"]
+    some = PoolCandidates(store, None, "train", MiningOptions(("batched",)), limit=2)
+    assert some.name == "asked-train-batched"
+    assert some.mined.ids == ["q0", "q1"]
 
 
 def test_what_cannot_be_mined_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("depth", "part_queries"):
-        with pytest.raises(InputError, match=rf"--{name.replace('_', '-')} 0: expected at least 1"):
+        with pytest.raises(InputError, match=rf"parameter {name} 0: expected at least 1"):
             MiningOptions(("bm25",), **{name: 0})
     monkeypatch.setattr(Retrievers, "open", lambda *_: Batched())
     for sources in ((), ("batched", "also batched")):
         with pytest.raises(InputError, match="expected at least one, and each once"):
-            Mining(store, None, "train", MiningOptions(sources))
+            PoolCandidates(store, None, "train", MiningOptions(sources))
     for split in ("dev", "all"):
         with pytest.raises(InputError, match=f"no split '{split}' with qrels; it has train"):
-            Mining(store, None, split, MiningOptions(("batched",)))
+            PoolCandidates(store, None, split, MiningOptions(("batched",)))
     bare = fill(tmp_path / "bare", {id: (text, None) for id, (text, _) in QUESTIONS.items()})
-    with pytest.raises(InputError, match="--drop-answers: no query of queries/asked train has answers"):
-        Mining(bare, None, "train", MiningOptions(("batched",), drop_answers=True))
+    with pytest.raises(InputError, match="parameter drop_answers: no query of queries/asked train has answers"):
+        PoolCandidates(bare, None, "train", MiningOptions(("batched",), drop_answers=True))

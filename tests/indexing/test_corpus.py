@@ -5,48 +5,19 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from small_stores import build_corpus, passages_of
 
 from indexing import corpus as corpus_module
 from indexing.corpus import Corpus, open_table, write_table
-from indexing.ids import merge_bucket, sorted_hashes
-from indexing.parse import CORPUS_SCHEMA
-from indexing.store import Store, generation
+from indexing.store import Store
 from retriever.errors import InputError
 
 PARTS = [[["a", "b", "c"], ["d"]], [["e", "f"]]]
 NAMES = ["a", "b", "c", "d", "e", "f"]
 
 
-def table_of(names: list[str]) -> pa.Table:
-    return pa.table(
-        [names, [f"T{n}" for n in names], [f"text {n}" for n in names], [""] * len(names)], schema=CORPUS_SCHEMA
-    )
-
-
-def build(root: Path, generations: list[list[list[str]]], deleted: dict[int, list[int]]) -> Corpus:
-    """A corpus as an import leaves it, without Ray."""
-    store, row = Store(str(root)), 0
-    for number, parts in enumerate(generations):
-        with store.create("corpus", generation(number), config={"limit": None}) as draft:
-            files = []
-            for index, names in enumerate(parts):
-                table = table_of(names)
-                draft.commit(
-                    f"part-{index:05d}", ".arrow", lambda path, table=table: write_table(table, path), rows=len(names)
-                )
-                np.save(root / f"{number}-{index}.npy", sorted_hashes(names))
-                files.append((root / f"{number}-{index}.npy", row))
-                row += len(names)
-            ids = merge_bucket(files, 0, 1)
-            draft.commit("ids-00000", ".npy", lambda path, ids=ids: np.save(path, ids), rows=ids.shape[1])
-            if number in deleted:
-                gone = np.array(deleted[number], np.int64)
-                draft.commit("deleted", ".npy", lambda path, gone=gone: np.save(path, gone), rows=len(gone))
-    return Corpus.open(store)
-
-
 def test_passages_of_any_rows_in_any_order(tmp_path: Path) -> None:
-    corpus = build(tmp_path, PARTS, {})
+    corpus = build_corpus(tmp_path, PARTS, {})
     assert corpus.num_rows == 6
     for rows in ([5, 0, 3, 3, 1], [2], []):
         assert [passage[:4] for passage in corpus.passages(rows)] == [
@@ -58,14 +29,14 @@ def test_passages_of_any_rows_in_any_order(tmp_path: Path) -> None:
 
 
 def test_ids_of_rows_of_any_shape_and_none_for_no_row(tmp_path: Path) -> None:
-    corpus = build(tmp_path, PARTS, {})
+    corpus = build_corpus(tmp_path, PARTS, {})
     assert corpus.ids(np.array([[5, -1, 0], [3, 3, 2]])).tolist() == [["f", "", "a"], ["d", "d", "c"]]
     assert corpus.ids(np.array([], np.int64)).tolist() == []
     assert corpus.ids(np.array([-1, -1])).tolist() == ["", ""]
 
 
 def test_rows_of_ids_leave_out_the_deleted_and_find_the_replaced(tmp_path: Path) -> None:
-    corpus = build(tmp_path, [[["a", "b", "c"]], [["b", "d"]], [["d"]]], {1: [1], 2: [0, 4]})
+    corpus = build_corpus(tmp_path, [[["a", "b", "c"]], [["b", "d"]], [["d"]]], {1: [1], 2: [0, 4]})
     assert corpus.deleted.tolist() == [0, 1, 4]
     assert corpus.rows_of(["a", "b", "c", "d", "x", "b"]).tolist() == [-1, 3, 2, 5, -1, 3]
     assert corpus.rows_of([]).tolist() == []
@@ -79,14 +50,14 @@ def test_ids_that_share_a_hash_are_told_apart(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(ids, "hash_ids", same)
     monkeypatch.setattr(corpus_module, "hash_ids", same)
-    corpus = build(tmp_path, PARTS, {1: [2]})
+    corpus = build_corpus(tmp_path, PARTS, {1: [2]})
     assert corpus.rows_of([*NAMES, "x"]).tolist() == [0, 1, -1, 3, 4, 5, -1]
 
 
 def test_a_part_with_other_rows_than_its_record_is_refused(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     with store.create("corpus", "g0000") as draft:
-        draft.commit("part-00000", ".arrow", lambda path: write_table(table_of(["a", "b"]), path), rows=3)
+        draft.commit("part-00000", ".arrow", lambda path: write_table(passages_of(["a", "b"]), path), rows=3)
     corpus = Corpus.open(store)
     with pytest.raises(InputError, match=r"corpus/g0000/part-00000-\w+\.arrow: 2 rows, its record says 3"):
         open_table(corpus.parts[0])
@@ -94,7 +65,7 @@ def test_a_part_with_other_rows_than_its_record_is_refused(tmp_path: Path) -> No
 
 def test_a_look_up_touches_small_batches_of_a_mapped_file(tmp_path: Path) -> None:
     names = [f"p{n}" for n in range(5000)]
-    write_table(table_of(names), tmp_path / "x.arrow")
+    write_table(passages_of(names), tmp_path / "x.arrow")
     with pa.memory_map(str(tmp_path / "x.arrow")) as mapped:
         reader = pa.ipc.open_file(mapped)
         assert reader.num_record_batches == 5

@@ -1,10 +1,10 @@
-"""Scores of a pool's pairs: each made once whatever is asked for in what order, and what is drawn hangs on no other."""
+"""Scores of a pool's pairs: each pair is scored once, and samples depend on their own options only."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from local_cluster import LONG
+from runners import InlineRunner, Tally
 
 from indexing import denoising, mining
 from indexing.artifact import Artifact, fingerprint_of
-from indexing.candidates import Asked
+from indexing.candidates import MiningQueries
 from indexing.corpus import Corpus
-from indexing.denoising import DrawOptions, Scores, draw_part, probabilities, score_part
+from indexing.denoising import (
+    NegativeOptions,
+    ScoreCandidates,
+    draw_part,
+    probabilities,
+    score_candidates,
+    score_part,
+)
 from indexing.exact import Hits
 from indexing.parse import QUERIES_SCHEMA
-from indexing.rescoring import OPTIONS
+from indexing.rescoring import OPTIONS, RerankerSpec
 from indexing.store import Store
+from indexing.work.work import run_work
 from retriever.errors import InputError
 
 QUESTIONS, PER_PART, ROWS = 14, 4, 50
@@ -47,9 +57,10 @@ class Loop:
         return np.array([probability(text, row) for text, row in zip(questions, rows.tolist(), strict=True)])
 
 
-def asked(part: int) -> Asked:
+def asked(part: int) -> MiningQueries:
     ids = IDS[part * PER_PART : (part + 1) * PER_PART]
-    return Asked(ids, [f"text of {id}" for id in ids], [[] for _ in ids], [np.array([0, 1], np.int64) for _ in ids])
+    positives = [np.array([0, 1], np.int64) for _ in ids]
+    return MiningQueries(ids, [f"text of {id}" for id in ids], [[] for _ in ids], positives)
 
 
 @pytest.fixture
@@ -80,27 +91,37 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    """Tasks run in this process, with a re-ranker that is a function of the pair."""
+    """A re-ranker that is a function of the pair."""
     worker = Loop()
-
-    def run(function: Callable, items: Sequence, *shared: Any, **_: Any) -> Iterator:
-        for item in items:
-            yield item, function(item, *shared)
-
-    monkeypatch.setattr(denoising, "run_tasks", run)
-    monkeypatch.setattr(denoising, "rerank_resources", dict)
     monkeypatch.setattr(denoising, "open_reranker", lambda _, name: (OPTIONS, {"weights": name}))
     monkeypatch.setattr(denoising, "reranker_inputs", lambda *_: {})
-    monkeypatch.setattr(denoising, "RerankWorker", lambda *_: worker)
+    monkeypatch.setattr(RerankerSpec, "open", lambda *_: worker)
     monkeypatch.setattr(Corpus, "open", lambda *_: None)
+    monkeypatch.setattr(denoising, "numerics_of_reranker", lambda _: "this")
     return worker
 
 
-def scores_of(store: Store, draw: DrawOptions, reranker: str = "cross", numerics: str = "this") -> Scores:
-    return Scores(store, store.open("candidates", "pool"), reranker, draw, numerics=numerics)
+def scores_of(store: Store, draw: NegativeOptions, reranker: str = "cross", numerics: str = "this") -> ScoreCandidates:
+    return ScoreCandidates(store, store.open("candidates", "pool"), reranker, draw, numerics=numerics)
 
 
-def needed(store: Store, draw: DrawOptions) -> set[Pair]:
+def score(
+    store: Store, draw: NegativeOptions, reranker: str = "cross", *, parts: int | None = None, numerics: str = "this"
+) -> list[tuple[bool, int]]:
+    """Makes generations until the options have all scores; returns the counts (kept, pairs).
+
+    parts: After so many parts the work is interrupted.
+    """
+    tally, runner = Tally(), InlineRunner(fail_after=parts, error=KeyboardInterrupt())
+    try:
+        while not (work := scores_of(store, draw, reranker, numerics)).complete:
+            run_work(store, work, runner, tally)
+    except KeyboardInterrupt:
+        assert parts is not None
+    return tally.counts.get("rerank", [])
+
+
+def needed(store: Store, draw: NegativeOptions) -> set[Pair]:
     """By the definition: each question's pairs in its seeded order, until enough of them are below the threshold."""
     found: set[Pair] = set()
     pool = store.open("candidates", "pool")
@@ -113,13 +134,13 @@ def needed(store: Store, draw: DrawOptions) -> set[Pair]:
             for _, row in sorted(
                 (key, row) for key, row, own in zip(keys, rows.tolist(), ids, strict=True) if own == id
             ):
-                if low < draw.denoised or draw.score_all:
+                if low < draw.denoised_negatives or draw.score_all:
                     found.add((f"text of {id}", row))
-                    low += bool(probability(f"text of {id}", row) < np.float32(draw.threshold))
+                    low += bool(probability(f"text of {id}", row) < np.float32(draw.denoise_threshold))
     return found
 
 
-def drawn(store: Store, scores: Scores, draw: DrawOptions, name: str) -> list[dict]:
+def drawn(store: Store, scores: ScoreCandidates, draw: NegativeOptions, name: str) -> list[dict]:
     """negatives/NAME of these scores."""
     pool = store.open("candidates", "pool")
     with store.create("negatives", name) as draft:
@@ -129,45 +150,48 @@ def drawn(store: Store, scores: Scores, draw: DrawOptions, name: str) -> list[di
     return [line for part in made.group("part") for line in pq.read_table(made.local(part)).to_pylist()]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(6 if LONG else 2))
 def test_every_pair_is_scored_once_and_what_is_drawn_hangs_on_no_other_options(
     store: Store, loop: Loop, seed: int
 ) -> None:
     """Twelve requests at random, one of which scores all, then the same again: each as if it were the only one."""
     dice = random.Random(seed)
     requests = [
-        DrawOptions(dice.randint(0, 6), dice.randint(0, 8), dice.choice([0.05, 0.2, 0.5, 1.0]),
-                    number == 9, dice.choice([0, 1]))
+        NegativeOptions(
+            dice.randint(0, 6), dice.randint(0, 8), dice.choice([0.05, 0.2, 0.5, 1.0]), number == 9, dice.choice([0, 1])
+        )
         for number in range(12)
-    ]  # fmt: skip
+    ]
     everything: set[Pair] = set()
-    first: dict[DrawOptions, list[dict]] = {}
+    first: dict[NegativeOptions, list[dict]] = {}
     for number, draw in enumerate([*requests, *requests]):
         scores, before = scores_of(store, draw), loop.scored.copy()
         if scores.complete:
             assert needed(store, draw) <= everything
         else:
-            told = list(scores.run())
-            assert told[0] == (True, 0)
-            assert sum(pairs for _, pairs in told) == (loop.scored - before).total()
+            counts = score(store, draw)
+            assert not any(kept for kept, _ in counts)
+            assert sum(pairs for _, pairs in counts) == (loop.scored - before).total()
             everything |= needed(store, draw)
         assert {*loop.scored} == everything, "what is not needed was scored, or the reverse"
         assert max(loop.scored.values(), default=1) == 1, "a pair was scored twice"
         assert scores_of(store, draw).complete
-        lines = drawn(store, scores, draw, f"drawn{number}")
+        lines = drawn(store, scores_of(store, draw), draw, f"drawn{number}")
         assert first.setdefault(draw, lines) == lines
         for line in lines:
-            low = [row for row, clean in zip(line["negatives"], line["denoised"], strict=True) if clean]
-            assert all(probability(f"text of {line['query_id']}", row) < np.float32(draw.threshold) for row in low)
+            low = [row for row, clean in zip(line["negatives"], line["is_denoised"], strict=True) if clean]
+            assert all(
+                probability(f"text of {line['query_id']}", row) < np.float32(draw.denoise_threshold) for row in low
+            )
             for row, known in zip(line["negatives"], line["probability"], strict=True):
                 assert known is None or known == probability(f"text of {line['query_id']}", row)
     assert len(store.generations("scores", SCORES)) > 1
 
 
 def test_scores_are_found_by_part_and_row(store: Store, loop: Loop) -> None:
-    draw = DrawOptions(denoised=3, threshold=0.3)
+    draw = NegativeOptions(denoised_negatives=3, denoise_threshold=0.3)
+    score(store, draw)
     scores = scores_of(store, draw)
-    list(scores.run())
     pool = store.open("candidates", "pool")
     for part in pool.group("part"):
         table = pq.read_table(pool.local(part))
@@ -180,15 +204,11 @@ def test_scores_are_found_by_part_and_row(store: Store, loop: Loop) -> None:
 
 
 def test_what_was_scored_before_an_interruption_is_kept(store: Store, loop: Loop) -> None:
-    draw = DrawOptions(denoised=4, threshold=0.2)
-    running = scores_of(store, draw).run()
-    assert next(running) == (True, 0)
-    kept = next(running)[1]
-    running.close()
-    assert kept > 0
+    draw = NegativeOptions(denoised_negatives=4, denoise_threshold=0.2)
+    [(was_kept, kept)] = score(store, draw, parts=1)
+    assert (was_kept, kept > 0) == (False, True)
     assert store.generations("scores", SCORES) == []
-    assert next(iter(scores_of(store, draw).run())) == (True, kept)
-    list(scores_of(store, draw).run())
+    assert score(store, draw)[0] == (True, kept)
     assert {*loop.scored.values()} == {1}
     assert scores_of(store, draw).complete
     assert {*loop.scored} == needed(store, draw)
@@ -196,7 +216,7 @@ def test_what_was_scored_before_an_interruption_is_kept(store: Store, loop: Loop
 
 def test_a_task_that_is_tried_again_scores_nothing(store: Store, loop: Loop) -> None:
     pool = store.open("candidates", "pool")
-    draw = DrawOptions(denoised=2)
+    draw = NegativeOptions(denoised_negatives=2)
     with store.create("scores", "again/g0000") as draft:
         shared: tuple = (draft, pool, [], None, denoising.Queries(store.open("queries", "asked")), loop, draw)
         made = [score_part(part.name, *shared) for part in pool.group("part")]
@@ -205,16 +225,22 @@ def test_a_task_that_is_tried_again_scores_nothing(store: Store, loop: Loop) -> 
         assert loop.scored == before
 
 
-def drawn_by_all(store: Store, draw: DrawOptions) -> list[dict]:
+def drawn_by_all(store: Store, draw: NegativeOptions) -> list[dict]:
     """What is drawn where every pair is scored; without the probabilities, of which more are known."""
     pool, lines = store.open("candidates", "pool"), []
     for number, part in enumerate(pool.group("part")):
         table, group = pq.read_table(pool.local(part)), asked(number)
         known = [probability(f"text of {line['query_id']}", line["row"]) for line in table.to_pylist()]
         made = mining.sample(
-            table, np.array(known, np.float32), query_ids=group.ids, positives=group.positives,
-            undenoised=draw.undenoised, denoised=draw.denoised, threshold=draw.threshold, seed=draw.seed,
-        )  # fmt: skip
+            table,
+            np.array(known, np.float32),
+            query_ids=group.ids,
+            positives=group.positives,
+            pool_negatives=draw.pool_negatives,
+            denoised_negatives=draw.denoised_negatives,
+            threshold=draw.denoise_threshold,
+            seed=draw.seed,
+        )
         lines += made.drop_columns(["probability"]).to_pylist()
     return lines
 
@@ -223,29 +249,31 @@ def drawn_by_all(store: Store, draw: DrawOptions) -> list[dict]:
 def test_what_was_abandoned_is_gone_on_with_for_other_options(store: Store, loop: Loop, seed: int) -> None:
     """Three requests are left after a part or none, then each is ended: none is refused, no pair is scored twice."""
     dice = random.Random(seed)
-    requests = [DrawOptions(1, 5, 0.2), DrawOptions(1, 2, 0.5), DrawOptions(1, 0, 1.0, True), DrawOptions(1, 7, 0.1)]
+    requests = [
+        NegativeOptions(1, 5, 0.2),
+        NegativeOptions(1, 2, 0.5),
+        NegativeOptions(1, 0, 1.0, True),
+        NegativeOptions(1, 7, 0.1),
+    ]
     dice.shuffle(requests)
     for number, draw in enumerate(requests[:3]):
-        running = scores_of(store, draw).run()
-        for _ in range(1 + (number < 2)):
-            next(running)
-        running.close()
+        score(store, draw, parts=int(number < 2))
     assert store.incomplete() == [f"scores/{SCORES}/g0000"]
     for number, draw in enumerate(requests):
+        score(store, draw)
         scores = scores_of(store, draw)
-        list(scores.run())
         assert scores.complete
         assert needed(store, draw) <= {*loop.scored}
         lines = drawn(store, scores, draw, f"drawn{number}")
         assert [{k: v for k, v in line.items() if k != "probability"} for line in lines] == drawn_by_all(store, draw)
-        assert list(scores_of(store, draw).run()) == [], "nothing is left"
+        assert score(store, draw) == [], "pairs are pending"
     assert {*loop.scored.values()} == {1}, "a pair was scored twice"
 
 
 def test_scores_hang_on_the_reranker_and_not_on_what_its_folder_is_called(store: Store, loop: Loop) -> None:
-    draw = DrawOptions(denoised=2)
+    draw = NegativeOptions(denoised_negatives=2)
     for reranker in ("here/cross", "there/cross/"):
-        list(scores_of(store, draw, reranker).run())
+        score(store, draw, reranker)
     one, other = store.names("scores")
     assert {one[:-6], other[:-6]} == {"pool-cross-"}
     made = [store.open("scores", f"{name}/g0000") for name in (one, other)]
@@ -255,8 +283,8 @@ def test_scores_hang_on_the_reranker_and_not_on_what_its_folder_is_called(store:
 def test_another_reranker_pool_or_numerics_class_is_refused_with_both_sides(
     store: Store, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw = DrawOptions(denoised=2)
-    list(scores_of(store, draw).run())
+    draw = NegativeOptions(denoised_negatives=2)
+    score(store, draw)
     with monkeypatch.context() as alike:
         alike.setattr(denoising, "fingerprint_of", lambda _: SCORES[-6:])
         with pytest.raises(InputError, match=f"{SCORES}/g0000 was scored by another re-ranker than there/"):
@@ -267,24 +295,56 @@ def test_another_reranker_pool_or_numerics_class_is_refused_with_both_sides(
     other: Artifact = store.open("candidates", "other")
     other.key = made.key
     with pytest.raises(InputError, match=f"scores/{SCORES}/g0000 is of other candidates than"):
-        Scores(store, other, "cross", draw, numerics="this")
-    next(iter(scores_of(store, DrawOptions(denoised=5)).run()))
-    with pytest.raises(InputError, match=r"g0001 was begun otherwise: config\.numerics \"this\", now \"that\""):
-        next(iter(scores_of(store, DrawOptions(denoised=5), numerics="that").run()))
+        ScoreCandidates(store, other, "cross", draw, numerics="this")
+    score(store, NegativeOptions(denoised_negatives=5), parts=1)
+    with pytest.raises(InputError, match=r"g0001 was begun otherwise: numerics this, now that; give the same"):
+        score(store, NegativeOptions(denoised_negatives=5), numerics="that")
+
+
+def test_margins_score_every_pair_and_the_positives_once(store: Store, loop: Loop) -> None:
+    """After scores for other options; a candidate is dropped by the lowest of its query's positives."""
+    score(store, NegativeOptions(denoised_negatives=2))
+    before = loop.scored.copy()
+    draw = NegativeOptions(100, 3, 0.3, margins=mining.Margins(relative_margin=0.05))
+    pool = store.open("candidates", "pool")
+    parts = {part.name: asked(number) for number, part in enumerate(pool.group("part"))}
+    for _ in range(2):  # nothing is pending the second time
+        scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
+    assert {*loop.scored.values()} == {1}
+    texts = [f"text of {id}" for id in IDS]
+    pairs = {
+        (f"text of {line['query_id']}", line["row"])
+        for part in pool.group("part")
+        for line in pq.read_table(pool.local(part)).to_pylist()
+    }
+    assert before.keys() < pairs
+    assert {*loop.scored} == pairs | {(text, row) for text in texts for row in (0, 1)}
+    dropped = 0
+    for line in drawn(store, scores, draw, "near"):
+        text = f"text of {line['query_id']}"
+        limit = min(float(probability(text, row)) for row in (0, 1)) * 0.95
+        mine = {row for query, row in pairs if query == text}
+        above = {row for row in mine if float(probability(text, row)) > limit}
+        assert {*line["dropped"]} == above
+        assert {*line["dropped_by"]} <= {"relative_margin:reranker"}
+        assert {*line["negatives"]} == mine - above
+        dropped += len(above)
+    assert dropped > 20
+    assert score(store, NegativeOptions(score_all=True)) == [], "scores of all pairs serve other options too"
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"undenoised": -1}, "--undenoised -1: expected 0 or more"),
-        ({"denoised": -1}, "--denoised -1: expected 0 or more"),
-        ({"seed": -1}, "--seed -1: expected 0 or more"),
-        ({"threshold": 0.0}, "--denoise-threshold 0.0: expected a probability above 0"),
-        ({"threshold": 1.5}, "--denoise-threshold 1.5: expected a probability above 0"),
-        ({"threshold": float("nan")}, "--denoise-threshold nan: expected a probability above 0"),
+        ({"pool_negatives": -1}, "parameter pool_negatives -1: expected 0 or more"),
+        ({"denoised_negatives": -1}, "parameter denoised_negatives -1: expected 0 or more"),
+        ({"seed": -1}, "parameter seed -1: expected 0 or more"),
+        ({"denoise_threshold": 0.0}, "parameter denoise_threshold 0.0: expected a probability above 0"),
+        ({"denoise_threshold": 1.5}, "parameter denoise_threshold 1.5: expected a probability above 0"),
+        ({"denoise_threshold": float("nan")}, "parameter denoise_threshold nan: expected a probability above 0"),
     ],
 )
 def test_bad_options(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError) as raised:
-        DrawOptions(**options)
+        NegativeOptions(**options)
     assert str(raised.value) == told

@@ -5,14 +5,16 @@ import itertools
 
 import numpy as np
 import pytest
+from kernels import must_load
 
 from indexing import kernel
 from indexing.exact import ExactSearch, Hits, OpenPart, exact_search, merge, rescore, search_open
 from retriever.errors import InputError
 
+NEEDS_KERNEL = pytest.mark.skipif(not must_load(kernel.NEEDED), reason="the CPU lacks AVX-512 BF16")
 PATHS = [
     pytest.param(False, id="torch"),
-    pytest.param(True, id="kernel", marks=pytest.mark.skipif(kernel.load() is None, reason="no kernel here")),
+    pytest.param(True, id="kernel", marks=NEEDS_KERNEL),
 ]
 
 
@@ -251,7 +253,7 @@ def test_rescore(use_kernel):
             rescore(queries, np.full((30, 1), row), vectors, 500, 8, use_kernel=use_kernel)
 
 
-@pytest.mark.skipif(kernel.load() is None, reason="no kernel here")
+@NEEDS_KERNEL
 @pytest.mark.parametrize("dim", [5, 384])
 def test_kernel_without_matrix_units(dim):
     """The AVX-512 products, which processors without AMX use."""

@@ -1,4 +1,4 @@
-"""Training files for other programs, read back by the readers that those programs use."""
+"""Training files for other programs, read by the readers of those programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tiny import VOCABULARY, save_bert
 
 from indexing import exports, mining
 from indexing.corpus import Corpus, write_table
@@ -18,7 +19,6 @@ from indexing.exports import Exported, export_sentence_transformers, export_teva
 from indexing.parse import CORPUS_SCHEMA
 from indexing.store import Store
 from retriever.errors import InputError
-from tests.tiny import VOCABULARY, save_bert
 
 PASSAGES = 40
 QUESTIONS = {f"q{number}": f'w{number} "what"\n\u2028é 語?' for number in range(6)}
@@ -26,7 +26,7 @@ QUESTIONS = {f"q{number}": f'w{number} "what"\n\u2028é 語?' for number in rang
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """Passages of the words that the tiny model knows; every third one has no title."""
+    """Passages of words that the tiny model knows; every third one has no title."""
     titles = ["" if row % 3 == 0 else f"w{row} title" for row in range(PASSAGES)]
     texts = [f'w{row} w{(7 * row) % VOCABULARY}\n"é" \\ 語' for row in range(PASSAGES)]
     store = Store(str(tmp_path / "store"))
@@ -41,8 +41,14 @@ def corpus(tmp_path: Path) -> Corpus:
 @pytest.fixture
 def tables() -> list[pa.Table]:
     """Two parts: q0 and q5 with 4 negatives, q1 with 2, q2 without positives, q3 without negatives, q4 with 6."""
-    found = {"q0": [4, 9, 30, 1], "q1": [39, 2], "q2": [5, 6, 7, 8], "q3": [], "q4": [9, 30, 1, 2, 3, 12],
-             "q5": [0, 26, 27, 28]}  # fmt: skip
+    found = {
+        "q0": [4, 9, 30, 1],
+        "q1": [39, 2],
+        "q2": [5, 6, 7, 8],
+        "q3": [],
+        "q4": [9, 30, 1, 2, 3, 12],
+        "q5": [0, 26, 27, 28],
+    }
     positives = {"q0": [10], "q1": [11], "q2": [], "q3": [13], "q4": [14, 38, 15], "q5": [16]}
     parts = []
     for ids in (["q0", "q1", "q2"], ["q3", "q4", "q5"]):
@@ -51,8 +57,16 @@ def tables() -> list[pa.Table]:
             rows[number, : len(found[id])] = found[id]
         answering = [np.array(positives[id], np.int64) for id in ids]
         pool = mining.pool(ids, {"bm25": Hits(np.where(rows < 0, -np.inf, 1).astype(np.float32), rows)}, answering, 6)
-        drawn = mining.sample(pool, None, query_ids=ids, positives=answering, undenoised=6, denoised=0, threshold=0.1,
-                              seed=0)  # fmt: skip
+        drawn = mining.sample(
+            pool,
+            None,
+            query_ids=ids,
+            positives=answering,
+            pool_negatives=6,
+            denoised_negatives=0,
+            threshold=0.1,
+            seed=0,
+        )
         assert [sorted(rows) for rows in drawn["negatives"].to_pylist()] == [sorted(found[id]) for id in ids]
         parts.append(drawn)
     return parts
@@ -82,8 +96,14 @@ def test_tevatron_reads_its_lines(
             for name in ("positives", "negatives")
         )
         if positives and negatives:
-            expected.append({"query_id": query_id, "query": QUESTIONS[query_id], "positive_passages": positives,
-                             "negative_passages": negatives})  # fmt: skip
+            expected.append(
+                {
+                    "query_id": query_id,
+                    "query": QUESTIONS[query_id],
+                    "positive_passages": positives,
+                    "negative_passages": negatives,
+                }
+            )
     assert [json.loads(line) for line in Path(path).read_bytes().split(b"\n")[:-1]] == expected
     found = load("json", path, tmp_path / "cache")
     assert found.to_list() == expected
@@ -96,9 +116,14 @@ def test_tevatron_reads_its_lines(
 @pytest.mark.parametrize(("negatives", "left_out"), [(2, ["q2", "q3"]), (4, ["q1", "q2", "q3"])])
 @pytest.mark.parametrize("block", [1, 128])
 def test_sentence_transformers_rows(
-    corpus: Corpus, tables: list[pa.Table], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, negatives: int,
-    left_out: list[str], block: int,
-) -> None:  # fmt: skip
+    corpus: Corpus,
+    tables: list[pa.Table],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    negatives: int,
+    left_out: list[str],
+    block: int,
+) -> None:
     monkeypatch.setattr(exports, "BLOCK_QUERIES", block)
     path = str(tmp_path / "train.parquet")
     expected = []
@@ -118,7 +143,7 @@ def test_sentence_transformers_rows(
 
 
 def test_sentence_transformers_trains_on_the_columns(corpus: Corpus, tables: list[pa.Table], tmp_path: Path) -> None:
-    """Through its collator into its loss, which is the one worked out from the texts' vectors, and weights learn."""
+    """The collator and loss accept the data; the loss equals one from the texts' vectors, and weights change."""
     import torch
     from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
     from sentence_transformers.losses import MultipleNegativesRankingLoss

@@ -1,6 +1,8 @@
 """FAISS indexes are compared with exact search, masks with what they mask, and files byte for byte."""
 
+import functools
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from indexing import faiss_index
 from indexing.exact import exact_search, rescore
 from indexing.faiss_index import (
     check_factory,
@@ -30,7 +33,7 @@ FACTORIES = [
     "SQ8",
     "IVF16,Flat",
     "IVF16,SQ8",
-    "IVF16,PQ16",
+    "IVF16,PQ8",
     "IVF16,PQ16x4fs",
     "IVF16,RaBitQ",
     "IVF16,RaBitQfs",
@@ -57,78 +60,113 @@ def queries(vectors):
     return (vectors[::125].astype(np.float32) + noise).astype(np.float32)
 
 
+@pytest.fixture(scope="module")
+def trained(vectors):
+    """trained(factory): a quantizer of all vectors, trained once for all tests, which copy it."""
+    return functools.cache(lambda factory: train_quantizer(vectors.astype(np.float32), factory, seed=0))
+
+
 def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def filled(trained, parts, threads):
+    return faiss.serialize_index(fill_shard(trained, parts, 10**10, threads=threads)).tobytes()
+
+
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_same_bytes_for_any_threads(factory, vectors, tmp_path):
-    digests = []
-    for threads in (1, 2, 1):
-        trained = train_quantizer(vectors[:4_000].astype(np.float32), factory, seed=3, threads=threads)
-        assert trained.ntotal == 0
-        assert trained.metric_type == faiss.METRIC_INNER_PRODUCT
-        write_index(trained, tmp_path / "trained")
-        write_index(
-            fill_shard(trained, [vectors[:3_000], vectors[3_000:]], 10**10, threads=threads), tmp_path / "shard"
-        )
-        assert trained.ntotal == 0
-        digests.append((digest(tmp_path / "trained"), digest(tmp_path / "shard")))
-    assert digests[0] == digests[1] == digests[2]
+def test_a_shard_has_the_same_bytes_for_any_fill_threads(factory, vectors, monkeypatch):
+    """Parts of several blocks; also the bytes of FAISS's own add, block by block."""
+    monkeypatch.setattr(faiss_index, "ADD_ROWS", 700)
+    trained = train_quantizer(vectors[:1_500].astype(np.float32), factory, seed=3)
+    assert trained.ntotal == 0
+    assert trained.metric_type == faiss.METRIC_INNER_PRODUCT
+    parts = [vectors[:3_000], vectors[3_000:]]
+    expected = filled(trained, parts, 1)
+    assert all(filled(trained, parts, threads) == expected for threads in (2, 5))
+    assert trained.ntotal == 0
+    index = faiss.clone_index(trained)
+    if "IVF" in factory:
+        for start, end in itertools.pairwise([*range(0, 3_000, 700), *range(3_000, 5_000, 700), 5_000]):
+            index.add_with_ids(vectors[start:end].astype(np.float32), np.arange(start, end) + 10**10)
+        assert faiss.serialize_index(index).tobytes() == expected
 
 
-@pytest.mark.parametrize(("dim", "out"), [(64, 33), (300, 64), (387, 120), (768, 100), (1_024, 256)])
-def test_products_are_the_same_for_any_threads(dim, out):
-    """As a shard's transform and lists need them; of odd dimensions beyond 320 too, where one thread makes them."""
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((4_097, dim)).astype(np.float32)
-    trained = train_quantizer(vectors[:500], f"RR{out},IVF4,Flat", seed=0)
-    assert len({faiss.serialize_index(fill_shard(trained, [vectors], 0, threads=t)).tobytes() for t in (1, 2, 3)}) == 1
-    flat = fill_shard(train_quantizer(vectors, "Flat", seed=0), [vectors[:999]], 0)
-    found = [search_shard(flat, vectors, 5, nprobe=1, threads=threads) for threads in (1, 2, 3)]
-    assert all(np.array_equal(rows, found[0]) for rows in found[1:])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_quantizer_has_the_same_bytes_for_its_number_of_threads(factory, vectors):
+    """The number is an argument and not that of the process, which Ray and users set."""
+    sample = vectors[:1_500].astype(np.float32)
+    expected = faiss.serialize_index(train_quantizer(sample, factory, seed=3)).tobytes()
+    before = faiss.omp_get_max_threads()
+    try:
+        for threads in (1, 2, 3):
+            faiss.omp_set_num_threads(threads)
+            assert faiss.serialize_index(train_quantizer(sample, factory, seed=3)).tobytes() == expected
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+SCRIPT = """
+import hashlib, os, sys
+import numpy as np
+if sys.argv[1] == "one core":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from indexing.faiss_index import faiss, fill_shard, train_quantizer
+x = np.random.default_rng(0).standard_normal((3_000, 387), dtype=np.float32)
+trained = train_quantizer(x, "PCA120,IVF4,SQ8", seed=0)
+print(hashlib.sha256(faiss.serialize_index(fill_shard(trained, [x], 0))).hexdigest())
+"""
 
 
 @pytest.mark.skipif("avx2" not in processor()[0], reason="needs AVX2")
-def test_products_that_threads_change_are_made_by_one():
-    """OpenBLAS' products for Haswell, which a user may set: two threads' sums are not those of one."""
-    script = (
-        "import numpy as np; from indexing.faiss_index import faiss, fill_shard, train_quantizer\n"
-        "x = np.random.default_rng(0).standard_normal((3_000, 64), dtype=np.float32)\n"
-        "trained = train_quantizer(x, 'PCA32,IVF4,SQ8', seed=0, threads=2)\n"
-        "shards = [fill_shard(trained, [x], 0, threads=threads) for threads in (1, 2)]\n"
-        "assert len({faiss.serialize_index(shard).tobytes() for shard in shards}) == 1\n"
-    )
-    subprocess.run([sys.executable, "-c", script], env={**os.environ, "OPENBLAS_CORETYPE": "HASWELL"}, check=True)
+def test_the_bytes_do_not_depend_on_cores_and_the_environment():
+    """With OpenBLAS's kernels for Haswell, whose sums depend on the number of threads that share a product."""
+    cases = [("all", {}), ("one core", {}), ("all", {"OMP_NUM_THREADS": "1"}), ("all", {"OPENBLAS_NUM_THREADS": "1"})]
+    digests = set()
+    for cores, variables in cases:
+        environment = {**os.environ, "OPENBLAS_CORETYPE": "HASWELL", **variables}
+        command = [sys.executable, "-c", SCRIPT, cores]
+        digests.add(subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300).stdout)
+    assert len(digests) == 1
 
 
-@pytest.mark.parametrize("limit", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}])
-def test_threads_that_openmp_does_not_grant_are_not_waited_for(limit):
-    script = (
-        "import numpy as np; from indexing.faiss_index import fill_shard, train_quantizer\n"
-        "x = np.random.default_rng(0).standard_normal((3_000, 64), dtype=np.float32)\n"
-        "for threads in (1, 2): fill_shard(train_quantizer(x, 'RR48,IVF4,SQ8', seed=0, threads=threads), [x], 0)\n"
-    )
-    subprocess.run([sys.executable, "-c", script], env={**os.environ, **limit}, check=True, timeout=120)
+@pytest.mark.parametrize("variable", ["OMP_THREAD_LIMIT", "OMP_DYNAMIC"])
+def test_threads_that_openmp_may_not_grant_are_refused(variable, vectors, monkeypatch):
+    """OpenBLAS would wait for them forever."""
+    monkeypatch.setenv(variable, "1")
+    sample = vectors.astype(np.float32)
+    with pytest.raises(InputError, match=f"{variable} is set, so training may get fewer than its 2 threads"):
+        train_quantizer(sample, "IVF16,SQ8", seed=0)
+    fill_shard(train_quantizer(sample, "IVF16,SQ8", seed=0, threads=1), [vectors], 0, threads=2)
+
+
+@pytest.mark.parametrize(("dim", "out"), [(64, 33), (300, 64), (387, 120), (768, 100), (1_024, 256)])
+def test_searches_find_the_same_for_any_threads(dim, out):
+    """Odd dimensions beyond 320 too, which one thread searches."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((4_097, dim)).astype(np.float32)
+    for factory, count in ((f"RR{out},IVF4,Flat", 4_097), ("Flat", 999)):
+        index = fill_shard(train_quantizer(vectors[:500], factory, seed=0), [vectors[:count]], 0)
+        found = [search_shard(index, vectors, 5, nprobe=1, threads=threads) for threads in (1, 2, 3)]
+        assert all(np.array_equal(rows, found[0]) for rows in found[1:])
 
 
 def test_the_seed_decides(vectors, tmp_path):
     digests = []
     for seed in (1, 2):
-        write_index(train_quantizer(vectors.astype(np.float32), "IVF16,PQ16", seed=seed), tmp_path / "trained")
+        write_index(train_quantizer(vectors.astype(np.float32), "IVF16,SQ8", seed=seed), tmp_path / "trained")
         digests.append(digest(tmp_path / "trained"))
     assert digests[0] != digests[1]
 
 
-@pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_finds_what_exact_search_finds(factory, mmap, vectors, queries, tmp_path):
+def test_finds_what_exact_search_finds(factory, trained, vectors, queries, tmp_path):
     """All lists probed and many candidates re-scored: what is missing is what the codes cannot tell apart."""
     first_row = 10**10
-    trained = train_quantizer(vectors.astype(np.float32), factory, seed=0)
-    write_index(fill_shard(trained, [vectors], first_row), tmp_path / "shard")
-    index = read_index(tmp_path / "shard", mmap=mmap)
-    rows = search_shard(index, queries, 1_000, nprobe=16)
+    write_index(fill_shard(trained(factory), [vectors], first_row), tmp_path / "shard")
+    rows = search_shard(read_index(tmp_path / "shard"), queries, 1_000, nprobe=16)
+    mapped = search_shard(read_index(tmp_path / "shard", mmap=True), queries, 1_000, nprobe=16)
+    np.testing.assert_array_equal(mapped, rows)
     assert rows.shape == (40, 1_000)
     assert rows.dtype == np.int64
     assert rows.min() >= first_row
@@ -141,9 +179,9 @@ def test_finds_what_exact_search_finds(factory, mmap, vectors, queries, tmp_path
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_deleted_rows_are_skipped_and_replaced(factory, vectors, queries):
+def test_deleted_rows_are_skipped_and_replaced(factory, trained, vectors, queries):
     """Masking happens inside of the search: the depth asked for is filled with live rows."""
-    index = fill_shard(train_quantizer(vectors.astype(np.float32), factory, seed=0), [vectors], 1_000)
+    index = fill_shard(trained(factory), [vectors], 1_000)
     deleted = np.setdiff1d(np.arange(1_000, 6_000), np.arange(1_000, 6_000, 3))
     around = np.concatenate([[3], deleted, [10**9]])
     rows = search_shard(index, queries, 500, nprobe=16, deleted=around)

@@ -1,49 +1,21 @@
-"""Lucene's BM25 against the formula in pure Python: its scores, its order, and texts that are no plain words."""
+"""Lucene's BM25 against the formula in pure Python: scores, order, and texts with special characters."""
 
 from __future__ import annotations
 
-import math
 import random
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
-from indexing.exact import Hits
 from indexing.lucene import LuceneSearch, LuceneShard, open_shard, versions, write_shard
 from retriever.errors import InputError
 
 MARKS = ("+", "-", "&&", "||", "!", "(", ")", "{", "}", "[", "]", "^", '"', "~", "*", "?", ":", "\\", "/")
-Best = list[tuple[int, float]]
-
-
-def lossy(length: int) -> int:
-    """A length as Lucene keeps it, in a byte: exact below 24, above it 24 and four significant bits of the rest."""
-    if length < 24:
-        return length
-    dropped = max(0, (length - 24).bit_length() - 4)
-    return 24 + ((length - 24) >> dropped << dropped)
-
-
-def bm25(passages: Sequence[str], query: str, *, k1: float, b: float) -> Best:
-    """(row, score) of all that score, by score, then row: of words that no analyzer changes, each as often as asked."""
-    counts = [Counter(passage.split()) for passage in passages]
-    lengths = [sum(count.values()) for count in counts]
-    worded = sum(length > 0 for length in lengths)  # a passage without a word is not in Lucene's statistics
-    mean = sum(lengths) / max(1, worded)
-    scores: dict[int, float] = {}
-    for word, times in Counter(query.split()).items():
-        holders = [row for row, count in enumerate(counts) if word in count]
-        idf = math.log(1 + (worded - len(holders) + 0.5) / (len(holders) + 0.5))
-        for row in holders:
-            tf = counts[row][word]
-            length = lossy(lengths[row])
-            scores[row] = scores.get(row, 0) + times * idf * tf / (tf + k1 * (1 - b + b * length / mean))
-    return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def write(folder: Path, passages: Sequence[str], shards: int = 1) -> list[tuple[LuceneShard, Path]]:
@@ -60,54 +32,31 @@ def searcher(folder: Path, passages: Sequence[str], shards: int = 1, k1: float =
     return LuceneSearch(write(folder, passages, shards), k1=k1, b=b)
 
 
-def pairs(hits: Hits, query: int = 0) -> Best:
-    """One query's hits, without the padding, which must be at the end and -inf."""
-    found = int((hits.rows[query] >= 0).sum())
-    assert (hits.rows[query, found:] == -1).all()
-    assert (hits.scores[query, found:] == -np.inf).all()
-    return list(zip(hits.rows[query, :found].tolist(), hits.scores[query, :found].tolist(), strict=True))
-
-
-def same(found: Best, expected: Best, rel: float = 1e-4) -> None:
-    """The same scores at each rank, and the same rows but for such as score the same to float32's precision."""
-    assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=rel)
-    scores = dict(expected)
-    for (row, score), (wanted, _) in zip(found, expected, strict=True):
-        assert row == wanted or score == pytest.approx(scores[row], rel=1e-5)
-
-
-def corpus(count: int, *, vocabulary: int = 60, seed: int = 0, longest: int = 120) -> list[str]:
-    """Passages of words w0, w1, …, the first ones common; every ninth one is empty."""
-    draw = random.Random(seed)
-    return [
-        " ".join(f"w{int(vocabulary * draw.random() ** 2)}" for _ in range(draw.randint(1, longest))) if n % 9 else ""
-        for n in range(count)
-    ]
-
-
 @pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.2, 0.75), (0.0, 0.4), (2.0, 0.0), (0.5, 1.0)])
 def test_scores_are_those_of_the_formula(tmp_path: Path, k1: float, b: float) -> None:
-    passages = corpus(300)
+    passages = word_passages(300)
     queries = ["w1", "w59 w3", "w7 w7 w7 w40", "w5 nowhere w50 w51", "w0 w1 w2 w3 w4 w5"]
     hits = searcher(tmp_path, passages, 2, k1, b).search(queries, 300)
     for number, query in enumerate(queries):
-        expected = bm25(passages, query, k1=k1, b=b)
+        expected = expected_hits(passages, query, k1=k1, b=b)
         assert len(expected) > 10
-        same(pairs(hits, number), expected)
+        assert_same_hits(pairs(hits, number), expected)
 
 
 def test_lengths_are_kept_in_a_byte_as_in_lucene(tmp_path: Path) -> None:
-    """One word in passages of 1 to 100,000: a length kept exactly, or rounded another way, is told by its score."""
+    """One word in passages of 1 to 100,000 words: the score shows how the length is rounded."""
     lengths = [*range(1, 200), 255, 256, 1_000, 1_023, 4_095, 4_096, 40_000, 100_000]
     passages = [" ".join(["w1", *["w2"] * (length - 1)]) for length in lengths]
-    same(pairs(searcher(tmp_path, passages).search(["w1"], 300)), bm25(passages, "w1", k1=0.9, b=0.4), rel=1e-5)
-    assert [lossy(length) for length in (23, 24, 39, 40, 41, 42, 56, 59)] == [23, 24, 39, 40, 40, 42, 56, 56]
+    assert_same_hits(
+        pairs(searcher(tmp_path, passages).search(["w1"], 300)), expected_hits(passages, "w1", k1=0.9, b=0.4), rel=1e-5
+    )
+    assert [stored_length(length) for length in (23, 24, 39, 40, 41, 42, 56, 59)] == [23, 24, 39, 40, 40, 42, 56, 56]
 
 
 @pytest.mark.parametrize("shards", [2, 4, 7])
 def test_shards_are_searched_as_one(tmp_path: Path, shards: int) -> None:
-    """To the bit: document frequencies and the mean length are those of the whole, and rows go on over the shards."""
-    passages = corpus(211, seed=1)
+    """Scores are equal to the bit: statistics are those of all shards, and rows continue from shard to shard."""
+    passages = word_passages(211, seed=1)
     queries = [f"w{n} w{n // 2} w{n // 3}" for n in range(60)]
     one = searcher(tmp_path, passages).search(queries, 50)
     many = searcher(tmp_path, passages, shards).search(queries, 50)
@@ -128,7 +77,7 @@ def test_equal_scores_are_ordered_by_row_whichever_k(tmp_path: Path, shards: int
 
 
 def test_rows_are_those_of_the_passages_through_many_flushes(tmp_path: Path, monkeypatch) -> None:
-    """A buffer that overflows again and again makes segments, which are merged in order."""
+    """A small buffer, which is flushed often, gives many segments, which are merged in order."""
     monkeypatch.setattr("indexing.lucene.BUFFER_MB", 0.1)
     draw = random.Random(2)
     passages = [f"unique{n} " + " ".join(f"w{draw.randrange(5_000)}" for _ in range(40)) for n in range(4_000)]
@@ -174,22 +123,22 @@ def test_a_very_long_passage_counts_all_its_words(tmp_path: Path) -> None:
     passages = [" ".join([*(f"w{n % 997}" for n in range(1_000_000)), "last"]), "last w1", "x" * 3_000_000]
     cut = [*passages[:2], " ".join("x" * min(255, 3_000_000 - at) for at in range(0, 3_000_000, 255))]
     hits = searcher(tmp_path, passages).search(["last w5", "x" * 255], 3)
-    same(pairs(hits), bm25(cut, "last w5", k1=0.9, b=0.4))
-    same(pairs(hits, 1), bm25(cut, "x" * 255, k1=0.9, b=0.4))
+    assert_same_hits(pairs(hits), expected_hits(cut, "last w5", k1=0.9, b=0.4))
+    assert_same_hits(pairs(hits, 1), expected_hits(cut, "x" * 255, k1=0.9, b=0.4))
 
 
 def test_query_syntax_is_punctuation(tmp_path: Path) -> None:
-    passages = corpus(100, seed=3)
+    passages = word_passages(100, seed=3)
     plain = "w1 w2 w30"
     queries = [plain, *(f"{mark}w1 {mark} w2{mark} {mark}{mark}w30" for mark in MARKS)]
     queries += [f"w1 {mark} w2 {mark} w30" for mark in ("AND", "OR", "NOT", "TO")]  # in Lucene's list of stop words
     queries += ['"w1 w2" w30', "(w1 AND (w2 NOT w30))", "[w1 TO w2] w30", "-w1 +w2^ !w30"]
     hits = searcher(tmp_path, passages).search(queries, 100)
-    expected = bm25(passages, plain, k1=0.9, b=0.4)
-    same(pairs(hits), expected)
+    expected = expected_hits(passages, plain, k1=0.9, b=0.4)
+    assert_same_hits(pairs(hits), expected)
     for number, query in enumerate(queries):
         assert pairs(hits, number) == pairs(hits), query
-    # No name of a field, wildcard or fuzzy word either: each is the words that it is cut into, or found nowhere.
+    # Field names, wildcards and fuzzy words are plain text too: they are tokenised, and may match nothing.
     odd = searcher(tmp_path, ["w1 2", "w12", "contents"]).search(["contents:w1", "w1*", "w1~2", "w1?", *MARKS], 5)
     assert [[row for row, _ in pairs(odd, n)] for n in range(4)] == [[], [0], [0], [0]]
     assert (odd.rows[4:] == -1).all()
@@ -203,11 +152,13 @@ def test_a_query_without_an_indexed_word_finds_nothing(tmp_path: Path, query: st
 
 
 def test_a_query_of_thousands_of_words(tmp_path: Path) -> None:
-    """More distinct ones than the 1,024 that Lucene takes by itself."""
+    """More distinct words than the 1,024 clauses that Lucene accepts by default."""
     draw = random.Random(4)
     passages = [" ".join(f"w{draw.randrange(6_000)}" for _ in range(60)) for _ in range(200)]
     query = " ".join(f"w{n}" for n in range(5_000))
-    same(pairs(searcher(tmp_path, passages, 2).search([query], 200)), bm25(passages, query, k1=0.9, b=0.4))
+    assert_same_hits(
+        pairs(searcher(tmp_path, passages, 2).search([query], 200)), expected_hits(passages, query, k1=0.9, b=0.4)
+    )
 
 
 def test_no_query_and_more_hits_than_passages(tmp_path: Path) -> None:
@@ -221,8 +172,8 @@ def test_no_query_and_more_hits_than_passages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_any_number_of_threads_finds_the_same(tmp_path: Path, threads: int) -> None:
-    """Again and again in threads that end: each must have taken its leave of the JVM."""
-    found = searcher(tmp_path, corpus(200, seed=5), 3)
+    """Repeated searches in threads that end: each must detach from the JVM."""
+    found = searcher(tmp_path, word_passages(200, seed=5), 3)
     queries = [f"w{n} w{n + 1}" for n in range(50)]
     one = found.search(queries, 20)
     for _ in range(5):
@@ -260,7 +211,7 @@ def test_versions_are_those_of_the_jar() -> None:
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "start", "end", "removed", "text", "small"])
 def test_a_damaged_file_is_refused_by_name_and_the_process_lives(tmp_path: Path, damage: str) -> None:
-    [(shard, path)] = write(tmp_path, corpus(100))
+    [(shard, path)] = write(tmp_path, word_passages(100))
     data = bytearray(path.read_bytes())
     if damage == "removed":
         path.unlink()
@@ -284,7 +235,7 @@ def test_a_damaged_file_is_refused_by_name_and_the_process_lives(tmp_path: Path,
 def test_opening_and_searching_leave_no_folder_behind(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
-    made = write(tmp_path / "shards", corpus(50), 2)
+    made = write(tmp_path / "shards", word_passages(50), 2)
     found = LuceneSearch(made, k1=0.9, b=0.4)
     assert list((tmp_path / "scratch").iterdir()) == []
     assert pairs(found.search(["w1"], 5))
@@ -294,7 +245,7 @@ def test_opening_and_searching_leave_no_folder_behind(tmp_path: Path, monkeypatc
 
 
 def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
-    """A process whose files may not grow past 3,000 bytes stands for it; it goes on when there is room again."""
+    """A process with a file size limit of 3,000 bytes; it continues when the limit is lifted."""
     code = """
 import resource, sys
 from pathlib import Path
@@ -323,7 +274,7 @@ print(write_shard(["w1"], Path(sys.argv[2])).bulk)
 
 
 def test_the_jvm_outlives_what_takes_its_signals(tmp_path: Path) -> None:
-    """As Ray does, which leaves a fault's default action, the process' end, when it is shut down."""
+    """Like Ray, which restores the default action of a fault, the end of the process, when it shuts down."""
     code = """
 import random, signal, sys
 from pathlib import Path

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from indexing import metrics
 from indexing.metrics import alignment, holm, paired_test, per_query, uniformity
 from retriever.errors import InputError
 
@@ -73,18 +74,40 @@ def test_what_is_no_metric_is_refused_by_name(metric: str) -> None:
     assert repr(metric) in str(error.value)
 
 
-def test_p_values_approach_those_of_all_sign_patterns() -> None:
+def exact_p_value(one: np.ndarray, other: np.ndarray) -> float:
+    """The share of all sign patterns of the differences whose sum is at least as extreme."""
+    differences = other - one
+    observed = abs(differences.sum())
+    patterns = itertools.product((-1, 1), repeat=len(differences))
+    return float(np.mean([abs(np.dot(signs, differences)) >= observed * (1 - 1e-12) for signs in patterns]))
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 7, 11, 14])
+@pytest.mark.parametrize("shift", [0.0, 0.3, 1.0])
+def test_p_values_approach_those_of_all_sign_patterns(queries: int, shift: float, monkeypatch) -> None:
+    """With more samples than usual: the standard error is at most 0.0032."""
+    monkeypatch.setattr(metrics, "RESAMPLES", 99_999)
+    draw = np.random.default_rng(queries)
+    one = draw.normal(size=queries)
+    other = one + draw.normal(shift, 0.5, size=queries)
+    assert paired_test(one, other) == pytest.approx(exact_p_value(one, other), abs=0.007)
+    assert paired_test(other, one) == pytest.approx(exact_p_value(one, other), abs=0.007)
+
+
+def test_p_values_have_a_seed_and_leave_out_queries_that_do_not_differ() -> None:
     draw = np.random.default_rng(2)
-    for shift in (0.0, 0.3, 1.0):
-        one = draw.normal(size=11)
-        other = one + draw.normal(shift, 0.5, size=11)
-        differences = other - one
-        observed = abs(differences.sum())
-        patterns = itertools.product((-1, 1), repeat=11)
-        exact = np.mean([abs(np.dot(signs, differences)) >= observed * (1 - 1e-12) for signs in patterns])
-        assert paired_test(one, other) == pytest.approx(exact, abs=0.02)
-        assert paired_test(one, other) == paired_test(one, other)  # seeded
-        assert paired_test(one, other) == pytest.approx(paired_test(other, one), abs=1e-12)
+    one = draw.normal(size=15)
+    other = one + draw.normal(0.2, 0.5, size=15)
+    same = draw.normal(size=400)
+    p_value = paired_test(one, other)
+    assert p_value == paired_test(one, other)
+    assert p_value == paired_test(np.concatenate([same, one]), np.concatenate([same, other]))
+    assert p_value != paired_test(one, other, seed=1)
+
+
+def test_the_smallest_p_value_is_that_of_no_sample_as_extreme() -> None:
+    """Two-sided, of 9,999 samples and the observed one."""
+    assert paired_test(np.zeros(60), np.ones(60)) == pytest.approx(2 / 10_000)
 
 
 def test_runs_that_do_not_differ_have_a_p_of_one() -> None:

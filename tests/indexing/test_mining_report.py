@@ -103,9 +103,15 @@ def test_a_threshold_removes_what_mining_leaves_out() -> None:
     statistics.add(table, known)
     for threshold, row in zip(THRESHOLDS, statistics.numbers()["removed"], strict=True):
         drawn = mining.sample(
-            table, known, query_ids=[f"q{n}" for n in range(12)], positives=[np.empty(0, np.int64)] * 12, undenoised=0,
-            denoised=1000, threshold=threshold, seed=0,
-        )  # fmt: skip
+            table,
+            known,
+            query_ids=[f"q{n}" for n in range(12)],
+            positives=[np.empty(0, np.int64)] * 12,
+            pool_negatives=0,
+            denoised_negatives=1000,
+            threshold=threshold,
+            seed=0,
+        )
         assert row["pairs"] == statistics.scored - sum(map(len, drawn["negatives"].to_pylist()))
 
 
@@ -231,7 +237,10 @@ def test_the_page_shows_everything_and_runs_nothing(tmp_path: Path) -> None:
         write_report(str(folder), statistics, [None], title="broken")  # type: ignore[list-item]
     assert path.read_bytes() == before
     assert sorted(file.name for file in folder.iterdir()) == ["report.html", "report.json"]
-    write_report(str(folder), statistics, examples, title="again")
+    with pytest.raises(InputError, match=r"report\.html: a file with other content is there, and is kept"):
+        write_report(str(folder), statistics, examples, title="again")
+    assert path.read_bytes() == before
+    write_report(str(folder), statistics, examples, title="again", overwrite=True)
     assert "<title>again</title>" in path.read_text(encoding="utf-8")
 
 
@@ -243,7 +252,7 @@ def test_without_scores_and_without_candidates(tmp_path: Path) -> None:
     empty.add(nothing)
     page = Page(write_report(str(tmp_path / "b"), empty, [], title="x").read_text())
     assert "Denoising" not in page.words
-    assert "0 questions have 0 candidates; 0 of them were scored." in page.words
+    assert "0 queries have 0 candidates; 0 of them were scored." in page.words
     unscored = gathered([0])
     assert "Denoising" not in Page(write_report(str(tmp_path / "c"), unscored, [], title="x").read_text()).words
     assert {row["share"] for row in unscored.numbers()["removed"]} == {None}
@@ -260,15 +269,29 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     with store.create("corpus", "g0000", config={"limit": None}) as draft:
         titles = ["" if row % 2 else f"T{row}" for row in range(60)]
-        table = pa.table([[f"d{row}" for row in range(60)], titles, [f"text {row}" for row in range(60)], [""] * 60],
-                         schema=CORPUS_SCHEMA)  # fmt: skip
+        table = pa.table(
+            [[f"d{row}" for row in range(60)], titles, [f"text {row}" for row in range(60)], [""] * 60],
+            schema=CORPUS_SCHEMA,
+        )
         draft.commit("part-00000", ".arrow", lambda path: write_table(table, path), rows=60)
     made = pool(2)
     ids = [f"q{number}" for number in range(12)]
-    drawn = mining.sample(made, probabilities(made, 2), query_ids=ids, positives=[np.array([3, 4])] * 12, undenoised=3,
-                          denoised=2, threshold=0.1, seed=0)  # fmt: skip
-    drawn = pa.concat_tables([drawn.slice(0, 1).set_column(
-        2, "negatives", pa.array([[]], drawn.schema.field("negatives").type)), drawn.slice(1)])  # fmt: skip
+    drawn = mining.sample(
+        made,
+        probabilities(made, 2),
+        query_ids=ids,
+        positives=[np.array([3, 4])] * 12,
+        pool_negatives=3,
+        denoised_negatives=2,
+        threshold=0.1,
+        seed=0,
+    )
+    drawn = pa.concat_tables(
+        [
+            drawn.slice(0, 1).set_column(3, "negatives", pa.array([[]], drawn.schema.field("negatives").type)),
+            drawn.slice(1),
+        ]
+    )
     examples = read_examples(drawn, {id: f"question {id}" for id in ids}, Corpus.open(store), 3)
     assert [example.question for example in examples] == ["question q1", "question q2", "question q3"]
     for example, fields in zip(examples, drawn.slice(1, 3).to_pylist(), strict=True):
@@ -277,6 +300,36 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
             row = fields["negatives"][place]
             ranks = {source: fields[f"rank:{source}"][place] for source in SOURCES}
             assert negative == Negative(
-                titles[row], f"text {row}", ranks, fields["probability"][place], fields["denoised"][place]
+                titles[row], f"text {row}", ranks, fields["probability"][place], fields["is_denoised"][place]
             )
     assert len(read_examples(drawn, {id: id for id in ids}, Corpus.open(store), 100)) == 11
+
+
+def test_the_report_counts_why_candidates_were_dropped(tmp_path: Path) -> None:
+    made, ids = pool(1), [f"q{number}" for number in range(12)]
+    margins = mining.Margins(relative_margin=0.1)
+    drawn = mining.sample(
+        made,
+        None,
+        query_ids=ids,
+        positives=[np.array([3, 4])] * 12,
+        pool_negatives=3,
+        denoised_negatives=0,
+        threshold=0.1,
+        seed=0,
+        margins=margins,
+    )
+    statistics, other = Statistics(), Statistics()
+    statistics.add(made)
+    statistics.add_dropped(drawn.slice(0, 5))
+    other.add_dropped(drawn.slice(5))
+    statistics.merge(other)
+    reasons = Counter(reason for line in drawn.to_pylist() for reason in line["dropped_by"])
+    numbers = statistics.numbers()["dropped"]
+    assert {f"{row['limit']}:{row['scorer']}": row["candidates"] for row in numbers} == reasons
+    assert len(reasons) == 3
+    words = Page(write_report(str(tmp_path / "a"), statistics, [], title="x").read_text()).words
+    assert "Margins" in words
+    assert f"relative_marginbm25{reasons['relative_margin:bm25']:,}" in words  # the cells of a row
+    without = Page(write_report(str(tmp_path / "b"), gathered([0]), [], title="x").read_text()).words
+    assert "Margins" not in without

@@ -1,10 +1,10 @@
-"""Question sets in the store: splits in the order of the file, judgements, and what is left out with a limit."""
+"""Query sets in the store: splits in the order of the file, judgements, and the effect of a limit."""
 
 from pathlib import Path
 
 import pytest
 from raw_files import jsonl, write
-from test_corpus import build
+from small_stores import build_corpus
 
 from indexing.queries import import_queries
 from indexing.sources import detect_queries
@@ -16,7 +16,7 @@ HEADER = "query-id\tcorpus-id\tscore\n"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    build(tmp_path / "s", [[["a", "b"]], [["c"]]], {1: [1]})
+    build_corpus(tmp_path / "s", [[["a", "b"]], [["c"]]], {1: [1]})
     return Store(str(tmp_path / "s"))
 
 
@@ -53,11 +53,11 @@ def test_a_deleted_passage_is_not_known(tmp_path: Path, store: Store) -> None:
 
 
 def test_a_finished_set_is_found_even_when_a_judged_passage_is_gone_since(tmp_path: Path) -> None:
-    build(tmp_path / "s", [[["a", "b"]]], {})
+    build_corpus(tmp_path / "s", [[["a", "b"]]], {})
     store = Store(str(tmp_path / "s"))
     source = detect_queries(str(folder(tmp_path, test="q0\tb\t1\n")))
     import_queries(store, source, "asked")
-    build(tmp_path / "s", [[["a", "b"]], [["c"]]], {1: [1]})
+    build_corpus(tmp_path / "s", [[["a", "b"]], [["c"]]], {1: [1]})
     assert import_queries(store, source, "asked").qrels("test").num_rows == 1
 
 

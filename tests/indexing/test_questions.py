@@ -36,7 +36,7 @@ def test_msmarco_queries_that_overlap_are_read_once(tmp_path):
     ]
     write(tmp_path / "queries.train.tsv", "3\td\n2\te\n")
     with pytest.raises(
-        InputError, match=r"queries\.train\.tsv:2: found query '2' with a text of its own, expected an earlier"
+        InputError, match=r"queries\.train\.tsv:2: found query '2' with another text, expected an earlier"
     ):
         questions(tmp_path)
     write(tmp_path / "queries.train.tsv", "")

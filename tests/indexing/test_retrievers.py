@@ -1,41 +1,42 @@
-"""The grammar of sources: what it names, how it is written back, and what is refused; fusion of what they find."""
+"""The grammar of sources: accepted and refused forms, their canonical form; and the fusion of hits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_bm25 import build, extend
-from test_lucene import pairs
+from runners import InlineRunner
+from small_stores import build_bm25, extend_corpus
+from word_passages import Best, pairs
 
-from indexing import bm25 as bm25_module
 from indexing.artifact import Artifact
 from indexing.exact import Hits
 from indexing.retrieval import label, source_of
 from indexing.retrievers import FUSION_DEPTH, Fusion, Retrievers
 from indexing.store import Store
+from indexing.work.tasks import Runner
 from retriever.errors import InputError
 
-Best = list[tuple[int, float]]
+HERE = InlineRunner()
 
 
 @dataclass
 class Listed:
-    """A source that finds what it was given: for query n the n-th list of (row, score)."""
+    """A source whose hits for query n are the n-th list of (row, score)."""
 
     source: str
     lists: list[Best]
-    dials: dict[str, Any] = field(default_factory=dict)
+    search_parameters: dict[str, Any] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
 
     def inputs(self) -> dict[str, Artifact]:
         return {}
 
-    def search(self, texts: Sequence[str], k: int) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
         self.asked.append(k)
         rows = np.full((len(texts), k), -1, np.int64)
         scores = np.full((len(texts), k), -np.inf, np.float32)
@@ -46,7 +47,7 @@ class Listed:
 
 
 def fused_by_rank(lists: Sequence[Best], k: int) -> Best:
-    """Cormack, Clarke and Buettcher (2009), with dictionaries."""
+    """Reciprocal rank fusion (Cormack, Clarke and Buettcher, 2009), with dictionaries."""
     sums: dict[int, float] = {}
     for best in lists:
         for rank, (row, _) in enumerate(best, start=1):
@@ -55,7 +56,7 @@ def fused_by_rank(lists: Sequence[Best], k: int) -> Best:
 
 
 def fused_by_weight(lists: Sequence[Best], weights: Sequence[float], k: int) -> Best:
-    """Min-max within each list, then the weighted sum; 0 for what a list lacks."""
+    """The weighted sum of min-max normalised scores; a passage that a list lacks counts as 0 there."""
     sums: dict[int, float] = {}
     for best, weight in zip(lists, weights, strict=True):
         scores = [score for _, score in best]
@@ -84,17 +85,17 @@ def close(found: Best, expected: Best) -> None:
 
 
 def test_sources_are_fused_by_rank_or_by_weight_from_all_that_each_has() -> None:
-    """A passage that is the 40th of both lists is seen although only three are asked for."""
+    """A passage at rank 40 of both lists is considered although k is 3."""
     sources = two_sources()
     texts = [""] * 5
-    by_rank = Fusion(sources, None, {"fusion_depth": FUSION_DEPTH}).search(texts, 3)  # type: ignore[arg-type]
-    by_weight = Fusion(sources, [0.3, 0.7], {"fusion_depth": FUSION_DEPTH}).search(texts, 3)  # type: ignore[arg-type]
+    by_rank = Fusion(sources, None, {"fusion_depth": FUSION_DEPTH}).search(texts, 3, HERE)  # type: ignore[arg-type]
+    by_weight = Fusion(sources, [0.3, 0.7], {"fusion_depth": FUSION_DEPTH}).search(texts, 3, HERE)  # type: ignore[arg-type]
     for query in range(5):
         lists = [source.lists[query] for source in sources]
         close(pairs(by_rank, query), fused_by_rank(lists, 3))
         close(pairs(by_weight, query), fused_by_weight(lists, [0.3, 0.7], 3))
     assert sources[0].asked == [1_000, 1_000]
-    Fusion(sources, None, {"fusion_depth": FUSION_DEPTH}).search(texts, 2_000)  # type: ignore[arg-type]
+    Fusion(sources, None, {"fusion_depth": FUSION_DEPTH}).search(texts, 2_000, HERE)  # type: ignore[arg-type]
     assert sources[0].asked[-1] == 2_000
 
 
@@ -105,19 +106,11 @@ def test_a_fusion_writes_itself_in_the_grammar() -> None:
 
 
 @pytest.fixture
-def retrievers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Retrievers:
-    """Over a store with two BM25s, `bm25` and `wide`, and nothing else."""
-
-    def here(function: Callable, items: Sequence, *shared: Any, num_cpus: float = 1) -> Iterator:
-        for item in items:
-            yield item, function(item, *shared)
-
-    monkeypatch.setattr(bm25_module, "run_tasks", here)
-    monkeypatch.setattr(bm25_module, "node_cores", lambda: 1)
-    monkeypatch.setattr(bm25_module, "num_slots", lambda cores: 1)
-    corpus = extend(tmp_path, [["w1 w2", "w2 w2 w3 w4", "w5", "w1 w3 w3 w3 w3 w3"]])
-    build(corpus, tmp_path)
-    build(corpus, tmp_path, "wide", k1=2.0, b=1.0)
+def retrievers(tmp_path: Path) -> Retrievers:
+    """The retrievers of a store with two BM25 indexes, `bm25` and `wide`, and nothing else."""
+    corpus = extend_corpus(tmp_path, [["w1 w2", "w2 w2 w3 w4", "w5", "w1 w3 w3 w3 w3 w3"]])
+    build_bm25(corpus, tmp_path)
+    build_bm25(corpus, tmp_path, "wide", k1=2.0, b=1.0)
     return Retrievers(Store(str(tmp_path / "store")), corpus)
 
 
@@ -144,10 +137,10 @@ def test_a_source_is_written_back_so_that_it_reads_the_same(retrievers: Retrieve
 
 def test_a_fusion_finds_what_its_sources_find_apart(retrievers: Retrievers) -> None:
     texts = ["w1 w3", "w5", "nowhere", "w2"]
-    apart = [retrievers.open(name).search(texts, 1_000) for name in ("bm25", "bm25:wide")]
+    apart = [retrievers.open(name).search(texts, 1_000, HERE) for name in ("bm25", "bm25:wide")]
     assert not np.array_equal(apart[0].scores, apart[1].scores)
-    by_rank = retrievers.open("bm25+bm25:wide").search(texts, 4)
-    by_weight = retrievers.open("2*bm25+0.5*bm25:wide").search(texts, 4)
+    by_rank = retrievers.open("bm25+bm25:wide").search(texts, 4, HERE)
+    by_weight = retrievers.open("2*bm25+0.5*bm25:wide").search(texts, 4, HERE)
     for query in range(4):
         lists = [pairs(hits, query) for hits in apart]
         close(pairs(by_rank, query), fused_by_rank(lists, 4))
@@ -168,8 +161,8 @@ def test_a_fusion_finds_what_its_sources_find_apart(retrievers: Retrievers) -> N
         ("-1*bm25+1*bm25:wide", "give every one of the sources a weight, or none"),
         ("0.4*bm25+bm25:wide", "source '0.4*bm25+bm25:wide': give every one of the sources a weight, or none"),
         ("bm25+0.6*bm25:wide", "give every one of the sources a weight, or none"),
-        ("bm25+bm25:bm25", "source 'bm25+bm25:bm25': a source comes twice"),
-        ("1*bm25+2*bm25", "a source comes twice"),
+        ("bm25+bm25:bm25", "source 'bm25+bm25:bm25': a source is given twice"),
+        ("1*bm25+2*bm25", "a source is given twice"),
         ("bm25:none", "bm25/none: there is no such artifact (complete bm25: bm25, wide)"),
         ("bm25:a b", "name 'a b'"),
         ("bm25+exact:enc", "embeddings/enc"),
@@ -184,7 +177,7 @@ def test_what_is_not_in_the_grammar_or_the_store_is_named(retrievers: Retrievers
 
 
 class Names:
-    """As much of a store as `source_of` asks for."""
+    """The part of a store's interface that `source_of` uses."""
 
     def __init__(self, **names: list[str]):
         self._names = names

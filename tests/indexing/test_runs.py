@@ -1,5 +1,6 @@
 """Runs as tables and as TREC files."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -119,3 +120,17 @@ def test_a_trec_file_may_be_zipped_end_with_crlf_and_separate_by_tabs(tmp_path: 
         {"query_id": "q", "id": "p", "score": -1000.0},
         {"query_id": "é", "id": "語", "score": 2.0},
     ]
+
+
+def test_a_device_is_not_replaced_and_a_link_keeps_pointing_to_its_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="a device or a pipe"):
+        write_trec([table([("q", "p", 0, 1.0)])], str(pipe), "tag", overwrite=True)
+    assert pipe.is_fifo()
+    file, link = tmp_path / "run.trec", tmp_path / "latest.trec"
+    link.symlink_to(file)
+    for _ in range(2):
+        write_trec([table([("q", "p", 0, 1.0)])], str(link), "tag")
+    assert link.is_symlink()
+    assert file.read_text() == "q Q0 p 1 1.0 tag\n"

@@ -1,21 +1,25 @@
-"""What search does without Ray: candidates over many pieces, hits in any order of arrival, stretches of rows."""
+"""Search: candidates over many pieces, hits in any order of arrival, stretches of rows."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from kernels import must_load
+from runners import InlineRunner
 
-from indexing import exact, kernel, searching
+from indexing import kernel, searching
 from indexing.exact import Hits, exact_search, merge, rescore, rescore_pieces
+from indexing.exact import candidates as exact_candidates
 from retriever.errors import InputError
 
 DIM, ROWS, FIRST = 24, 4_000, 700
 Pieces = list[tuple[int, np.ndarray]]
-PATHS = [False, pytest.param(True, marks=pytest.mark.skipif(kernel.load() is None, reason="no kernel here"))]
+NEEDS_KERNEL = pytest.mark.skipif(not must_load(kernel.NEEDED), reason="the CPU lacks AVX-512 BF16")
+PATHS = [False, pytest.param(True, marks=NEEDS_KERNEL)]
 
 
 def vectors_and_queries(num_queries: int = 50) -> tuple[np.ndarray, np.ndarray]:
@@ -88,7 +92,7 @@ def test_the_work_is_that_of_the_candidates_however_many_the_pieces(
     rows = candidates(400)
     rows[3] = -1
     asked: list[int] = []
-    original: Callable[..., Any] = exact._pair_scorer
+    original: Callable[..., Any] = exact_candidates._pair_scorer
 
     def counting(*arguments: Any) -> Callable[..., np.ndarray]:
         score = original(*arguments)
@@ -100,8 +104,8 @@ def test_the_work_is_that_of_the_candidates_however_many_the_pieces(
 
         return counted
 
-    monkeypatch.setattr(exact, "_pair_scorer", counting)
-    monkeypatch.setattr(exact, "CANDIDATES", limit)
+    monkeypatch.setattr(exact_candidates, "_pair_scorer", counting)
+    monkeypatch.setattr(exact_candidates, "CANDIDATES", limit)
     expected = rescore(queries, rows, vectors, FIRST, 20)
     for count in (10, 40, 400):
         asked.clear()
@@ -148,23 +152,14 @@ class Rows:
 def test_stretches_are_as_many_as_run_at_once_and_none_is_too_long(
     slots: int, longest: int, tasks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a cluster of one slot, which may grow, has tasks for others too; results arrive here in reverse order."""
+    """So a cluster of one slot, which may grow, has tasks for other nodes too; results arrive here in reverse order."""
     vectors, queries = vectors_and_queries(5)
-    ran: list[tuple[int, int]] = []
-
-    def run_here(function: Any, items: Any, *shared: Any, num_cpus: float) -> Iterator[tuple[Any, Hits]]:
-        assert num_cpus == 2
-        for item in reversed(items):
-            ran.append(item)
-            yield item, function(item, *shared)
-
-    monkeypatch.setattr(searching, "node_cores", lambda: 2)
-    monkeypatch.setattr(searching, "num_slots", lambda cores: slots)
-    monkeypatch.setattr(searching, "run_tasks", run_here)
+    runner = InlineRunner(cores=2, slots=slots, order=lambda items: list(items)[::-1])
     monkeypatch.setattr(searching, "STRETCH_ROWS", longest)
     deleted = np.array([3, 2_500])
-    found = searching.search_exact(Rows(vectors), queries, 10, deleted)  # type: ignore[arg-type]
+    found = searching.search_exact(Rows(vectors), queries, 10, deleted, runner)  # type: ignore[arg-type]
     same_bytes(found, exact_search(queries, [(0, vectors)], 10, deleted=deleted))
+    ran = runner.items("SearchExactTask")
     assert len(ran) == tasks
     assert max(end - first for first, end in ran) <= longest
     assert [first for first, _ in ran[:-1]] == [end for _, end in ran[1:]]

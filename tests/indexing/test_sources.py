@@ -150,7 +150,7 @@ def test_chunks_stream(tmp_path, monkeypatch):
     original = raw._read
     monkeypatch.setattr(raw, "_read", lambda stream, name: read.append(1) or original(stream, name))
     first = next(chunks(beir(file), 1000))
-    assert first.rows == 1000
+    assert first.rows == 512
     assert len(read) == 1
 
 
@@ -213,8 +213,8 @@ def test_unknown_and_ambiguous_folders_are_refused(tmp_path):
         detect_queries(str(tmp_path))
     with pytest.raises(InputError, match=r"ending \.txt, expected \.jsonl"):
         detect(str(tmp_path / "corpus.txt"))
-    with pytest.raises(InputError, match="found format 'csv', expected auto, beir"):
-        detect(str(tmp_path), "csv")
+    with pytest.raises(InputError, match=r"found format .xml., expected auto, beir"):
+        detect(str(tmp_path), "xml")
     write(tmp_path / "corpus.jsonl", BEIR_LINE)
     write(tmp_path / "collection.tsv", "1\tx\n")
     with pytest.raises(InputError, match=r"several corpora .*beir.*msmarco"):
@@ -269,7 +269,7 @@ def test_scifact_has_its_published_counts():
     source = detect(str(DATA / "scifact"))
     assert (source.format, source.name, sorted(source.qrels)) == ("beir", "scifact", ["test", "train"])
     sizes = [chunk.rows for chunk in chunks(source, 1000)]
-    assert sizes == [1000] * 5 + [183]
+    assert sizes == [512] * 10 + [63]
 
 
 @pytest.fixture
@@ -304,5 +304,11 @@ def test_s3_is_read_like_a_folder(tmp_path, s3_endpoint):
     assert found == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
     tables = [parse_corpus("parquet", chunk) for chunk in chunks(detect("s3://corpora/c"), 2)]
     assert [table["id"].to_pylist() for table in tables] == [["p", "q"], ["r"]]
+    client.put_object(Bucket="corpora", Key="d/corpus.csv.gz", Body=gzip.compress(b'pid,body\np,"x\ny"\nq,z\n'))
+    client.put_object(Bucket="corpora", Key="d/queries.dev.tsv", Body=b"qid\tquery\tpid\n1\twho?\tq\n")
+    source = detect("s3://corpora/d")
+    [table] = [parse_corpus(source.format, chunk) for chunk in chunks(source, 10)]
+    assert table.select(["id", "text"]).to_pylist() == [{"id": "p", "text": "x\ny"}, {"id": "q", "text": "z"}]
+    assert source.query_source.qrels == {"dev": "s3://corpora/d/queries.dev.tsv"}
     with pytest.raises(InputError, match="s3://corpora/none: found nothing"):
         detect("s3://corpora/none")

@@ -1,27 +1,24 @@
-"""Jobs run in this process over one local Ray; a small finished store, copied for each test that takes it."""
+"""Fixtures that run jobs in this process, without Ray; a small complete store, copied for each test that uses it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
+from job_outcome import Outcome
 from local_cluster import without_progress
 from samples import Judgement, make_passages, make_queries, save_tiny_bert, write_beir
 from serving import make_served
+from tiny import make_classifier
+
+from indexing.work.local import LocalRunner
+from indexing.work.tasks import Task
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
-
-
-class Outcome(NamedTuple):
-    """What a person sees of a job."""
-
-    status: int
-    out: str
-    err: str
 
 
 @dataclass(frozen=True)
@@ -36,14 +33,9 @@ class World:
     judged: list[Judgement]
 
 
-@pytest.fixture(autouse=True)
-def _jobs_have_ray(local_ray: None) -> None:
-    """No test here waits for a Ray of its own."""
-
-
 @pytest.fixture
 def job(capsys: pytest.CaptureFixture[str], call_job: Callable[..., int]) -> Callable[..., Outcome]:
-    """job(name, *arguments): run it, whatever its end; lines of progress are left out."""
+    """job(name, *arguments) runs a job and returns its outcome, without lines of progress."""
 
     def start(name: str, *arguments: object) -> Outcome:
         capsys.readouterr()
@@ -56,7 +48,7 @@ def job(capsys: pytest.CaptureFixture[str], call_job: Callable[..., int]) -> Cal
 
 @pytest.fixture
 def done(job: Callable[..., Outcome]) -> Callable[..., str]:
-    """done(name, *arguments): run a job that must succeed; what it printed."""
+    """done(name, *arguments) runs a job that must succeed, and returns what it printed."""
 
     def start(name: str, *arguments: object) -> str:
         outcome = job(name, *arguments)
@@ -68,7 +60,7 @@ def done(job: Callable[..., Outcome]) -> Callable[..., str]:
 
 @pytest.fixture
 def refused(job: Callable[..., Outcome]) -> Callable[..., str]:
-    """refused(name, *arguments): run a job that must end with one line on stderr, status 1; the line."""
+    """refused(name, *arguments) runs a job that must end with status 1 and one line on stderr; it returns the line."""
 
     def start(name: str, *arguments: object) -> str:
         outcome = job(name, *arguments)
@@ -83,10 +75,54 @@ def refused(job: Callable[..., Outcome]) -> Callable[..., str]:
     return start
 
 
+CHECKS = {"EncoderNumerics", "RerankerNumerics", "LuceneVersions"}  # tasks that only look at a worker
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """no_work() makes every later job fail that gives work to a runner."""
+
+    def run(runner: LocalRunner, task: Task, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+        assert type(task).__name__ in CHECKS, "work was done"
+        return original(runner, task, items, **options)
+
+    original = LocalRunner.run
+    return lambda: monkeypatch.setattr(LocalRunner, "run", run)
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch, job: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """interrupt(after, name, *arguments) runs a job that Ctrl-C ends after so many units."""
+
+    def start(after: int, name: str, *arguments: object) -> Outcome:
+        def run(runner: LocalRunner, task: Task, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+            nonlocal made
+            for result in original(runner, task, items, **options):
+                made += 1
+                yield result
+                if made == after:
+                    raise KeyboardInterrupt
+
+        made, original = 0, LocalRunner.run
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalRunner, "run", run)
+            outcome = job(name, *arguments)
+        assert outcome.status == 130, outcome
+        return outcome
+
+    return start
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a tiny random encoder."""
     return save_tiny_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Returns the folder of a random cross-encoder whose probabilities lie on both sides of 0.5."""
+    return str(make_classifier(Path(save_tiny_bert(tmp_path_factory.mktemp("models") / "tiny-cross"))))
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +142,7 @@ def _built(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Calla
 
 @pytest.fixture
 def world(_built: World, tmp_path: Path) -> World:
-    """The finished store, the test's own copy."""
+    """The complete store, copied for the test."""
     store = tmp_path / "store"
     shutil.copytree(_built.store, store)
     return World(store, _built.source, _built.model, _built.passages, _built.queries, _built.judged)
@@ -114,5 +150,5 @@ def world(_built: World, tmp_path: Path) -> World:
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Callable[..., int]) -> Path:
-    """A store with a live release, to be copied; beside it its questions."""
+    """The folder of a store with a live release, to be copied, and of its queries."""
     return make_served(tmp_path_factory.mktemp("served"), model, call_job)

@@ -1,4 +1,4 @@
-"""What the tests of jobs share: made-up corpora, a tiny random encoder, files compared byte for byte."""
+"""Small corpora, queries and an encoder for the tests of jobs; the bytes of files, and a brute-force search."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from tiny import save_encoder
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 WORDS = [a + b + c + d for a in CONSONANTS[:6] for b in VOWELS for c in CONSONANTS[6:10] for d in "ao"]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[EOS]"]
 
 Judgement = tuple[str, str, int]
 
 
 def make_passages(count: int, *, seed: int = 0, prefix: str = "p") -> list[dict]:
-    """BEIR documents of 3 to 30 words, every third one without a title."""
+    """Returns BEIR documents of 3 to 30 words, every third one without a title."""
     draw = random.Random(seed)
     return [
         {
@@ -31,7 +31,7 @@ def make_passages(count: int, *, seed: int = 0, prefix: str = "p") -> list[dict]
 
 
 def make_queries(passages: Sequence[Mapping], count: int, *, seed: int = 1) -> tuple[list[dict], list[Judgement]]:
-    """Questions of some words of a passage each, which it answers; and their judgements."""
+    """Returns queries, each of the first words of a passage, which is its positive; and their judgements."""
     draw = random.Random(seed)
     queries, judged = [], []
     for number, passage in enumerate(draw.sample(list(passages), count)):
@@ -53,7 +53,7 @@ def write_beir(
     queries: Iterable[Mapping] = (),
     qrels: Mapping[str, Iterable[Judgement]] | None = None,
 ) -> Path:
-    """A BEIR folder; without queries it has the corpus alone."""
+    """Writes a BEIR folder; without queries it has the corpus alone."""
     write_lines(folder / "corpus.jsonl", passages)
     if queries := list(queries):
         write_lines(folder / "queries.jsonl", queries)
@@ -66,35 +66,14 @@ def write_beir(
 
 
 def save_tiny_bert(folder: Path, *, hidden: int = 32, seed: int = 0) -> str:
-    """A random BERT of two layers with a tokenizer that knows WORDS; the folder is what --encoder takes."""
-    import torch
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = [*SPECIAL, *WORDS, *letters, *(f"##{letter}" for letter in letters)]
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        eos_token="[EOS]", model_max_length=64,
-    ).save_pretrained(folder)  # fmt: skip
-    torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=hidden, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=64, max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
-    return str(folder)
+    """Saves a random BERT of two layers whose tokenizer knows WORDS; returns its folder, for --encoder."""
+    config = {"hidden_size": hidden, "max_position_embeddings": 64, "initializer_range": 0.3}
+    tokenizer = {"words": WORDS, "lowercase": True, "padding_side": None, "limit": 64}
+    return str(save_encoder(folder, seed=seed, config=config, **tokenizer))
 
 
 def files_of(root: Path, *, but: Sequence[str] = ("provenance.json",)) -> dict[str, bytes]:
-    """Path -> bytes of all files below a folder, less those of some names and what is being written."""
+    """Returns the bytes of all files below a folder by path, without files named in `but` and temporary files."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted(root.rglob("*"))
@@ -105,7 +84,7 @@ def files_of(root: Path, *, but: Sequence[str] = ("provenance.json",)) -> dict[s
 def brute_force(
     queries: np.ndarray, vectors: np.ndarray, k: int, deleted: Sequence[int] = ()
 ) -> list[list[tuple[int, float]]]:
-    """The specification of an exact search: float64 products rounded to float32, by score, then row."""
+    """Returns (row, score) of the exact top k per query: float64 products rounded to float32, by score, then row."""
     found = []
     for query in queries.astype(np.float64):
         scores = (vectors.astype(np.float64) @ query).astype(np.float32)

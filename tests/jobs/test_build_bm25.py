@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import signal
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-from jobs import build_bm25
 
 import pytest
 from samples import files_of, make_passages, write_beir
@@ -38,14 +38,6 @@ def searched(done: Done, store: Path, name: str, *more: object, k: int = 50) -> 
 
 def times(store: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("work was done")
-
-    monkeypatch.setattr(build_bm25, "connect", never)
 
 
 def test_any_number_of_shards_finds_the_same(world, done: Done) -> None:
@@ -123,16 +115,14 @@ def test_what_is_left_is_filled_and_the_rest_kept(world, done: Done) -> None:
     done("verify", "--store", world.store)
 
 
-def test_a_finished_one_is_found_done_and_another_refused(world, done: Done, refused, monkeypatch) -> None:
+def test_a_finished_one_is_found_done_and_another_refused(world, done: Done, refused, no_work) -> None:
     done(*command(world, "--shards", 2))
-    monkeypatch.setattr(build_bm25, "connect", lambda store: pytest.fail("work was done"))
+    no_work()
     before = files_of(world.store, but=())
     assert "240 passages in 2 shards" in done(*command(world, "--shards", 2))
     line = refused(*command(world, "--k1", 1.2, "--b", 0.75, "--language", "de"))
-    assert (
-        f"{world.store}/bm25/bm25 was built otherwise (k1 0.9, now 1.2, b 0.4, now 0.75, language en, now de, " in line
-    )
-    assert "shards 2, now None): give the same options or another --name" in line
+    assert f"{world.store}/bm25/bm25/g0000 was built otherwise (--k1 0.9, now 1.2, --b 0.4, now 0.75, " in line
+    assert "--language en, now de, --shards 2, now unset): give the same options, or another name (--name)" in line
     assert files_of(world.store, but=()) == before
 
 
@@ -148,28 +138,70 @@ def test_one_of_another_corpus_is_refused_with_both_fingerprints(world, done: Do
 
 
 def test_a_limit_is_of_the_name_and_takes_the_first_passages(world, done: Done) -> None:
-    assert "bm25/bm25-limit50/g0000: 50 passages" in done(*command(world, "--limit", 50))
+    assert "bm25/few/g0000: 50 passages" in done(*command(world, "--limit", 50, "--name", "few"))
     found = searched(done, world.store, "few")
     names = {id for hits in found.values() for id, _ in hits}
     assert names == {f"p{n}" for n in range(50)} & names
     assert len(names) > 25
 
 
-@pytest.mark.usefixtures("no_work")
-def test_plan_says_what_and_does_nothing(world, done: Done) -> None:
+@pytest.mark.parametrize(("ending", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_job_with_one_line_and_without_temporary_files(
+    world,
+    done: Done,
+    job,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    documented: Callable[..., None],
+    ending: signal.Signals,
+    status: int,
+) -> None:
+    """It comes in the middle of the second shard; the first one is kept."""
+    texts = 0
+
+    def counted(contents: Iterable[str], report: object) -> Iterator[str]:
+        nonlocal texts
+        for text in contents:
+            texts += 1
+            if texts == 200:
+                os.kill(os.getpid(), ending)
+            yield text
+
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Ray of this process may have set another handler
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(temporary))
+            patch.setattr("indexing.bm25.counted", counted)
+            patch.setattr("indexing.work.local.cores_of_process", lambda: 1)
+            outcome = job(*command(world, "--shards", 2))
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    word = "terminated" if ending == signal.SIGTERM else "interrupted"
+    assert (outcome.status, outcome.err) == (status, f"error: {word}; run the same command again to resume\n")
+    documented("Stores", f"a job that {ending.name} ends", outcome.err, status)
+    assert list(temporary.iterdir()) == []
+    assert (world.store / "bm25/bm25/g0000/shard-00000.json").exists()
+    assert "index text: 240 passages (120 kept)" in done(*command(world, "--shards", 2))
+
+
+def test_plan_says_what_and_does_nothing(world, done: Done, no_work) -> None:
+    no_work()
     before = files_of(world.store, but=())
     out = done(*command(world, "--plan", "--shards", 7, "--limit", 100))
     assert "corpus   100 passages to index" in out
     assert "shards   7 of about 14 passages" in out
-    assert f"{world.store}/bm25/bm25-limit100" in out
+    assert f"{world.store}/bm25/bm25" in out
     assert "2 GB of Java" in out
     assert files_of(world.store, but=()) == before
 
 
-@pytest.mark.usefixtures("no_work")
-def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path) -> None:
+def test_bad_input_is_named_and_leaves_nothing(world, refused, no_work, tmp_path: Path) -> None:
+    no_work()
     before = files_of(world.store, but=())
-    assert "--k1 -1.0 --b 0.4: expected k1 >= 0 and 0 <= b <= 1" in refused(*command(world, "--k1", -1))
+    assert "--k1 -1.0, --b 0.4: expected k1 >= 0 and 0 <= b <= 1" in refused(*command(world, "--k1", -1))
     assert "--b 1.5" in refused(*command(world, "--b", 1.5))
     assert "--k1 nan" in refused(*command(world, "--k1", "nan"))
     assert "--shards 0" in refused(*command(world, "--shards", 0))

@@ -9,7 +9,6 @@ from pathlib import Path
 from jobs import cli
 from jobs.import_corpus import ImportCorpus
 from jobs.search import Search
-from jobs.session import connect
 
 import pytest
 from local_cluster import without_progress
@@ -43,21 +42,24 @@ def test_jobs_run_as_plain_files_from_anywhere(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_starts_ray_by_itself_and_is_quiet(tmp_path: Path) -> None:
-    """All that a person sees of an import that fails in a worker is one line; then it works."""
+@pytest.mark.parametrize("more", [(), pytest.param(("--ray",), marks=pytest.mark.cluster)], ids=["here", "ray"])
+def test_a_job_runs_here_or_starts_a_ray_and_is_quiet(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """All that a user sees of an import that fails in a worker is one line; then it works."""
     source = write_beir(tmp_path / "raw", make_passages(20))
     lines = (source / "corpus.jsonl").read_text().splitlines()
     (source / "corpus.jsonl").write_text("\n".join([*lines[:7], "nonsense", *lines[7:]]))
-    command = (JOBS / "import_corpus.py", "--store", "s", "--source", "raw", "--part-size", 5)
+    command = (JOBS / "import_corpus.py", "--store", "s", "--source", "raw", "--part-size", 5, *more)
     bad = python(*command, cwd=tmp_path)
     assert bad.returncode == 1
     [line] = without_progress(bad.stderr).splitlines()
     assert line.startswith(f"error: {source}/corpus.jsonl:8: found no valid JSON")
     assert bad.stdout == ""
     (source / "corpus.jsonl").write_text("\n".join(lines))
-    good = python(JOBS / "import_corpus.py", "--store", "t", "--source", "raw", cwd=tmp_path)
+    good = python(JOBS / "import_corpus.py", "--store", "t", "--source", "raw", *more, cwd=tmp_path)
+    assert ("runs on a private Ray on this machine (requested)\n" in good.stderr) == bool(more)
     assert (good.returncode, without_progress(good.stderr)) == (0, "")
-    assert [line.split(":")[0] for line in good.stdout.splitlines()] == ["import", f"{tmp_path}/t/corpus/g0000"]
+    titles = [line.split(":")[0] for line in good.stdout.splitlines()]
+    assert titles == ["import", "check ids", f"{tmp_path}/t/corpus/g0000"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,10 +83,9 @@ def test_every_job_explains_itself_and_refuses_what_it_does_not_know(name: str, 
     "arguments",
     [
         ("search", "--k", "ten"),
-        ("search", "--mode", "fuzzy"),
         ("build_index", "--recall", "high"),
         ("build_index", "--shards", "1.5"),
-        ("import_corpus", "--format", "csv"),
+        ("import_corpus", "--format", "xml"),
         ("encode_corpus", "--encoder", "x", "--pooling", "max"),
         ("store", "destroy"),
     ],
@@ -129,7 +130,7 @@ def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
     assert "RR@10" in out
     assert "nDCG@3" in out
     assert "dense" in out
-    out = done("evaluate", "--config", file, "--run", "exact")
+    out = done("evaluate", "--config", file, "--run", "exact", "--overwrite")
     assert "dense" not in out
 
 
@@ -137,7 +138,7 @@ def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("store: s\nsplitt: test\n", "unknown key 'splitt'; did you mean split?"),
-        ("store: s\nxyzzy: 1\n", "unknown key 'xyzzy'; known are store, plan, limit"),
+        ("store: s\nxyzzy: 1\n", "unknown key 'xyzzy'; known are store, plan, ray, limit"),
         ("- store\n", "expected `key: value` lines, found list"),
         ("just text\n", "expected `key: value` lines, found str"),
         ("", "expected `key: value` lines, found NoneType"),
@@ -174,27 +175,10 @@ def test_every_recipe_fits_its_job(file: Path) -> None:
     cli.parse(cli.options_of(module.main), ["--config", str(file), "--store", "s"])
 
 
-@pytest.mark.parametrize(("metrics", "quick"), [("0", True), ("1", False)])
-def test_a_private_ray_starts_without_a_dashboards_servers_unless_it_is_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: str, quick: bool
-) -> None:
-    """By what Ray itself asks when it starts its agent, while `ray.init` runs and after it."""
-    import ray
-    from ray._private.utils import get_dashboard_dependency_error
-
-    found: list[object] = []
-    monkeypatch.setenv("RAY_enable_metrics_collection", metrics)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **_: found.append(get_dashboard_dependency_error()))
-    monkeypatch.setattr(ray, "nodes", list)
-    connect(Store(str(tmp_path)))
-    assert [error is not None for error in found] == [quick]
-    assert get_dashboard_dependency_error() is None
-
-
 def test_options_have_the_defaults_that_the_help_names() -> None:
     options = cli.parse(Search, ["--store", "s"])
-    assert (options.mode, options.split, options.k, options.limit, options.plan) == ("dense", "test", 1000, None, False)
+    assert (options.mode, options.limit, options.plan) == ("dense", None, False)
+    assert (options.split, options.k) == (None, None), "test and 1000, or with --query none and 10"
 
 
 def test_the_input_error_behind_an_exception_is_found_through_causes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,13 +67,38 @@ def test_answer_accuracy_is_whether_some_hit_contains_an_answer(tmp_path: Path, 
     out = done(*asked, "Answer@1", "RR@10", "Answer@2")
     found = json.loads((tmp_path / "e.json").read_text())["per_query"][str(run)]
     assert found == {"Answer@1": [0, 0, 0, 0], "RR@10": [pytest.approx(1 / 3), 0, 1, 0], "Answer@2": [1, 0, 0, 0]}
-    assert out.splitlines()[0].split() == ["run", "Answer@1", "RR@10", "Answer@2"]
-    done(*asked, "Answer@2")
+    assert out.splitlines()[0] == f"warning: {run}: 1 of the 4 judged queries are missing from the run, and count as 0"
+    assert out.splitlines()[1].split() == ["run", "Answer@1", "RR@10", "Answer@2"]
+    done(*asked, "Answer@2", "--overwrite")
     assert "not one of ir-measures'" in refused(*asked, "Answer@0")
     bare = write_beir(tmp_path / "bare", [], [{"_id": "q0", "text": "x"}], {"test": [("q0", "d0", 1)]})
     (bare / "corpus.jsonl").unlink()
     done("import_queries", "--store", tmp_path / "s", "--source", bare)
-    assert "no question of queries/bare has answers" in refused(*asked, "Answer@2", "--queries", "bare")
+    assert "no query of queries/bare has answers" in refused(*asked, "Answer@2", "--queries", "bare")
+
+
+def test_answer_accuracy_of_all_queries_judged_or_not(
+    tmp_path: Path, done: Done, refused: Done, documented: Callable[..., None]
+) -> None:
+    """Three queries of DPR's form without judgements. Of the two that have hits, one finds an answer."""
+    passages = [{"_id": f"d{n}", "text": text} for n, text in enumerate(["the Nile", "the Rhine", "x"])]
+    judged = [{"_id": "q", "text": "x"}]
+    source = write_beir(tmp_path / "raw", passages, judged, {"test": [("q", "d0", 1)]})
+    done("import_corpus", "--store", tmp_path / "s", "--source", source)
+    rivers = "".join(f"river {n}\t['{name}']\n" for n, name in enumerate(("Nile", "Po", "Don")))
+    (tmp_path / "nq-test.qa.csv").write_text(rivers)
+    done("import_queries", "--store", tmp_path / "s", "--source", tmp_path / "nq-test.qa.csv", "--queries", "nq-test")
+    run = write_run(tmp_path / "a.trec", {"q0": "d2 d0", "q1": "d1"})
+    command = ("evaluate", "--store", tmp_path / "s", "--queries", "nq-test", "--split", "all", "--run", run)
+    out = done(*command, "--metrics", "Answer@1", "Answer@2", "--json", tmp_path / "e.json")
+    assert f"warning: {run}: 1 of the 3 queries are missing from the run, and count as 0" in out
+    document = json.loads((tmp_path / "e.json").read_text())
+    assert (document["num_queries"], document["query_ids"]) == (3, ["q0", "q1", "q2"])
+    assert document["per_query"][str(run)] == {"Answer@1": [0, 0, 0], "Answer@2": [1, 0, 0]}
+    assert document["mean"][str(run)]["Answer@2"] == pytest.approx(1 / 3)
+    line = refused(*command, "--metrics", "Answer@2", "nDCG@10")
+    assert "--split all --metrics nDCG@10: the split all has no judgements" in line
+    documented("Evaluating", "a metric that needs judgements, over all queries", line, 1)
 
 
 def test_runs_side_by_side_with_a_test_against_the_first(small, done: Done, tmp_path: Path) -> None:
@@ -109,7 +135,7 @@ def test_limit_measures_the_first_queries_and_plan_nothing(world, done: Done, tm
     assert not (tmp_path / "e.json").exists()
     done(*command)
     full = json.loads((tmp_path / "e.json").read_text())
-    done(*command, "--limit", 5)
+    done(*command, "--limit", 5, "--overwrite")
     limited = json.loads((tmp_path / "e.json").read_text())
     assert sorted(limited["query_ids"]) == sorted(query for query, _, _ in world.judged[:5])
     by_query = dict(zip(full["query_ids"], full["per_query"]["exact"]["RR@10"], strict=True))
@@ -126,7 +152,7 @@ def test_bad_input_is_named(small, refused, tmp_path: Path) -> None:
     assert "no split 'train' with qrels; it has test" in refused(*small, "--run", run, "--split", "train")
     assert "runs/missing: there is no such artifact" in refused(*small, "--run", "missing")
     cases = {
-        "q0 Q0 d0 1 0.5": ":2: found 'q0 Q0 d0 1 0.5', expected `query Q0 passage rank score tag`; mend the line",
+        "q0 Q0 d0 1 0.5": ":2: found 'q0 Q0 d0 1 0.5', expected `query Q0 passage rank score tag`; fix the line",
         "q0 Q0 d0 1 high mine": ":2: found 'q0 Q0 d0 1 high mine'",
         "q0 Q0 d0 1 nan mine": ":2: found 'q0 Q0 d0 1 nan mine'",
         "q0 Q0 d0 1 0.1 mine": ":2: passage 'd0' comes a second time for query 'q0'",
@@ -141,6 +167,70 @@ def test_bad_input_is_named(small, refused, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_split_of_all_queries_has_nothing_to_measure_by(small, refused, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a.trec", {"q0": "d0"})
-    assert "no split 'all' with qrels" in refused(*small, "--run", run, "--split", "all")
+def test_a_run_of_other_queries_is_refused(small, refused, documented, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "other.trec", {"PLAIN-2": "MED-1 MED-2", "PLAIN-3": "MED-1"})
+    line = refused(*small, "--run", run)
+    assert "none of its 2 queries (such as 'PLAIN-2') is judged in queries/raw test (4 queries, such as 'q0')" in line
+    assert "name the queries of this run with --queries and --split" in line
+    assert not (tmp_path / "out").exists()
+    documented("Evaluating", "a TREC file of another query set", line, 1)
+
+
+def test_queries_that_only_the_run_or_only_the_split_has_are_told(small, done, documented, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "part.trec", {"q0": "d0", "q1": "d1", "q4": "d0", "x": "d0"})
+    out = done(*small, "--run", run).splitlines()
+    unjudged = f"warning: {run}: 2 of its 4 queries are not judged in queries/raw test, and do not count"
+    missing = f"warning: {run}: 2 of the 4 judged queries are missing from the run, and count as 0"
+    assert out[:2] == [unjudged, missing]
+    documented("Evaluating", "a TREC file with some queries that are not judged", unjudged, 0)
+    documented("Evaluating", "a run without some of the judged queries", missing, 0)
+    full = write_run(tmp_path / "full.trec", {f"q{n}": "d0" for n in range(4)})
+    assert "warning" not in done(*small, "--run", full, "--overwrite")
+    # With a limit, the other judged queries of the run are neither unjudged nor missing.
+    assert "warning" not in done(*small, "--run", full, "--limit", 2, "--overwrite")
+
+
+def test_a_run_over_another_corpus_is_told(small, done, documented, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "far.trec", {f"q{n}": "MED-10 MED-14" for n in range(4)})
+    [line] = [line for line in done(*small, "--run", run).splitlines() if line.startswith("warning")]
+    assert "no relevant hit, and none of its first 8 passages (such as 'MED-10') is in the corpus of" in line
+    documented("Evaluating", "a TREC file of another corpus", line, 0)
+    near = write_run(tmp_path / "near.trec", {f"q{n}": "MED-10 d2" for n in range(4)})
+    assert "passages" not in done(*small, "--run", near, "--overwrite")
+
+
+def test_a_run_of_the_store_without_some_queries_is_told(world, done, tmp_path: Path) -> None:
+    done("search", "--store", world.store, "--mode", "exact", "--k", 5, "--name", "few", "--limit", 10)
+    out = done("evaluate", "--store", world.store, "--run", "few", "--json", tmp_path / "e.json")
+    assert "warning: few: 20 of the 30 judged queries are missing from the run, and count as 0" in out
+
+
+def test_an_evaluation_is_not_replaced_by_another_one(small, done, refused, documented, tmp_path: Path) -> None:
+    good = write_run(tmp_path / "good.trec", {f"q{n}": "d0 d1" for n in range(4)})
+    bad = write_run(tmp_path / "bad.trec", {f"q{n}": "d1 d0" for n in range(4)})
+    file = tmp_path / "out/e.json"
+    done(*small, "--run", good)
+    before = file.read_bytes()
+    done(*small, "--run", good)  # the same evaluation may be repeated
+    line = refused(*small, "--run", bad)
+    assert f"{file}: a file with other content is there, and is kept: name another file, or give overwrite" in line
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir()] == ["e.json"]
+    documented("Evaluating", "another evaluation under the same --json", line, 1)
+    done(*small, "--run", bad, "--overwrite")
+    assert file.read_bytes() != before
+
+
+def test_each_evaluation_has_a_file_of_its_own_by_default(
+    small, done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = write_run(tmp_path / "good.trec", {f"q{n}": "d0 d1" for n in range(4)})
+    command = small[:3]
+    for more in ((), (), ("--metrics", "R@1"), ("--limit", 2)):  # the second one repeats the first
+        done(*command, "--run", good, *more)
+    write_run(good, {f"q{n}": "d1 d0" for n in range(4)})
+    done(*command, "--run", good)
+    names = sorted(path.name for path in (tmp_path / "results").iterdir())
+    assert len(names) == 4
+    assert all(re.fullmatch(r"evaluation-test-good-[0-9a-f]{8}\.json", name) for name in names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import os
 import random
@@ -128,27 +127,16 @@ def test_two_imports_of_the_same_source_are_the_same_bytes(tmp_path: Path, world
     assert again == {name: data for name, data in first.items() if name.startswith(("corpus/", "queries/"))}
 
 
-def test_an_interrupted_import_shows_nothing_and_goes_on_to_the_same_bytes(
-    tmp_path: Path, world, job, done: Done, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_import_shows_nothing_and_resumes_to_the_same_bytes(
+    tmp_path: Path, world, interrupt, done: Done
 ) -> None:
-    original = importing.run_tasks
-
-    def interrupted(*arguments, **options):
-        for number, result in enumerate(original(*arguments, **options)):
-            if number == 2:
-                raise KeyboardInterrupt
-            yield result
-
     command = ("import_corpus", "--store", tmp_path / "s", "--source", world.source, "--part-size", 60)
-    with monkeypatch.context() as patch:
-        patch.setattr(importing, "run_tasks", interrupted)
-        outcome = job(*command)
-    assert outcome.status == 130
-    assert outcome.err == "error: interrupted; run the same command again to go on\n"
+    outcome = interrupt(2, *command)
+    assert outcome.err == "error: interrupted; run the same command again to resume\n"
     store = Store(str(tmp_path / "s"))
     assert (store.keys(), store.incomplete()) == ([], ["corpus/g0000"])
     committed = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "s/corpus/g0000").glob("part-*.arrow")}
-    assert 2 <= len(committed) <= 4
+    assert len(committed) == 2
     done(*command)
     assert files_of(tmp_path / "s") == {
         name: data for name, data in files_of(world.store).items() if name.startswith(("corpus/", "queries/"))
@@ -184,48 +172,28 @@ def test_a_part_of_long_passages_ends_at_a_number_of_bytes(
     }
 
 
-def test_parts_that_were_cut_elsewhere_are_refused(tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Parquet too, whose rows the driver does not read: begun under another bound, here, its parts would overlap."""
-    pq.write_table(pa.table({"id": [*"abcdefghij", "a"], "text": ["x" * 100] * 11}), tmp_path / "x.parquet")
+def test_parts_that_were_cut_elsewhere_are_refused(
+    tmp_path: Path, job, refused, done: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet too, whose rows the driver does not read: parts begun under another bound would overlap the new ones."""
+    pq.write_table(pa.table({"id": [*"abcdefghij"], "text": ["x" * 100] * 10}), tmp_path / "x.parquet")
     command = ("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "x.parquet", "--part-size", 5)
-    assert "id 'a' comes a second time" in refused(*command)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(importing, "merge_ids", killed)
+        assert job(*command).status == 130
     monkeypatch.setattr(sources, "CHUNK_BYTES", 30)
-    assert "x.parquet:1: changed since part-00000 was made; remove corpus/g0000" in refused(*command)
-
-
-def test_what_is_being_parsed_is_bounded_by_bytes(tmp_path: Path, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many tasks a cluster runs at once: here it draws all that it is given before the first one ends."""
-    passages = [{"_id": f"p{n}", "text": "word " * (50 if n % 10 else 800)} for n in range(60)]
-    source = write_beir(tmp_path / "raw", passages)
-    command = ("import_corpus", "--source", source, "--part-size", 4, "--store")
-    drawn: list[list[int]] = []
-    original = importing.run_tasks
-
-    def greedy(function, items, *shared, **options):
-        items = list(items)
-        if function is importing.import_part:
-            drawn.append([sum(len(piece.data) for piece in chunk.pieces) for chunk in items])
-        yield from original(function, items, *shared, **options)
-
-    monkeypatch.setattr(importing, "run_tasks", greedy)
-    done(*command, tmp_path / "at once")
-    [sizes] = drawn
-    assert len(sizes) == 15
-    assert sum(sizes) > 30_000
-    for most in (12_000, 3_000):
-        drawn.clear()
-        monkeypatch.setattr(importing, "IN_FLIGHT_BYTES", most)
-        done(*command, tmp_path / str(most))
-        assert [size for together in drawn for size in together] == sizes
-        assert all(sum(together) <= most or len(together) == 1 for together in drawn)
-        assert all(sum(one) + other[0] > most for one, other in itertools.pairwise(drawn))  # and full
-        assert files_of(tmp_path / str(most)) == files_of(tmp_path / "at once")
+    assert "x.parquet:1: changed since part-00000 was made; import again to start from the" in refused(*command)
+    done(*command)
+    assert [p.id for p in passages_of(tmp_path / "s")] == [*"abcdefghij"]
 
 
 def test_the_records_are_read_as_often_for_many_buckets_of_ids_as_for_one(
     tmp_path: Path, done: Done, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tasks run here, so that their reads are counted too."""
     source = write_beir(tmp_path / "raw", make_passages(60))
     reads: list[str] = []
     original = Draft.committed
@@ -234,11 +202,6 @@ def test_the_records_are_read_as_often_for_many_buckets_of_ids_as_for_one(
         reads.append(draft.key)
         return original(draft)
 
-    def here(function, items, *shared):
-        for item in items:
-            yield item, function(item, *shared)
-
-    monkeypatch.setattr(importing, "run_tasks", here)
     monkeypatch.setattr(Draft, "committed", committed)
     counted = []
     for rows, buckets in ((1 << 24, 1), (4, 16)):
@@ -250,11 +213,8 @@ def test_the_records_are_read_as_often_for_many_buckets_of_ids_as_for_one(
     assert counted[0] == counted[1]
 
 
-def test_a_finished_import_is_found_done(world, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("work was done")
-
-    monkeypatch.setattr(importing, "run_tasks", never)
+def test_a_finished_import_is_found_done(world, done: Done, no_work) -> None:
+    no_work()
     before = {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()}
     out = done("import_corpus", "--store", world.store, "--source", world.source, "--part-size", 60)
     assert "240 passages in 4 parts" in out
@@ -266,24 +226,10 @@ def test_other_options_and_sources_are_refused_with_both_sides_named(tmp_path: P
     before = files_of(world.store)
     line = refused("import_corpus", "--store", world.store, "--source", world.source, "--part-size", 50)
     assert f"{world.store}/corpus/g0000" in line
-    assert "part_size 60, now 50" in line
+    assert "--part-size 60, now 50" in line
     source = write_beir(tmp_path / "other", make_passages(5))
     assert "bytes" in refused("import_corpus", "--store", world.store, "--source", source, "--part-size", 60)
     assert files_of(world.store) == before
-
-
-def test_a_begun_import_refuses_other_options_until_it_is_removed(tmp_path: Path, refused, done: Done) -> None:
-    bad = corpus_of(tmp_path / "raw", [*LINES, "{"])
-    command = ("import_corpus", "--store", tmp_path / "s", "--source", bad, "--part-size", 4)
-    refused(*command)
-    assert "config.part_size 4, now 5" in refused(*command[:-1], 5)
-    corpus_of(bad, LINES)
-    line = refused(*command)  # the mended source is another one
-    assert "was begun otherwise: config.source" in line
-    assert "jobs/store.py remove" in line
-    done("store", "remove", "corpus/g0000", "--store", tmp_path / "s")
-    done(*command)
-    assert len(passages_of(tmp_path / "s")) == 10
 
 
 def test_limit_is_of_the_fingerprint_and_leaves_out_what_is_judged_beyond_it(
@@ -300,7 +246,7 @@ def test_limit_is_of_the_fingerprint_and_leaves_out_what_is_judged_beyond_it(
         assert judged
     assert len(prints | {Store(str(world.store)).open("corpus", "g0000").fingerprint}) == 3
     line = refused("import_corpus", "--store", tmp_path / "70", "--source", world.source, "--part-size", 60)
-    assert "limit 70, now null" in line
+    assert "limit 70, now unset" in line
 
 
 def test_plan_reads_the_source_and_writes_nothing(tmp_path: Path, world, done: Done) -> None:
@@ -376,7 +322,6 @@ def test_an_id_of_an_earlier_generation_is_refused_unless_it_is_deleted_with_it(
     line = refused("import_corpus", "--store", store, "--source", twice, "--append")
     assert f"{twice}/corpus.jsonl:2: id 'p6' is in the corpus already, as row 6; delete it" in line
     assert Store(str(store)).keys() == ["corpus/g0000"]
-    done("store", "remove", "corpus/g0001", "--store", store)
     (tmp_path / "ids").write_text("p6\n")
     done("import_corpus", "--store", store, "--source", twice, "--append", "--delete", tmp_path / "ids")
     assert Corpus.open(Store(str(store))).rows_of(["p6"]).tolist() == [11]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from samples import Judgement, files_of, make_queries, write_lines
+from samples import Judgement, files_of, make_queries, write_beir, write_lines
 
 from indexing.queries import Queries
 from indexing.store import Store
@@ -67,6 +67,7 @@ def test_a_set_is_found_done_and_another_of_its_name_is_refused(
     done(*command)
     before = files_of(world.store, but=())
     done(*command)
+    assert done(*command, "--plan") == f"nothing to make: {world.store}/queries/more is complete\n"
     question_folder(tmp_path / "more", queries[:5], judged[:5])
     line = refused(*command)
     assert f"{world.store}/queries/more was imported otherwise (source" in line
@@ -85,8 +86,8 @@ def test_limit_names_the_set_and_plan_makes_none(tmp_path: Path, world, done: Do
     before = files_of(world.store, but=())
     assert "splits with qrels: dev" in done(*command, "--plan")
     assert files_of(world.store, but=()) == before
-    done(*command, "--limit", 3)
-    limited = Queries.open(Store(str(world.store)), "more-limit3")
+    done(*command, "--limit", 3, "--queries", "three")
+    limited = Queries.open(Store(str(world.store)), "three")
     assert limited.split("dev").ids == limited.split("all").ids == ["q0", "q1", "q2"]
 
 
@@ -122,3 +123,61 @@ def test_without_a_corpus_there_is_nothing_to_ask(tmp_path: Path, refused, asked
     line = refused("import_queries", "--store", tmp_path / "none", "--source", folder)
     assert f"{tmp_path}/none: there is no store here" in line
     assert not (tmp_path / "none").exists()
+
+
+def test_held_out_queries_are_a_seeded_draw_of_the_judged_ones(tmp_path: Path, world, done: Done, asked) -> None:
+    """Half of the queries move, with all their judgements; q7 has no relevant passage and stays."""
+    queries, judged = asked
+    judged = [*judged[:7], ("q7", judged[7][1], 0), *((query, judged[0][1], 2) for query, *_ in judged[1:4])]
+    folder = question_folder(tmp_path / "more", queries, judged)
+    command = ("import_queries", "--store", world.store, "--source", folder, "--hold-out-split", "dev")
+    splits = {}
+    for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+        more = ("--queries", name, "--hold-out", 4, "--hold-out-seed", seed)
+        assert f"queries/{name}: 8 queries (dev, held-out)" in done(*command, *more)
+        made = Queries.open(Store(str(world.store)), name)
+        splits[name] = {split: made.qrels(split).to_pylist() for split in made.splits}
+        question_folder(folder, queries[::-1], judged[::-1])  # another order of the files, the same draw
+    assert {*made.split("held-out").ids} | {*made.split("dev").ids} == {query["_id"] for query in queries}
+    drawn = {name: {line["query_id"] for line in split["held-out"]} for name, split in splits.items()}
+    assert drawn["one"] == drawn["two"] != drawn["three"]
+    assert {len(ids) for ids in drawn.values()} == {4}
+    for name, split in splits.items():
+        assert "q7" not in drawn[name]
+        assert not {line["query_id"] for line in split["dev"]} & drawn[name]
+        every = {(line["query_id"], line["corpus_id"], line["score"]) for each in split.values() for line in each}
+        assert every == {*judged}
+
+
+@pytest.mark.parametrize(
+    ("case", "more", "expected"),
+    [
+        ("as many held-out queries as the split has", ("--hold-out", 8), "--hold-out 8: the split 'dev' has 8 queries"),
+        ("held-out queries of a split that is missing", ("--hold-out", 2, "--hold-out-split", "train"), "one of dev"),
+        ("the split of held-out queries without their number", (), "--hold-out-split dev: found no --hold-out"),
+        ("no held-out query", ("--hold-out", 0), "--hold-out 0: expected at least 1"),
+    ],
+)
+def test_queries_that_cannot_be_held_out_are_refused(
+    tmp_path: Path, world, done: Done, refused, documented: Callable[..., None], asked, case: str, more, expected: str
+) -> None:
+    folder = question_folder(tmp_path / "more", *asked)
+    command = ("import_queries", "--store", world.store, "--source", folder)
+    line = refused(*command, "--hold-out-split", "dev", *more)
+    assert expected in line
+    documented("Importing", case, line, 1)
+    done(*command)
+    assert "was imported otherwise (--hold-out unset, now 2" in refused(*command, "--hold-out", 2)
+
+
+def test_an_import_of_a_corpus_holds_out_queries_of_its_folder(tmp_path: Path, done: Done, refused) -> None:
+    passages = [{"_id": f"p{number}", "text": f"text {number}"} for number in range(6)]
+    queries = [{"_id": f"q{number}", "text": f"text {number}"} for number in range(6)]
+    source = write_beir(tmp_path / "raw", passages, queries, {"train": [(f"q{n}", f"p{n}", 1) for n in range(6)]})
+    out = done("import_corpus", "--store", tmp_path / "s", "--source", source, "--hold-out", 2)
+    assert "6 queries (held-out, train)" in out
+    made = Queries.open(Store(str(tmp_path / "s")))
+    assert (len(made.split("held-out").ids), len(made.split("train").ids)) == (2, 4)
+    bare = write_beir(tmp_path / "bare", passages)
+    line = refused("import_corpus", "--store", tmp_path / "t", "--source", bare, "--hold-out", 2)
+    assert "--hold-out 2: expected queries in the folder of the source, found none" in line

@@ -1,4 +1,4 @@
-"""Mining end to end: the pool against two searches, no positive and no answer in it, every score once, bad input."""
+"""Mining end to end: the pool against two searches, no positives or answers in it, scores, bad input."""
 
 from __future__ import annotations
 
@@ -14,36 +14,25 @@ import pyarrow.parquet as pq
 import pytest
 from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert, write_beir
 
-from indexing import candidates, denoising, rescoring
+from indexing import rescoring
 from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
 from indexing.models import commit_files
+from indexing.negatives import training_data
+from indexing.queries import Queries
 from indexing.rescoring import OPTIONS
 from indexing.runs import read_run
 from indexing.store import Store
 from retriever.reranker import Reranker, RerankerOptions
 
 Done = Callable[..., str]
-NUMBER = ("--part-queries", 7)  # 40 questions in 6 parts
-DRAWN = ("--undenoised", 5, "--denoised", 4)
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random cross-encoder whose probabilities lie on both sides of 0.5."""
-    import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    folder = save_tiny_bert(tmp_path_factory.mktemp("reranker") / "tiny-cross")
-    torch.manual_seed(1)
-    config = AutoConfig.from_pretrained(folder, num_labels=1)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    return folder
+NUMBER = ("--part-queries", 7)  # 40 queries in 6 parts
+DRAWN = ("--pool-negatives", 5, "--denoised-negatives", 4)
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 questions with two positives each and an answer that many passages contain; BM25 finds nothing for two."""
+    """40 queries with two positives each and an answer that many passages contain; BM25 has no hits for two."""
     passages = make_passages(240)
     queries, judged = make_queries(passages, 40)
     for number, query in enumerate(queries):
@@ -71,20 +60,6 @@ def store(built: Path, tmp_path: Path) -> str:
     return str(shutil.copytree(built, tmp_path / "mined"))
 
 
-@pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on nothing is searched, scored or drawn."""
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("work was done")
-
-    def from_now_on() -> None:
-        for module in (candidates, denoising):
-            monkeypatch.setattr(module, "run_tasks", never)
-
-    return from_now_on
-
-
 def tables(store: str, kind: str, name: str) -> list[pa.Table]:
     artifact = Store(store).open(kind, name)
     return [pq.read_table(artifact.local(part)) for part in artifact.group("part")]
@@ -96,9 +71,9 @@ def mine(done: Done, store: str, *more: object) -> str:
 
 
 def test_the_pool_is_that_of_two_searches_without_what_answers(store: str, source: Path, done: Done) -> None:
-    """An independent reading of the raw files says what answers a question."""
-    told = mine(done, store, "--drop-answers", "--denoised", 0, "--undenoised", 200)
-    assert "40 questions have fewer than 200 negatives" in told
+    """Positives and passages with an answer are recomputed from the raw files."""
+    told = mine(done, store, "--drop-answers", "--denoised-negatives", 0, "--pool-negatives", 200)
+    assert "40 queries have fewer than 200 negatives" in told
     queries = [json.loads(line) for line in (source / "queries.jsonl").read_text().splitlines()]
     passages = {p["_id"]: p for p in map(json.loads, (source / "corpus.jsonl").read_text().splitlines())}
     relevant: dict[str, set[str]] = {}
@@ -147,7 +122,7 @@ def test_the_pool_is_that_of_two_searches_without_what_answers(store: str, sourc
 
 @pytest.fixture
 def float32(monkeypatch: pytest.MonkeyPatch) -> RerankerOptions:
-    """The options travel with the tasks: scores in float32 on every processor."""
+    """Tasks carry their options, so scores are float32 on every CPU."""
     options = RerankerOptions(dtype="float32")
     monkeypatch.setattr(rescoring, "OPTIONS", options)
     return options
@@ -171,16 +146,36 @@ def test_every_pair_is_scored_once_and_kept(
 
     def drawn(name: str, threshold: float, *more: object) -> list[dict]:
         told = done(
-            "mine_negatives", "--store", store, "--sources", "bm25", "exact:enc", "--depth", 30, *NUMBER, *DRAWN,
-            "--candidates", "pool", "--name", name, "--reranker", classifier, "--denoise-threshold", threshold, *more,
-        )  # fmt: skip
+            "mine_negatives",
+            "--store",
+            store,
+            "--sources",
+            "bm25",
+            "exact:enc",
+            "--depth",
+            30,
+            *NUMBER,
+            *DRAWN,
+            "--candidates",
+            "pool",
+            "--name",
+            name,
+            "--reranker",
+            classifier,
+            "--denoise-threshold",
+            threshold,
+            *more,
+        )
         assert "negatives" in told
         return pa.concat_tables(tables(store, "negatives", name)).to_pylist()
 
     lines = drawn("half", 0.5)
     first = scored()
-    pairs = [(line["query_id"], row, p, low) for line in lines
-             for row, p, low in zip(line["negatives"], line["probability"], line["denoised"], strict=True)]  # fmt: skip
+    pairs = [
+        (line["query_id"], row, p, low)
+        for line in lines
+        for row, p, low in zip(line["negatives"], line["probability"], line["is_denoised"], strict=True)
+    ]
     assert sum(low for *_, low in pairs) > 100
     assert all(p is not None and p < 0.5 for *_, p, low in pairs if low)
     assert all(first.get((query, row)) == p for query, row, p, _ in pairs)
@@ -196,7 +191,7 @@ def test_every_pair_is_scored_once_and_kept(
     assert len(scored()) == sum(map(len, tables(store, "candidates", "pool")))
 
     corpus, model = Corpus.open(Store(store)), Reranker(classifier, float32)
-    texts, every = dict(zip(*_texts(store), strict=True)), scored()
+    texts, every = dict(zip(*_texts(store), strict=True)), dict([*scored().items()][::17])
     passages = corpus.passages([row for _, row in every])
     composed = model.compose([p.title for p in passages], [p.text for p in passages])
     alone = [model.score([texts[query]], [text])[0] for (query, _), text in zip(every, composed, strict=True)]
@@ -213,15 +208,25 @@ def _texts(store: str) -> tuple[list[str], list[str]]:
 
 def test_files_and_report(store: str, done: Done, tmp_path: Path) -> None:
     told = mine(
-        done, store, "--denoised", 0, "--undenoised", 5, "--tevatron", tmp_path / "t.jsonl",
-        "--sentence-transformers", tmp_path / "s.parquet", "--report", tmp_path / "report",
-    )  # fmt: skip
+        done,
+        store,
+        "--denoised-negatives",
+        0,
+        "--pool-negatives",
+        5,
+        "--tevatron",
+        tmp_path / "t.jsonl",
+        "--sentence-transformers",
+        tmp_path / "s.parquet",
+        "--report",
+        tmp_path / "report",
+    )
     assert "report.html" in told
     lines = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     assert len(lines) == 40
     assert {len(line["negative_passages"]) for line in lines} == {5}
     assert len(pq.read_table(tmp_path / "s.parquet")) == sum(len(line["positive_passages"]) for line in lines)
-    assert mine(done, store, "--denoised", 0, "--undenoised", 5).count("\n") == 2  # found done
+    assert mine(done, store, "--denoised-negatives", 0, "--pool-negatives", 5).count("\n") == 2  # found done
 
 
 def test_what_is_done_is_found_done_and_a_plan_does_nothing(
@@ -229,51 +234,71 @@ def test_what_is_done_is_found_done_and_a_plan_does_nothing(
 ) -> None:
     rerank = ("--reranker", classifier, "--denoise-threshold", 0.5, *DRAWN)
     plan = mine(done, store, *rerank, "--plan")
-    assert "40 questions x 2 sources x 30: up to 2,400 pairs" in plan
+    assert "40 queries x 2 sources x 30: up to 2,400 pairs" in plan
     assert "in 6 parts of" in plan
     assert "160 pairs at least" in plan
     assert "up to 360 negatives" in plan
     assert Store(store).keys("candidates") == Store(store).incomplete() == []
     told = mine(done, store, *rerank)
-    assert [line.partition(":")[0] for line in told.splitlines()[:3]] == ["pool", "rerank", "draw"], told
+    stages = ["find copies", "pool", "rerank", "sample"]
+    assert [line.partition(":")[0] for line in told.splitlines()[:4]] == stages, told
     before = files_of(Path(store), but=())
     no_work()
     again = mine(done, store, *rerank)
     assert told.endswith(again)
-    assert not {line.partition(":")[0] for line in again.splitlines()} & {"pool", "rerank", "draw"}
+    assert not {line.partition(":")[0] for line in again.splitlines()} & {*stages}
     assert files_of(Path(store), but=()) == before
 
 
 def test_another_seed_draws_others_and_a_limit_takes_the_first_questions(store: str, done: Done) -> None:
-    """The order of a question's candidates is its own: with a limit it has the same negatives."""
-    ask = ("mine_negatives", "--store", store, "--sources", "bm25", "--depth", 30, "--undenoised", 5, *NUMBER)
+    """The order of a query's candidates does not depend on other queries: a limit changes no negatives."""
+    ask = ("mine_negatives", "--store", store, "--sources", "bm25", "--depth", 30, "--pool-negatives", 5, *NUMBER)
     seeds = {}
     for seed in (0, 1):
         done(*ask, "--name", f"seed{seed}", "--seed", seed)
         seeds[seed] = pa.concat_tables(tables(store, "negatives", f"seed{seed}")).to_pylist()
     differ = [a["negatives"] != b["negatives"] for a, b in zip(seeds[0], seeds[1], strict=True)]
     assert sum(differ) > 30
-    done(*ask, "--name", "seed0", "--limit", 9)
-    limited = [part.to_pylist() for part in tables(store, "negatives", "seed0-limit9")]
+    done(*ask, "--candidates", "nine", "--name", "nine", "--limit", 9)
+    limited = [part.to_pylist() for part in tables(store, "negatives", "nine")]
     assert [len(part) for part in limited] == [7, 2]
     assert [*limited[0], *limited[1]] == seeds[0][:9]
-    names = {"asked-train-bm25", "asked-train-bm25-limit9"}
-    assert {*Store(store).names("candidates")} == names
+    assert {*Store(store).names("candidates")} == {"asked-train-bm25", "nine"}
 
 
 def test_questions_with_few_candidates_or_none_are_listed(store: str, classifier: str, done: Done) -> None:
-    """Parts of one question: those of a question of stop words and of an empty one hold no candidate."""
-    told = done("mine_negatives", "--store", store, "--sources", "bm25", "--depth", 3, "--part-queries", 1,
-                "--reranker", classifier, "--denoise-threshold", 0.5, "--undenoised", 1, "--denoised", 1,
-                "--name", "few")  # fmt: skip
-    [line] = [line for line in told.splitlines() if "fewer than 2 negatives" in line]
+    """Parts of one query: those of a query of stop words and of an empty query have no candidates."""
+    told = done(
+        "mine_negatives",
+        "--store",
+        store,
+        "--sources",
+        "bm25",
+        "--depth",
+        3,
+        "--part-queries",
+        1,
+        "--reranker",
+        classifier,
+        "--denoise-threshold",
+        0.5,
+        "--pool-negatives",
+        1,
+        "--denoised-negatives",
+        1,
+        "--name",
+        "few",
+    )
+    [line] = [line for line in told.splitlines() if "fewer than 1 negatives" in line]
     parts = tables(store, "negatives", "few")
     assert [len(part) for part in parts] == [1] * 40
     counts = {line["query_id"]: len(line["negatives"]) for part in parts for line in part.to_pylist()}
-    few = [query for query, count in counts.items() if count < 2]
+    drawn = [line for part in parts for line in part.to_pylist()]
+    few = [line["query_id"] for line in drawn if not any(line["is_from_pool"]) or not any(line["is_denoised"])]
     assert counts["q3"] == counts["q5"] == 0
     more = f" and {len(few) - 10} more" if len(few) > 10 else ""
-    assert line == f"  {len(few)} questions have fewer than 2 negatives: {', '.join(few[:10])}{more}"
+    told = "have fewer than 1 negatives from the pool, or fewer than 1 denoised ones"
+    assert line == f"  {len(few)} queries {told}: {', '.join(few[:10])}{more}"
     assert 2 <= len(few) < 40
 
 
@@ -292,7 +317,7 @@ def test_a_model_of_the_store_is_an_input_of_the_scores(store: str, classifier: 
 def test_answers_in_another_form_are_refused_where_they_are_needed(
     store: str, source: Path, done: Done, refused: Done, tmp_path: Path
 ) -> None:
-    """As Hugging Face's SQuAD has them: a dictionary of lists."""
+    """Answers as in Hugging Face's SQuAD: a dictionary of lists."""
     queries = [json.loads(line) for line in (source / "queries.jsonl").read_text().splitlines()]
     for query in queries:
         query["metadata"]["answers"] = {"text": query["metadata"]["answers"], "answer_start": [0, 0]}
@@ -320,7 +345,7 @@ def test_answers_in_another_form_are_refused_where_they_are_needed(
         (("--part-queries", "0"), "--part-queries 0: expected at least 1"),
         (("--denoise-threshold", "0"), "--denoise-threshold 0.0: expected a probability"),
         (("--denoise-threshold", "1.5"), "--denoise-threshold 1.5: expected a probability"),
-        (("--undenoised", "-1"), "--undenoised -1: expected 0 or more"),
+        (("--pool-negatives", "-1"), "--pool-negatives -1: expected 0 or more"),
     ],
 )
 def test_bad_options(store: str, refused: Done, options: tuple[str, ...], told: str) -> None:
@@ -335,8 +360,8 @@ def test_a_split_without_questions_is_refused_before_anything_is_begun(
     late = write_beir(tmp_path / "late", [], queries, {"train": [(queries[-1]["_id"], "p0", 1)]})
     (late / "corpus.jsonl").unlink()
     done("import_queries", "--store", store, "--source", late, "--limit", 3)  # none of which is judged
-    line = refused("mine_negatives", "--store", store, "--queries", "late-limit3", "--report", tmp_path / "report")
-    assert "queries/late-limit3: no split 'train' with qrels" in line
+    line = refused("mine_negatives", "--store", store, "--queries", "late", "--report", tmp_path / "report")
+    assert "queries/late: no split 'train' with qrels" in line
     assert Store(store).keys("candidates") == Store(store).incomplete() == []
 
 
@@ -346,15 +371,15 @@ def test_what_does_not_fit_is_refused(
     told = refused("mine_negatives", "--store", world.store, "--sources", "exact:enc", "--drop-answers")
     assert "has answers" in told
     for reranker, why in ((model, "no cross-encoder"), ("models/none", "there is no such artifact")):
-        assert why in refused("mine_negatives", "--store", store, "--denoised", 1, "--reranker", reranker)
+        assert why in refused("mine_negatives", "--store", store, "--denoised-negatives", 1, "--reranker", reranker)
     assert Store(store).keys("candidates") == Store(store).incomplete() == []  # told before the search
-    mine(done, store, "--denoised", 0)
+    mine(done, store, "--denoised-negatives", 0)
     told = refused("mine_negatives", "--store", store, "--sources", "bm25", "--candidates", "pool")
     assert "was begun otherwise: " in told
-    assert "config.sources" in told
+    assert "sources [" in told
     ask = ("mine_negatives", "--store", store, "--sources", "bm25", "exact:enc", "--depth", 30, *NUMBER)
-    told = refused(*ask, "--candidates", "pool", "--name", "drawn", "--undenoised", 7, "--seed", 2)
-    assert f"{store}/negatives/drawn was begun otherwise: config.seed 0, now 2, config.undenoised 30, now 7" in told
+    told = refused(*ask, "--candidates", "pool", "--name", "drawn", "--pool-negatives", 7, "--seed", 2)
+    assert f"{store}/negatives/drawn was begun otherwise: --pool-negatives 30, now 7, --seed 0, now 2" in told
     more = write_beir(source.parent / "more", make_passages(30, seed=9, prefix="n"))
     done("import_corpus", "--store", store, "--source", more, "--append")
     assert "run jobs/build_bm25.py" in refused("mine_negatives", "--store", store, "--sources", "bm25")
@@ -384,3 +409,81 @@ def test_a_reranked_run_is_in_the_order_of_the_probabilities(store: str, classif
         np.testing.assert_allclose(scores[:5], alone, atol=0.03)
         compared += before[:5] != after[:5]
     assert compared > 10
+
+
+@pytest.fixture
+def doubled(tmp_path: Path, done: Done) -> str:
+    """20 passages of four words, each twice but for white space; a query of its words for each."""
+    texts = [" ".join(WORDS[number : number + 4]) for number in range(20)]
+    passages = [{"_id": f"p{n}", "title": "t", "text": text} for n, text in enumerate(texts)]
+    passages += [{"_id": f"c{n}", "title": " t", "text": text.replace(" ", "  ")} for n, text in enumerate(texts)]
+    queries = [{"_id": f"q{n}", "text": text} for n, text in enumerate(texts)]
+    source = write_beir(tmp_path / "twice", passages, queries, {"train": [(f"q{n}", f"p{n}", 1) for n in range(20)]})
+    store = tmp_path / "doubled"
+    done("import_corpus", "--store", store, "--source", source)
+    done("build_bm25", "--store", store)
+    return str(store)
+
+
+def test_a_passage_with_the_text_of_the_positive_is_no_negative(doubled: str, done: Done) -> None:
+    """BM25 finds it with the positive, and training reads it as one that is no negative."""
+    told = done("mine_negatives", "--store", doubled, "--depth", 5, "--pool-negatives", 5)
+    assert "20 passages with the title and text of a positive are no negatives" in told
+    [table] = tables(doubled, "negatives", "twice-train-bm25")
+    for number, line in enumerate(table.to_pylist()):
+        assert (line["positives"], line["copies"]) == ([number], [number + 20])
+        assert line["negatives"]
+        assert not {number, number + 20} & {*line["negatives"]}
+    store = Store(doubled)
+    negatives = store.open("negatives", "twice-train-bm25")
+    data = training_data(Corpus.open(store), Queries.open(store), "train", negatives, None)
+    assert [data.relevant(number).tolist() for number in range(20)] == [[n, n + 20] for n in range(20)]
+
+
+def test_margins_by_the_scores_of_the_source(
+    doubled: str, done: Done, refused: Done, documented: Callable[..., None], tmp_path: Path
+) -> None:
+    """BM25 against a run of the same search: all above 40 % of the positive's score are dropped, and reported."""
+    ask = ("mine_negatives", "--store", doubled, "--depth", 8, "--pool-negatives", 5)
+    report = tmp_path / "report"
+    told = done(*ask, "--relative-margin", 0.6, "--name", "near", "--report", report)
+    done("search", "--store", doubled, "--mode", "bm25", "--split", "train", "--k", 8, "--name", "run")
+    corpus, scores = Corpus.open(Store(doubled)), {}
+    for block in read_run(Store(doubled).open("runs", "run")):
+        for hit in block.to_pylist():
+            [row] = corpus.rows_of([hit["id"]]).tolist()
+            scores.setdefault(hit["query_id"], {})[row] = hit["score"]
+    [table] = tables(doubled, "negatives", "near")
+    dropped = 0
+    for number, line in enumerate(table.to_pylist()):
+        hits = scores[line["query_id"]]
+        limit = hits[number] * 0.4
+        mine = {row for row in hits if row not in (number, number + 20)}
+        assert {*line["dropped"]} == {row for row in mine if hits[row] > limit}
+        assert {*line["negatives"]} <= {row for row in mine if hits[row] <= limit}
+        dropped += len(line["dropped"])
+    assert 20 < dropped < sum(len(hits) - 2 for hits in scores.values())
+    assert f"{dropped} candidates exceed --relative-margin by the scores of bm25" in told
+    numbers = json.loads((report / "report.json").read_text())
+    assert numbers["dropped"] == [{"limit": "relative_margin", "scorer": "bm25", "candidates": dropped}]
+    line = refused(*ask, "--name", "near", "--relative-margin", 0.2)
+    assert "--relative-margin 0.6, now 0.2" in line
+    two = ("--sources", "bm25", "exact:enc", "--max-score", 3)
+    done(
+        "encode_corpus",
+        "--store",
+        doubled,
+        "--encoder",
+        save_tiny_bert(tmp_path / "tiny"),
+        "--name",
+        "enc",
+        "--dtype",
+        "float32",
+        "--compile",
+        "never",
+    )
+    line = refused(*ask, *two)
+    assert "--max-score 3.0: the scores of 2 sources have different scales" in line
+    documented("Mining", "a limit on the scores of two sources", line, 1)
+    line = refused(*ask, "--relative-margin", -1)
+    documented("Mining", "a negative margin", line, 1)

@@ -13,7 +13,7 @@ from serving import questions, started, task_files
 
 from serve.client import Client
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 PUBLISHED = 0.6451  # nDCG@10 of all-MiniLM-L6-v2 on SciFact, titles and texts, in the MTEB results
 
 
+@pytest.mark.quality
 @pytest.mark.slow
 def test_scifact_reaches_the_published_ndcg_and_dense_stays_within_half_a_point(
     shared_data: Path, tmp_path: Path, done: Callable[..., str]

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from samples import brute_force, files_of, make_queries, save_tiny_bert, write_beir, write_lines
 
-from indexing import retrieval, retrievers
+from indexing import retrieval
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.index import Index
 from indexing.queries import Queries
-from indexing.retrieval import Retrieval
 from indexing.retrievers import Retrievers
 from indexing.runs import read_run
 from indexing.store import Store
+from indexing.work.local import LocalRunner
+from indexing.work.tasks import Task
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 
@@ -51,14 +53,6 @@ def encoded(world, split: str = "test") -> tuple[list[str], np.ndarray]:
     return ids, Encoder(world.model, OPTIONS, threads=2).encode(texts, side="query")
 
 
-@pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("work was done")
-
-    monkeypatch.setattr(Retrieval, "run", never)
-
-
 def test_exact_is_brute_force_over_the_float16_vectors(world) -> None:
     ids, queries = encoded(world)
     expected = brute_force(queries, vectors_of(world), 20)
@@ -79,10 +73,10 @@ def test_dense_finds_by_the_index_and_scores_by_the_float16_vectors(world) -> No
         assert rows == sorted(rows, key=lambda row: (-scores[row], row))
 
 
-def test_probing_less_finds_less_and_its_dials_are_in_the_configuration(world, done: Done) -> None:
+def test_probing_less_finds_less_and_its_search_parameters_are_in_the_configuration(world, done: Done) -> None:
     done(*command(world, "dense", "--k", 20, "--nprobe", 1, "--depth", 25, "--name", "hasty"))
     config = Store(str(world.store)).open("runs", "hasty").config
-    assert (config["dials"], config["k"], config["source"]) == ({"nprobe": 1, "depth": 25}, 20, "index:idx")
+    assert (config["search_parameters"], config["k"], config["source"]) == ({"nprobe": 1, "depth": 25}, 20, "index:idx")
     exact, hasty, dense = (hits_of(world.store, name) for name in ("exact", "hasty", "dense"))
 
     def recall(found: Found) -> float:
@@ -115,31 +109,33 @@ def test_blocks_of_queries_are_parts_and_resume_to_the_same_bytes(world, done: D
     assert files_of(world.store) == before
 
 
-@pytest.mark.usefixtures("no_work")
-def test_a_finished_run_is_found_done_exported_again_and_another_refused(world, done: Done, refused, tmp_path) -> None:
+def test_a_finished_run_is_found_done_exported_again_and_another_refused(
+    world, done: Done, refused, tmp_path, no_work
+) -> None:
+    no_work()
     before = files_of(world.store, but=())
     done(*command(world, "exact", "--k", 20, "--name", "exact", "--run", tmp_path / "exact.trec"))
     assert len((tmp_path / "exact.trec").read_text().splitlines()) == 600
     line = refused(*command(world, "exact", "--k", 10, "--name", "exact"))
-    assert f"{world.store}/runs/exact was begun otherwise: config.k 20, now 10" in line
+    assert f"{world.store}/runs/exact was begun otherwise: --k 20, now 10" in line
     line = refused(*command(world, "dense", "--k", 20, "--name", "exact"))
-    assert 'config.source "exact:enc", now "index:idx"' in line
+    assert "--source exact:enc, now index:idx" in line
     assert files_of(world.store, but=()) == before
 
 
-def test_names_default_to_queries_split_mode_and_source_and_limit_is_of_them(world, done: Done) -> None:
+def test_names_default_to_queries_split_mode_and_source(world, done: Done) -> None:
     done(*command(world, "exact", "--split", "train", "--k", 3))
-    done(*command(world, "exact", "--split", "train", "--k", 3, "--limit", 4))
+    done(*command(world, "exact", "--split", "train", "--k", 3, "--limit", 4, "--name", "four"))
     done(*command(world, "dense", "--split", "all", "--k", 3))
     names = set(Store(str(world.store)).names("runs")) - {"exact", "dense"}
-    assert names == {"tiny-train-exact-enc", "tiny-train-exact-enc-limit4", "tiny-all-dense-idx"}
+    assert names == {"tiny-train-exact-enc", "four", "tiny-all-dense-idx"}
     assert list(hits_of(world.store, "tiny-train-exact-enc")) == [query for query, _, _ in world.judged[30:]]
-    assert list(hits_of(world.store, "tiny-train-exact-enc-limit4")) == [q for q, _, _ in world.judged[30:34]]
+    assert list(hits_of(world.store, "four")) == [q for q, _, _ in world.judged[30:34]]
     assert list(hits_of(world.store, "tiny-all-dense-idx")) == [query["_id"] for query in world.queries]
 
 
-@pytest.mark.usefixtures("no_work")
-def test_plan_says_what_and_does_nothing(world, done: Done) -> None:
+def test_plan_says_what_and_does_nothing(world, done: Done, no_work) -> None:
+    no_work()
     before = files_of(world.store, but=())
     out = done(*command(world, "dense", "--plan", "--limit", 7))
     assert "7 of queries/tiny test" in out
@@ -204,8 +200,8 @@ def test_a_part_of_another_shape_is_named(world, refused, rows: int, dim: int) -
     assert Store(str(world.store)).keys() == keys
 
 
-@pytest.mark.usefixtures("no_work")
-def test_another_encoder_than_that_of_the_embeddings_is_refused(world, refused, tmp_path: Path) -> None:
+def test_another_encoder_than_that_of_the_embeddings_is_refused(world, refused, tmp_path: Path, no_work) -> None:
+    no_work()
     before = files_of(world.store, but=())
     for number, shape in enumerate([{"seed": 3}, {"hidden": 64}]):
         other = save_tiny_bert(tmp_path / f"other{number}", **shape)
@@ -230,21 +226,21 @@ def test_questions_of_another_numerics_class_are_not_mixed_in(world, done: Done)
     done(*command(world, "exact", "--name", "once"))
     store = Store(str(world.store))
     [part] = store.open("runs", "once").parts
-    numerics = part.facts["questions"]["enc"]
+    numerics = part.facts["query_numerics"]["enc"]
     assert "float32" in numerics
     retrievers = Retrievers(store, Corpus.open(store))
-    retriever = retrievers.open("exact:enc")
+    retriever, runner = retrievers.open("exact:enc"), LocalRunner()
     assert retrievers.numerics() == {}
     retrievers.pin(part.facts)
-    assert retrievers.numerics() == {"questions": {"enc": numerics}}
-    retriever.search(["bafa"], 3)
-    retrievers.pin({"questions": {"enc": "another class", "gone": "x"}})
+    assert retrievers.numerics() == {"query_numerics": {"enc": numerics}}
+    retriever.search(["bafa"], 3, runner)
+    retrievers.pin({"query_numerics": {"enc": "another class", "gone": "x"}})
     with pytest.raises(InputError, match=r"are of the numerics class `another class`, this worker's are"):
-        retriever.search(["dola"], 3)
+        retriever.search(["dola"], 3, runner)
 
 
-@pytest.mark.usefixtures("no_work")
-def test_an_index_of_other_embeddings_is_refused_with_both_sides_named(world, refused) -> None:
+def test_an_index_of_other_embeddings_is_refused_with_both_sides_named(world, refused, no_work) -> None:
+    no_work()
     wrong_embeddings(world, "other", 60, 32)
     assert "index/idx is over embeddings/enc, not other" in refused(*command(world, "dense", "--embeddings", "other"))
     store = Store(str(world.store))
@@ -254,8 +250,8 @@ def test_an_index_of_other_embeddings_is_refused_with_both_sides_named(world, re
     assert "asked for are embeddings/other" in str(raised.value)
 
 
-@pytest.mark.usefixtures("no_work")
-def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path) -> None:
+def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path, no_work) -> None:
+    no_work()
     before = files_of(world.store, but=())
     line = refused(*command(world, "exact", "--split", "dev"))
     assert f"{world.store}/queries/tiny: no split 'dev' with qrels; it has test, train (and all" in line
@@ -266,10 +262,10 @@ def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path) -
     assert "embeddings/none: there is no such" in refused(*command(world, "exact", "--embeddings", "none"))
     assert "index/none: there is no such" in refused(*command(world, "dense", "--index", "none"))
     assert "name 'a b'" in refused(*command(world, "exact", "--name", "a b"))
-    for dial in ("--nprobe", "--depth"):
-        assert f"{dial} 0" in refused(*command(world, "dense", dial, 0))
-        assert f"{dial} 3: exact:enc has no use for it, it goes with an index" in refused(
-            *command(world, "exact", dial, 3)
+    for option in ("--nprobe", "--depth"):
+        assert f"{option} 0" in refused(*command(world, "dense", option, 0))
+        assert f"{option} 3: exact:enc has no use for it, it goes with an index" in refused(
+            *command(world, "exact", option, 3)
         )
     assert "it goes with --rerank" in refused(*command(world, "dense", "--rerank-depth", 7))
     assert files_of(world.store, but=()) == before
@@ -331,7 +327,7 @@ def test_a_bm25_run_and_its_trec_file(world, done: Done, tmp_path: Path) -> None
     done("build_bm25", "--store", world.store, "--shards", 2)
     done(*command(world, "bm25", "--split", "train", "--k", 15, "--run", tmp_path / "r.trec"))
     config = Store(str(world.store)).open("runs", "tiny-train-bm25").config
-    assert (config["source"], config["dials"], config["k"]) == ("bm25", {}, 15)
+    assert (config["source"], config["search_parameters"], config["k"]) == ("bm25", {}, 15)
     hits = hits_of(world.store, "tiny-train-bm25")
     texts = {query["_id"]: query["text"] for query in world.queries}
     assert list(hits) == [query for query, _, _ in world.judged[30:]]
@@ -402,7 +398,7 @@ def test_hybrid_is_two_runs_fused_by_hand(world, done: Done) -> None:
     name = "tiny-test-0.5-bm25-0.5-dense-idx"
     config = Store(str(world.store)).open("runs", name).config
     assert config["source"] == "0.5*bm25+0.5*index:idx"
-    assert set(config["dials"]) == {"index:idx", "fusion_depth"}
+    assert set(config["search_parameters"]) == {"index:idx", "fusion_depth"}
     fused_as(hits_of(world.store, name), by_hand([apart["bm25"], apart["dense"]], [0.5, 0.5], 25))
     sources = {"bm25+index:idx": None, "0.2*bm25+0.8*index:idx": [0.2, 0.8], "bm25+exact:enc": None}
     for number, (source, weights) in enumerate(sources.items()):
@@ -414,16 +410,16 @@ def test_hybrid_is_two_runs_fused_by_hand(world, done: Done) -> None:
 
 
 def test_sources_over_the_same_embeddings_encode_the_questions_once(world, done: Done, monkeypatch) -> None:
-    encoded = []
-    real = retrievers.run_tasks
+    ran = []
+    real = LocalRunner.run
 
-    def counted(function, *rest, **more):
-        encoded.append(function.__name__)
-        return real(function, *rest, **more)
+    def counted(runner: LocalRunner, task: Task, *rest: Any, **more: Any) -> Iterator[tuple[Any, Any]]:
+        ran.append(type(task).__name__)
+        return real(runner, task, *rest, **more)
 
-    monkeypatch.setattr(retrievers, "run_tasks", counted)
+    monkeypatch.setattr(LocalRunner, "run", counted)
     done("search", "--store", world.store, "--source", "exact:enc+index:idx", "--k", 20, "--name", "both")
-    assert encoded == ["encode_queries"]
+    assert sorted(ran) == ["EncodeQueriesTask", "SearchExactTask", "SearchShardTask"]
     whole = []
     for mode in ("exact", "dense"):
         done(*command(world, mode, "--k", 1000, "--name", f"whole-{mode}"))
@@ -431,13 +427,13 @@ def test_sources_over_the_same_embeddings_encode_the_questions_once(world, done:
     fused_as(hits_of(world.store, "both"), by_hand(whole, None, 20))
 
 
-@pytest.mark.usefixtures("no_work")
-def test_a_source_that_is_none_is_named_and_leaves_nothing(world, refused) -> None:
+def test_a_source_that_is_none_is_named_and_leaves_nothing(world, refused, no_work) -> None:
+    no_work()
     before = files_of(world.store, but=())
     for source, told in {
         "splade": "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, or A+B",
         "0.4*exact:enc+index:idx": "give every one of the sources a weight, or none",
-        "index:idx+exact:enc+index:idx": "a source comes twice",
+        "index:idx+exact:enc+index:idx": "a source is given twice",
         "0*exact:enc+0*index:idx": "every weight is 0",
         "bm25": "bm25: there is no such artifact (complete bm25: none)",
         "bm25+exact:enc": "bm25: there is no such artifact (complete bm25: none)",
@@ -465,3 +461,19 @@ def test_a_run_that_cannot_be_exported_is_told(world, refused, tmp_path: Path) -
     line = refused(*export, tmp_path / "file/r.trec")
     assert f"{tmp_path}/file/r.trec: no folder {tmp_path}/file" in line
     assert f"{tmp_path}: this is a folder" in refused(*export, tmp_path)
+
+
+def test_a_file_with_other_content_is_not_replaced(
+    world, done: Callable[..., str], refused: Callable[..., str], documented: Callable[..., None], tmp_path: Path
+) -> None:
+    at, file = ("--store", world.store, "--mode", "exact", "--k"), tmp_path / "run.trec"
+    done("search", *at, 5, "--name", "five", "--run", file)
+    before = file.read_bytes()
+    done("search", *at, 5, "--name", "five", "--run", file)
+    line = refused("search", *at, 6, "--name", "six", "--run", file)
+    assert f"{file}: a file with other content is there, and is kept" in line
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.glob("*run.trec*")] == ["run.trec"]
+    documented("Searching", "another run under the same --run", line, 1)
+    done("search", *at, 6, "--name", "six", "--run", file, "--overwrite")
+    assert file.read_bytes() != before

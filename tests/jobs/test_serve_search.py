@@ -1,4 +1,4 @@
-"""A store served over HTTP in this process, compared with what the jobs find in it; then the job itself."""
+"""A store served over HTTP in this process, compared with the runs of jobs; and the job serve_search."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from local_cluster import port
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
+from ready_client import ReadyClient
 from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
 from serving import OPTIONS, SHAPE, K, questions, started, task_files
@@ -38,6 +39,7 @@ from indexing.encoders import EncoderSpec
 from indexing.index import Index
 from indexing.models import commit_files
 from indexing.online import DenseShard
+from indexing.releases import retention
 from indexing.runs import read_run
 from indexing.store import Store
 from indexing.verify import verify
@@ -72,6 +74,12 @@ def service(root: Path) -> LocalService:
 
 
 @pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes releases old at once, so the request that is refused also removes its release and prompt."""
+    monkeypatch.setattr(retention, "GRACE_S", -60.0)
+
+
+@pytest.fixture
 def client(service: LocalService) -> Iterator[TestClient]:
     with serving(service) as client:
         yield client
@@ -79,19 +87,7 @@ def client(service: LocalService) -> Iterator[TestClient]:
 
 def serving(service: LocalService, tokens: Tokens | None = None, root_path: str = "") -> Any:
     app = build_app(service, tokens or Tokens(), about=service.about)
-    return Ready(app, base_url="http://127.0.0.1", root_path=root_path)
-
-
-class Ready(TestClient):
-    """A client of a server that has opened its release."""
-
-    def __enter__(self) -> Ready:
-        super().__enter__()
-        for _ in range(600):
-            if self.get("/readyz").status_code == 200:
-                return self
-            threading.Event().wait(0.05)
-        raise AssertionError("the server did not become ready")
+    return ReadyClient(app, base_url="http://127.0.0.1", root_path=root_path)
 
 
 def run_of(root: Path, name: str) -> dict[str, list[tuple[str, float]]]:
@@ -112,7 +108,8 @@ def test_it_may_stand_below_a_path(service: LocalService) -> None:
 def test_who_has_gone_before_the_question_had_come_is_counted_and_no_fault(
     client: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scope = {"type": "http", "method": "POST", "path": "/v1/search", "headers": [(b"host", b"127.0.0.1")]}
+    headers = [(b"host", b"127.0.0.1")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/search", "query_string": b"", "headers": headers}
 
     async def receive() -> dict[str, str]:
         return {"type": "http.disconnect"}
@@ -174,9 +171,10 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
 
     def search_shard(*arguments: Any, **options: Any) -> Any:
         probed.append((options["nprobe"], len(options["allowed"])))
-        return faiss_index.search_shard(*arguments, **options)
+        return original(*arguments, **options)
 
-    monkeypatch.setattr("indexing.online.search_shard", search_shard)
+    original = faiss_index.search_shard
+    monkeypatch.setattr(faiss_index, "search_shard", search_shard)
     many = client.post("/v1/search", json=body).json()["results"]
     # The index has 4 lists, all probed: what it finds among the matching rows is all that is to be found.
     assert [one["hits"] for one in many] == [one["hits"] for one in few]
@@ -322,20 +320,20 @@ def test_a_task_survives_a_restart(root: Path, model: str, tmp_path: Path) -> No
     [
         ({"weights": ["0" * 64]}, "another backbone"),
         ({"cut": 20}, "sha256"),
-        ({"settings": b"{"}, "not a prompt's"),
-        ({"settings": b"[1]"}, "not a prompt's"),
-        ({"settings": b"[" * 100_000}, "not a prompt's"),
-        ({"says_length": 10**9}, "another length of the query's prompt than its 3 tokens"),
+        ({"settings": b"{"}, "prompt.json:1: not JSON"),
+        ({"settings": b"[1]"}, "prompt.json: expected an object"),
+        ({"settings": b"[" * 100_000}, "prompt.json: not JSON"),
+        ({"says_length": 10**9}, "sides.query.length: expected the 3 tokens"),
         ({"layers": 5}, "of shape (5, 2, 4, 3, 8)"),
         ({"value": 3e38}, "task bad: the vector of text 0"),
         ({"index": "none"}, "has no index or embeddings of that name; it has enc, idx"),
         ({"dtype": torch.float8_e4m3fn}, "expected float32, float16 or bfloat16"),
         ({"settings": b" " * (1 << 20) + b"{}"}, "expected up to 1,048,576"),
-        ({"query_length": 7}, "other settings than the release's (query_length differ)"),
+        ({"query_length": 7}, "other settings than the release's: query_length 7 instead of 64"),
     ],
 )
 def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
-    root: Path, client: TestClient, model: str, tmp_path: Path, change: dict[str, Any], told: str
+    no_grace: None, root: Path, client: TestClient, model: str, tmp_path: Path, change: dict[str, Any], told: str
 ) -> None:
     store = Store(str(root / "store"))
     before = current(store), store.names("prompts")
@@ -428,8 +426,14 @@ def test_a_new_release_that_cannot_be_opened_does_not_become_live(
     assert current(store) == before
 
 
-def test_a_release_that_cannot_be_opened_leaves_nothing(
-    root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
+    no_grace: None,
+    root: Path,
+    service: LocalService,
+    client: TestClient,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = Store(str(root / "store"))
     before = current(store), store.names("releases")
@@ -440,14 +444,14 @@ def test_a_release_that_cannot_be_opened_leaves_nothing(
     with monkeypatch.context() as broken:
         broken.setattr(service.others["passages"], "prepare", fail)
         answer = client.put("/v1/tasks/lost", files=task_files(tmp_path, model, 8))
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "no room for it")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")  # no mistake of the client
     assert (current(store), store.names("releases")) == before
     assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
     assert service.encoder._encoders.held(next(iter(service.encoder._encoders._held))).tasks == ()
 
 
 def test_a_prompt_that_there_is_no_memory_for_is_refused(
-    root: Path, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_grace: None, root: Path, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(str(root / "store"))
     before = current(store), store.names("prompts")
@@ -462,7 +466,7 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
 def test_others_may_change_what_is_live_while_a_task_is_put(
     root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path
 ) -> None:
-    """As with several ingresses: each tells all, itself among them, to look which release is live."""
+    """With several ingresses, each tells all, itself included, to look which release is live."""
     store = Store(str(root / "store"))
     first = Release.load(store, current(store)[0])
 
@@ -479,7 +483,7 @@ def test_others_may_change_what_is_live_while_a_task_is_put(
 def test_a_release_stays_open_while_a_batch_of_it_runs(
     root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nobody waits for the batch any more."""
+    """Also if no request waits for the batch any more."""
     began, go_on = threading.Event(), threading.Event()
     find = service.engine._find
 
@@ -542,7 +546,7 @@ def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
 
 
 class Everywhere:
-    """A deployment's handle, of one that does what it is told."""
+    """The handle of a deployment whose behaviour the test sets."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -604,6 +608,28 @@ def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: T
     assert client.get("/v1/search").status_code == 405
 
 
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/embeddings", "/v1/rerank"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff{}",
+        b'{"query": "\xff"}',
+        b'{"query": "\\ud800", "input": "\\ud800", "documents": ["a"]}',
+        b'{"query": "a", "input": "a", "documents": ["a"], "k": NaN, "dimensions": NaN, "top_n": NaN}',
+        b'{"query": "a", "input": "a", "documents": ["a"], "timeout_ms": 1' + b"0" * 5_000 + b"}",
+        b"[" * 100_000,
+        b'{"query": "a", "filter": {"lang": "\\ud800"}, "input": 1, "documents": 1}',
+        b'{"query": "a", "filter": {"year": {"gt": NaN}}, "input": 1, "documents": 1}',
+        b'{"query": "a", "filter": {"\\ud800": 1}, "input": 1, "documents": 1}',
+    ],
+)
+def test_json_that_python_reads_and_others_do_not_is_refused(client: TestClient, path: str, text: bytes) -> None:
+    """Bytes that are not UTF-8, single surrogates, NaN, numbers of thousands of digits, and deep nesting."""
+    answer = client.post(path, content=text, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422), answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     later = SimpleNamespace(time=lambda: time.time() + 3_600, perf_counter=time.perf_counter)
     monkeypatch.setattr("serve.batching.time", later)
@@ -616,7 +642,7 @@ def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypa
 def test_whose_time_passes_is_told_so_and_others_are_answered(
     client: TestClient, service: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where another's work holds up the queue."""
+    """Also if the work of another request blocks the queue."""
     encode, begun, go = service.encoder.encode, threading.Event(), threading.Event()
 
     def held(*arguments: Any) -> Any:
@@ -646,7 +672,7 @@ def test_a_question_whose_asker_has_gone_never_runs(service: LocalService, monke
 
     async def ask(app: Any, gone: asyncio.Event) -> list[Any]:
         body = json.dumps({"query": "bafa"}).encode()
-        scope = {"type": "http", "method": "POST", "path": "/v1/search",
+        scope = {"type": "http", "method": "POST", "path": "/v1/search", "query_string": b"",
                  "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]}  # fmt: skip
         messages, sent = iter([{"type": "http.request", "body": body}]), []
 
@@ -720,6 +746,42 @@ def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monk
         assert client.portal.call(ask, client.app, ADMIN) == [408, 2]
 
 
+@pytest.mark.parametrize(("case", "status"), [("trickles", 408), ("with others is more than fits", 503)])
+def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, case: str, status: int, documented: Callable[..., None]
+) -> None:
+    now, sent = [0.0], []
+    monkeypatch.setattr("serve.limits.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    if status == 503:
+        monkeypatch.setattr("serve.limits.MOST_RECEIVED", 10)
+
+    async def ask(app: Any) -> None:
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/search", "query_string": b"", "headers": headers}
+        count = 0
+
+        async def receive() -> Any:
+            nonlocal count
+            count += 1
+            if status == 408:
+                now[0] += 11
+            await asyncio.sleep(0)
+            return {"type": "http.request", "body": b" ", "more_body": count < 100}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+
+    client.portal.call(ask, client.app)
+    error = json.loads(sent[1]["body"])["error"]
+    assert sent[0]["status"] == status
+    assert (b"connection", b"close") in sent[0]["headers"]
+    documented("HTTP", f"a body that {case}", error["message"], status)
+    monkeypatch.undo()
+    assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
+
+
 def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> None:
     tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
     service = open_local(Store(str(root / "store")), threads=2)
@@ -741,7 +803,7 @@ def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> N
 
 def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> None:
     info = client.get("/v1/info").json()
-    assert (info["passages"], info["dim"], info["encoder"]) == (234, 32, model)
+    assert (info["passages"], info["dim"], info["encoder"]) == (234, 32, Path(model).name)
     assert info["filters"] == {"year": "int64", "lang": "string"}
     assert info["modes"] == ["dense", "exact", "bm25", "hybrid"]
     client.post("/v1/search", json={"query": "bafa", "mode": "hybrid"})
@@ -763,7 +825,7 @@ def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> N
 
 
 def test_releases_go_live_and_back_again_and_old_ones_go(
-    root: Path, client: TestClient, model: str, tmp_path: Path
+    no_grace: None, root: Path, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     store = Store(str(root / "store"))
     first = client.get("/v1/tasks").json()["release"]
@@ -901,6 +963,9 @@ def test_the_job_serves_and_ends_when_told(root: Path, done: Callable[..., str],
     assert "there are no tokens" in refused("serve_search", *at, "--host", "0.0.0.0")
     assert "has a live release" in refused("serve_search", *at, "--index", "idx")
     assert "goes with --topology distributed" in refused("serve_search", *at, "--shards", 2)
+    apart = ("--topology", "distributed", "--port", 1)
+    assert "--max-headers 20: goes with --topology local" in refused("serve_search", *at, *apart, "--max-headers", 20)
+    assert "--head-timeout-s 0.0: expected at least 0.1" in refused("serve_search", *at, "--head-timeout-s", 0)
     assert "give a port" in refused("serve_search", *at, "--topology", "colocated", "--port", 0)
     with started(*at, "--port", 0) as (process, address):
         assert len(Client(address).search("bafa", k=3)) == 3
@@ -976,6 +1041,7 @@ def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.Monke
         There(Handle()).everywhere("prepare", "r1")
 
 
+@pytest.mark.ray_serve
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", [pytest.param("colocated", marks=pytest.mark.long), "distributed"])
 def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path: Path, topology: str) -> None:

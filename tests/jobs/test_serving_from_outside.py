@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -113,7 +115,35 @@ def wrong(random: Random) -> tuple[str, bytes]:
     return path, (b"[" * 100_000 if random.random() < 0.1 else json.dumps([good[path]]).encode())
 
 
-@pytest.mark.chaos  # for `make chaos`, which takes the long form
+def test_half_open_heads_and_idle_connections_keep_nobody_out(served: Path, tmp_path: Path) -> None:
+    """Clients from before the attack are answered throughout, /healthz on new connections too; memory stays."""
+    root = Path(shutil.copytree(served, tmp_path / "root"))
+    with started("--store", root / "store", "--port", 0, "--max-connections", 16) as (process, address):
+        server = Server(address, root, process.pid)
+        bodies = [json.dumps({"query": text, "k": 3}).encode() for text in questions(root).values()]
+        attackers: list[socket.socket] = []
+        with Load(server, bodies, clients=2) as load:
+            load.wait_for(20)
+            before = psutil.Process(process.pid).memory_info().rss
+            for number in range(60):
+                attackers.append(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=60))
+                if number % 2:
+                    attackers[-1].sendall(b"GET /v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ")
+            over = connect(server)
+            assert asked(over, "GET", "/healthz", b"", "text/plain")[0] == 200
+            with contextlib.suppress(OSError):  # the server closes it on the way
+                attackers[0].sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * (32 << 20))
+            load.wait_for(100)
+            assert psutil.Process(process.pid).memory_info().rss < before + (64 << 20)
+            while asked(connect(server), "GET", "/v1/info", b"", "text/plain")[0] != 200:
+                pass  # the first attackers have not waited for two seconds yet
+        assert load.faults == []
+        assert {status for status, _ in load.answers} == {200}
+        for attacker in attackers:
+            attacker.close()
+
+
+@pytest.mark.chaos  # for `make test-system`; `make test-all` has the long form
 def test_malformed_requests_are_refused_and_cost_nothing(server: Server) -> None:
     """Ten thousand in the long form."""
     random, counts = Random(7), Counter[int]()
@@ -128,7 +158,7 @@ def test_malformed_requests_are_refused_and_cost_nothing(server: Server) -> None
     assert len(Client(server.address).search("bafa", k=3)) == 3
 
 
-@pytest.mark.chaos  # for `make chaos`, which takes the long form
+@pytest.mark.chaos  # for `make test-system`; `make test-all` has the long form
 def test_broken_prompt_files_are_refused_and_nothing_is_kept(server: Server, model: str, tmp_path: Path) -> None:
     random, client = Random(8), Client(server.address)
     task_files(tmp_path / "prompt", model, 1)
@@ -213,7 +243,7 @@ def saved(store: Store, release: Release) -> str:
     return release.id
 
 
-@pytest.mark.chaos  # for `make chaos`, which takes the long form
+@pytest.mark.chaos  # for `make test-system`; `make test-all` has the long form
 def test_more_than_it_can_take_is_refused_and_memory_stays(served: Path, tmp_path: Path) -> None:
     """Five times as many askers as places: 200, 429 with Retry-After, or 503, and nothing else."""
     root = Path(shutil.copytree(served, tmp_path / "root"))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from jobs.store import copy_whole
 
 import pytest
-from samples import files_of
+from samples import files_of, make_passages, write_beir
 
+from indexing import storage
 from indexing.models import Checkpoints, commit_files
+from indexing.releases import retention
+from indexing.releases.current import Current
 from indexing.s3 import S3Storage
 from indexing.store import Store
 
@@ -191,3 +196,160 @@ def test_a_store_that_is_not_there_is_told(tmp_path: Path, refused) -> None:
     for action in ("list", "gc"):
         assert "there is no store here" in refused("store", action, "--store", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+MISTYPED = {
+    "`--store s3:/bucket/x`": "s3:/bucket/x",
+    "`--store S3://bucket/x`": "S3://bucket/x",
+    "`--store gs://bucket/x`": "gs://bucket/x",
+    "`--store file:///data/x`": "file:///data/x",
+}
+
+
+@pytest.mark.parametrize("case", MISTYPED)
+def test_a_mistyped_store_is_refused(case: str, tmp_path: Path, monkeypatch, refused, documented) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused("store", "list", "--store", MISTYPED[case])
+    assert list(tmp_path.iterdir()) == []
+    documented("Stores", case, line, 1)
+
+
+def test_a_place_that_cannot_hold_a_store_is_named(tmp_path: Path, refused, documented) -> None:
+    (tmp_path / "file").write_text("")
+    source = write_beir(tmp_path / "raw", make_passages(5))
+    documented("Stores", "`--store` is a file", refused("verify", "--store", tmp_path / "file"), 1)
+    line = refused("import_corpus", "--store", tmp_path / "file/s", "--source", source)
+    documented("Stores", "`--store` lies below a file", line, 1)
+    line = refused("import_corpus", "--store", "/proc/store", "--source", source)
+    documented("Stores", "`--store` lies where no folder can be made", line, 1)
+    line = refused("verify", "--store", tmp_path / "none")
+    documented("Stores", "`--store` does not exist, to be read", line, 1)
+    (tmp_path / "fixed").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs", tmp_path / "fixed"], check=True)
+    try:
+        line = refused("import_corpus", "--store", tmp_path / "fixed/s", "--source", source)
+        assert "there is no store here" in refused("verify", "--store", tmp_path / "fixed/s")
+    finally:
+        subprocess.run(["umount", tmp_path / "fixed"], check=True)
+    documented("Stores", "`--store` lies on a read-only file system", line, 1)
+
+
+def test_a_file_system_without_hard_links_is_refused(tmp_path: Path, monkeypatch, refused, documented) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(source), None, str(target))
+
+    source = write_beir(tmp_path / "raw", make_passages(5))
+    monkeypatch.setattr(storage.os, "link", refuse)
+    line = refused("import_corpus", "--store", tmp_path / "s", "--source", source)
+    assert [path.name for path in (tmp_path / "s").iterdir()] == [".tmp"]
+    documented("Stores", "the file system has no hard links", line, 1)
+
+
+def test_a_nul_character_in_a_recipe_is_refused(tmp_path: Path, refused, documented) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text('store: "a\\0b"\n')
+    documented("Stores", "a NUL character in `store` of a recipe", refused("verify", "--config", recipe), 1)
+
+
+def test_names_of_300_characters_are_refused(world, refused, documented) -> None:
+    before, at, name = files_of(world.store, but=()), ("--store", world.store), "x" * 300
+    line = refused("search", *at, "--mode", "exact", "--k", 3, "--name", name)
+    documented("Stores", "a name of 300 characters", line, 1)
+    assert f"name '{'x' * 40}'...: found 300 characters" in refused("store", "remove", f"runs/{name}", *at)
+    refused("serve_search", *at, "--tasks", name, "--plan")
+    assert files_of(world.store, but=()) == before
+
+
+def test_an_error_of_the_operating_system_is_one_line(world, monkeypatch, refused) -> None:
+    """Of the errors that a user can fix, in a job's own code."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(world.store))
+
+    monkeypatch.setattr(Store, "incomplete", fail)
+    line = refused("verify", "--store", world.store)
+    assert line == f"error: {world.store}: Too many open files: raise the limit (ulimit -n)"
+
+
+def test_files_whose_names_are_not_text_are_told_or_left_alone(world, done) -> None:
+    at = ("--store", world.store)
+    before = done("store", "list", *at)
+    for place in (b"", b"/runs/dense", b"/.tmp"):
+        with open(os.fsencode(world.store) + place + b"/\xff.json", "wb") as file:
+            file.write(b"{}")
+        os.utime(file.name, (0, 0))
+    assert done("store", "list", *at) == before
+    assert "6 artifacts are as they were committed" in done("verify", *at)
+    out = done("store", "gc", *at, "--plan")
+    assert out == done("store", "gc", *at).replace("removed", "would remove")
+    out.encode()
+    assert done("store", "gc", *at) == ""
+
+
+def test_a_damaged_manifest_is_one_line_and_nothing_else_is_lost(world, job, done, refused, documented) -> None:
+    at = ("--store", world.store)
+    manifest = world.store / "runs/dense/manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    for run in ("dense", "exact"):
+        (world.store / f"runs/{run}/part-00000-0123456789abcdef.parquet").write_bytes(b"lost the race")
+    before = files_of(world.store, but=())
+    listed = job("store", "list", *at)
+    assert listed.status == 1
+    assert "runs/dense                       damaged: its manifest cannot be read" in listed.out
+    assert "runs/exact" in listed.out
+    [bad] = [line for line in listed.out.splitlines() if line.startswith("bad: ")]
+    assert bad.startswith(f"bad: {manifest}: its bytes are not those that were written")
+    documented("Stores", "`store list` with a damaged manifest", listed.err, 1)
+    gc = job("store", "gc", *at)
+    assert gc.status == 1
+    assert gc.out.splitlines() == ["removed runs/exact/part-00000-0123456789abcdef.parquet, 13 B", bad]
+    after = files_of(world.store, but=())
+    assert before.keys() - after.keys() == {"runs/exact/part-00000-0123456789abcdef.parquet"}
+    documented("Stores", "`store gc` with a damaged manifest", gc.err, 1)
+    for action in (("show", "runs/dense"), ("export", "runs/dense", "--to", world.store / "to")):
+        line = refused("store", *action, *at)
+        assert str(manifest) in line
+    documented("Stores", "`store export` of an artifact with a damaged manifest", line, 1)
+    assert files_of(world.store, but=()) == after
+    (world.store / "runs/exact/provenance.json").write_bytes(b"")
+    documented("Stores", "`store show` with an empty provenance.json", refused("store", "show", "runs/exact", *at), 1)
+    (world.store / "runs/exact/provenance.json").unlink()
+    assert "provenance.json: the file is missing; restore it" in refused("store", "show", "runs/exact", *at)
+    done("store", "remove", "runs/dense", *at)
+    assert {key.split("/")[1] for key in after.keys() - files_of(world.store, but=()).keys() if "runs" in key} == {
+        "dense",
+        "exact",
+    }
+
+
+def test_gc_removes_old_releases_and_their_prompts(tmp_path: Path, job, done, refused, monkeypatch, documented) -> None:
+    """Nothing of them while it is unknown which one is live."""
+    store, at = Store(str(tmp_path / "s")), ("--store", tmp_path / "s")
+    with store.create("prompts", "legal.1", config={"given": "legal.1"}):
+        pass
+    ids = [f"{number:016x}" for number in range(4)]
+    for id in ids:
+        with store.create("releases", id, inputs={"prompt": store.open("prompts", "legal.1")} if id == ids[3] else {}):
+            pass
+    current = Current(ids[0], (ids[1],)).document()
+    store.storage.put("serving/current.json", current)
+    assert done("store", "gc", *at) == ""
+    monkeypatch.setattr(retention, "GRACE_S", -60.0)
+    before = files_of(tmp_path / "s", but=())
+    (tmp_path / "s/serving/current.json").write_bytes(current[:40])
+    gc = job("store", "gc", *at)
+    assert (gc.status, gc.out.count("\n")) == (1, 1)
+    assert gc.out.startswith(f"bad: {tmp_path}/s/serving/current.json: the file is truncated or is not JSON, so the")
+    line = refused("store", "remove", f"releases/{ids[3]}", *at)
+    documented("Releases", "`store remove` of a release with a truncated current.json", line, 1)
+    store.storage.put("serving/current.json", current)
+    assert files_of(tmp_path / "s", but=()) == before
+    keys = [f"releases/{ids[2]}", f"releases/{ids[3]}", "prompts/legal.1"]
+    planned = done("store", "gc", *at, "--plan").splitlines()
+    assert [line.split(", ")[0] for line in planned] == [f"would remove {key}" for key in keys]
+    assert files_of(tmp_path / "s", but=()) == before
+    assert "releases/" + ids[2] in done("store", "gc", *at, "--limit", 1)
+    out = done("store", "gc", *at).splitlines()
+    assert [line.split(", ")[0] for line in out] == [f"removed {key}" for key in keys[1:]]
+    assert store.keys() == [f"releases/{ids[0]}", f"releases/{ids[1]}"]
+    assert done("store", "gc", *at) == ""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from samples import files_of
+
+from indexing.store import Store
+from serve.release import make_current, plan
 
 
 def test_a_whole_store_is_as_it_was_committed(world, done) -> None:
@@ -51,7 +55,7 @@ def test_what_is_not_complete_is_told_and_is_no_damage(world, done) -> None:
     for file in ("manifest.json", "provenance.json"):
         (world.store / "runs/dense" / file).unlink()
     out = done("verify", "--store", world.store)
-    assert f"incomplete: {world.store}/runs/dense: the command that makes it goes on with it" in out
+    assert f"incomplete: {world.store}/runs/dense: the command that makes it resumes it" in out
     assert "5 artifacts are as they were committed" in out
 
 
@@ -60,6 +64,31 @@ def test_limit_hashes_the_first_parts_only(world, job, done) -> None:
     last.write_bytes(b"x" * last.stat().st_size)
     done("verify", "--store", world.store, "--limit", 1)
     assert job("verify", "--store", world.store).status == 1
+
+
+def test_the_live_release_is_verified(world, job, done, documented) -> None:
+    at, store = ("--store", world.store), Store(str(world.store))
+    release, _ = plan(store)
+    assert make_current(store, release, None)
+    assert "7 artifacts are as they were committed" in done("verify", *at)
+    current, whole = world.store / "serving/current.json", (world.store / "serving/current.json").read_bytes()
+    damages = {"is empty": b"", "is truncated": whole[:-5], "was changed": whole.replace(b"before", b"bef0re")}
+    for case, data in damages.items():
+        current.write_bytes(data)
+        outcome = job("verify", *at)
+        assert outcome.status == 1
+        [line] = [line for line in outcome.out.splitlines() if line.startswith("bad: ")]
+        assert line.startswith(f"bad: {current}: ")
+        documented("Releases", f"`verify` where serving/current.json {case}", line, 1)
+    current.write_bytes(whole)
+    shutil.rmtree(world.store / "releases" / release.id)
+    outcome = job("verify", *at)
+    assert outcome.status == 1
+    [line] = [line for line in outcome.out.splitlines() if line.startswith("bad: ")]
+    documented("Releases", "`verify` where the live release is missing", line, 1)
+    assert make_current(store, release, store.storage.read_tagged("serving/current.json")[1])
+    shutil.rmtree(world.store / "index/idx/g0000")
+    assert "index/idx/g0000/manifest.json: releases/" in job("verify", *at).out
 
 
 def test_a_store_that_is_not_there_is_no_whole_store(tmp_path: Path, refused) -> None:

@@ -1,4 +1,4 @@
-"""The processor's own ways of attention and dropout, against torch's."""
+"""The training kernels for a CPU (attention, dropout, the loss over a vocabulary) against torch's functions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from retriever.kernels import Dropout, attention, swap_dropout, vocabulary_loss
+from retriever import kernels
+from retriever.kernels import Dropout, attention, dropped_out, swap_dropout, vocabulary_loss
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_is_torchs_there_and_back(dtype: torch.dtype, close: float, masked: bool) -> None:
+def test_attention_and_its_gradients_equal_torchs(dtype: torch.dtype, close: float, masked: bool) -> None:
     torch.manual_seed(0)
     shapes = [(3, 4, 6, 8), (3, 4, 9, 8), (3, 4, 9, 8)]
     ours = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
@@ -31,7 +32,7 @@ def test_attention_is_torchs_there_and_back(dtype: torch.dtype, close: float, ma
         torch.testing.assert_close(one.grad.double(), other.grad, atol=close, rtol=close)
 
 
-def test_dropout_drops_scales_and_goes_back_the_same_way() -> None:
+def test_dropout_and_its_gradient_use_one_mask() -> None:
     module = torch.nn.Sequential(torch.nn.Dropout(0.1))
     swap_dropout(module)
     [drop] = module
@@ -40,7 +41,7 @@ def test_dropout_drops_scales_and_goes_back_the_same_way() -> None:
     torch.manual_seed(5)
     found = drop(values)
     torch.manual_seed(5)
-    assert torch.equal(drop(values), found), "a function of the seed"
+    assert torch.equal(drop(values), found), "the mask depends on the seed"
     assert not torch.equal(drop(values), found)
     dropped = found == 0
     assert abs(float(dropped.float().mean()) - 26 / 256) < 0.005
@@ -49,6 +50,25 @@ def test_dropout_drops_scales_and_goes_back_the_same_way() -> None:
     torch.testing.assert_close(values.grad, found.detach())
     module.eval()
     assert drop(values) is values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_per_row_draws_a_mask_for_each_row(dtype: torch.dtype) -> None:
+    values = (0.5 + torch.rand(2, 1, 3, 40)).requires_grad_()
+    torch.manual_seed(5)
+    found = dropped_out(values, 0.1, 50, dtype)
+    torch.manual_seed(5)
+    assert torch.equal(dropped_out(values, 0.1, 50, dtype), found)
+    assert (found.shape, found.dtype) == ((2, 50, 3, 40), dtype)
+    kept = found != 0
+    assert abs(float((~kept).float().mean()) - 26 / 256) < 0.01
+    assert len({tuple(row.flatten().tolist()) for row in kept.transpose(0, 1)}) == 50
+    expected = (values.detach() * 256 / 230).to(dtype).expand_as(found)
+    torch.testing.assert_close(found[kept], expected[kept])
+    weights = torch.randn(found.shape).to(dtype)
+    (found * weights).sum().backward()
+    gradient = torch.where(kept, weights.double(), 0).sum(1, keepdim=True) * 256 / 230
+    torch.testing.assert_close(values.grad, gradient.float(), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("low", [False, True])
@@ -76,6 +96,21 @@ def test_the_loss_over_a_vocabulary_is_torchs(
     for one, other in zip(ours[: 2 + with_bias], theirs, strict=False):
         assert one.grad is not None
         torch.testing.assert_close(one.grad.double(), other.grad, **close)
+
+
+def test_the_loss_without_gradients_computes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts the matrix products: one for the logits, and one more for each of the two gradients."""
+    products = []
+    real = torch.mm
+    monkeypatch.setattr(kernels.torch, "mm", lambda *a, **k: (products.append(1), real(*a, **k))[1])
+    hidden, table = torch.randn(3, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    targets = torch.tensor([1, 1, 8])
+    with torch.no_grad():
+        loss = vocabulary_loss(hidden, table, None, targets)
+    assert len(products) == 1
+    products.clear()
+    torch.testing.assert_close(vocabulary_loss(hidden, table, None, targets).detach(), loss)
+    assert len(products) == 3
 
 
 def test_the_loss_over_a_frozen_vocabulary_gives_the_states_their_gradient() -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from kernels import must_load
 from transformers import AutoModel, CamembertConfig, ElectraConfig, XLMRobertaConfig
 
 from retriever import packing
@@ -24,6 +25,12 @@ from retriever.packing import PACKABLE, Team, _Prompts, kernel
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 KINDS = {"electra": ElectraConfig, "xlm-roberta": XLMRobertaConfig, "camembert": CamembertConfig}
+
+
+@pytest.mark.skipif(not must_load(), reason="kernels run on x86-64 Linux")
+def test_the_kernel_is_loaded() -> None:
+    """Without it texts are encoded with padding, and only a warning says so."""
+    assert kernel() is not None
 
 
 def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: PromptRows | None = None) -> torch.Tensor:

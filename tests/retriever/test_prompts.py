@@ -1,4 +1,4 @@
-"""Tasks' prompts in an encoder: batches of many tasks equal single ones, and nothing else changes a vector."""
+"""Prompts of tasks in an encoder: batches of many tasks equal batches of one, and nothing else changes a vector."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers import DynamicCache
 
+from retriever import packing
 from retriever.attention import PromptRows, PromptShape, reach
 from retriever.encoder import Encoder, EncoderOptions, load_backbone
 from retriever.errors import InputError
 from retriever.prompt_table import PromptTable, task_config
-from retriever.prompts import DeepPrompt, TaskPrompt, backbone_of, load_prompt
+from retriever.prompts import MatrixPrompt, TaskPrompt, backbone_of, check_initial_prompt, load_prompt
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
@@ -110,6 +113,101 @@ def test_tied_prompts_and_one_replaced(tiny: Tiny, texts: list[str]) -> None:
     assert np.abs(encoder.encode(texts, task="tied") - found).max() > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("layout", ["packed", "padded right", "padded left"])
+def test_texts_start_after_their_prompts(
+    tiny: Tiny, texts: list[str], monkeypatch: pytest.MonkeyPatch, kind: str, layout: str
+) -> None:
+    """Against transformers' own forward pass with past_key_values, which counts positions from the end of the cache.
+
+    A batch mixes prompts with and without an offset, of different lengths, and texts without a prompt.
+    """
+    options = replace(FLOAT32, pooling="cls", query_length=20)
+    if layout != "packed":
+        monkeypatch.setattr(packing, "kernel", lambda: None)
+        options = replace(options, padding_side="left" if layout == "padded left" else "right")
+    folder, shape = tiny(kind), KINDS[kind][0]
+    encoder = Encoder(str(folder), options, tasks={})
+    assert (" packed " in encoder.numerics) == (layout == "packed")
+    prompts: dict[str | None, TaskPrompt] = {
+        name: TaskPrompt(backbone_of(encoder.config), options, matrix(shape, length), None, name != "usual")
+        for name, length in {"later": 5, "usual": 5, "much later": 21, "one": 1}.items()
+    }
+    for name, prompt in prompts.items():
+        assert name is not None
+        encoder.put_task(name, prompt)
+    texts = [*texts, "[PAD] the [PAD] river"]
+    names = ["later", None, "usual", "much later", "one"]
+    tasks = [names[row % len(names)] for row in range(len(texts))]
+    found = {task: encoder.encode(texts, task=task) for task in ("later", "one")}
+    found["mixed"] = encoder.encode(texts, task=tasks)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokens = encoder.tokenize(texts, side="query")
+
+    def expected(row: int, task: str | None) -> np.ndarray:
+        ids = torch.from_numpy(tokens.ids[tokens.starts[row] :][: tokens.lengths[row]].astype(np.int64))[None]
+        own = None if task is None else prompts[task]
+        cache, past = DynamicCache(), 0
+        if own is not None and own.query is not None:
+            past = own.query.shape[3]
+            for layer, (key, value) in enumerate(own.query):
+                cache.update(key[None], value[None], layer)
+        extra: dict[str, Any] = {"past_key_values": cache} if past else {}
+        if task == "usual":
+            padding = 0 if kind == "roberta" else -1
+            counted = (ids != padding).long()
+            extra["position_ids"] = counted.cumsum(1) * counted + padding
+        with torch.no_grad():
+            mask = torch.ones(1, past + ids.shape[1], dtype=torch.int64)
+            return model(input_ids=ids, attention_mask=mask, **extra).last_hidden_state[0, 0].numpy()
+
+    for row, task in enumerate(tasks):
+        np.testing.assert_allclose(found["mixed"][row], expected(row, task), atol=1e-5, rtol=1e-5)
+        for name in ("later", "one"):
+            np.testing.assert_allclose(found[name][row], expected(row, name), atol=1e-5, rtol=1e-5)
+    usual = [row for row, task in enumerate(tasks) if task == "usual"]
+    assert np.abs(found["mixed"][usual] - found["later"][usual]).max() > 1e-3
+
+
+def test_a_text_that_would_start_too_late_is_refused(tiny: Tiny, documented: Callable[..., None]) -> None:
+    encoder, prompt = opened(tiny)
+    encoder.put_task("fits", replace(prompt(None), position_offset=True))
+    with pytest.raises(InputError) as error:
+        encoder.put_task("long", replace(prompt(3), position_offset=True))
+    line = str(error.value)
+    assert line == (
+        "position_offset: query_length=61 and a prompt of 3 tokens need 64 positions, and tiny-bert has 61: use "
+        "query_length=58 or less, or a shorter prompt"
+    )
+    documented("Models", "a prompt with a position offset, and texts too long for it", line, 1)
+    with pytest.raises(InputError, match="passage_length=61 and a prompt of 2 tokens"):
+        encoder.put_task("long", replace(prompt(None, 2), position_offset=True))
+    relative, other = opened(tiny, "t5")
+    with pytest.raises(InputError, match="position_offset: a T5EncoderModel takes no positions"):
+        relative.put_task("t5", replace(other(3), position_offset=True))
+    assert (encoder.tasks, relative.tasks) == (("fits",), ())
+
+
+def test_scaling_of_vectors_is_not_part_of_the_backbone(tiny: Tiny) -> None:
+    """Training may start from a prompt that was trained with the other scaling; an encoder does not take it."""
+    encoder, prompt = opened(tiny)
+    scaled = Encoder(str(encoder._recipe.folder), replace(FLOAT32, normalize=True), tasks={})
+    one, other = prompt(3), replace(prompt(3), backbone=backbone_of(scaled.config), options=scaled.options)
+    for initial, target in ((one, scaled), (other, encoder)):
+        check_initial_prompt(initial, target.config, KINDS["bert"][0])
+    for wrong, target, says in (
+        (one, scaled, "trained for unscaled vectors, and the encoder makes vectors of length 1"),
+        (replace(one, options=scaled.options), scaled, "trained for unscaled vectors"),
+        (other, encoder, "trained for vectors of length 1, and the encoder makes unscaled vectors"),
+        (replace(other, options=FLOAT32), encoder, "trained for vectors of length 1"),
+    ):
+        with pytest.raises(InputError, match=says):
+            target.put_task("squad", wrong)
+    dense = {**encoder.config, "head": [{"activation": "Tanh", "size": 8, "weights": ["0"]}]}
+    with pytest.raises(InputError, match=r"another backbone \(head differ\)"):
+        check_initial_prompt(one, dense)
+
+
 def test_unknown_tasks_and_wrong_counts_are_refused(tiny: Tiny) -> None:
     encoder, prompt = opened(tiny)
     with pytest.raises(InputError, match="task='nq': no such task; there are: none"):
@@ -147,7 +245,7 @@ def test_a_prompt_of_another_backbone_or_other_settings_is_refused(tiny: Tiny) -
         with pytest.raises(InputError, match=f"task 'squad': .*{says}"):
             encoder.put_task("squad", differing)
     assert encoder.tasks == ()
-    # What says the same in other words, and what is only how fast: not refused.
+    # Options that say the same in other words, and options of speed alone, are not refused.
     same = EncoderOptions(pooling="mean", query_length=61, query_prefix="", dtype="bfloat16", compile="always")
     encoder.put_task("squad", replace(prompt(3), options=same))
     with pytest.raises(InputError, match="another backbone"):
@@ -159,13 +257,20 @@ def test_saved_and_opened_again(tiny: Tiny, tmp_path: Path, texts: list[str]) ->
     untied, tied = prompt(5, 7), prompt(6)
     tied = replace(tied, passage=tied.query)
     vectors = []
-    for name, one in {"untied": untied, "tied": tied, "query": prompt(2)}.items():
+    options = replace(FLOAT32, query_length=40, passage_length=40)
+    encoder = Encoder(str(encoder._recipe.folder), options, tasks={})
+    offset = replace(prompt(5, 7, seed=3), position_offset=True)
+    prompts = {"untied": untied, "tied": tied, "query": prompt(2), "offset": offset}
+    for name, one in prompts.items():
+        one = replace(one, options=options)
         folder = tmp_path / name
         folder.mkdir()
         one.save(folder)
         again = load_prompt(folder)
         assert (again.backbone, again.options) == (one.backbone, one.options)
         assert (again.passage is again.query) == (name == "tied")
+        assert again.position_offset == (name == "offset")
+        assert ("position_offset" in json.loads((folder / "prompt.json").read_text())) == (name == "offset")
         again.save(tmp_path)
         for file in ("prompt.json", "prompt.safetensors"):
             assert (tmp_path / file).read_bytes() == (folder / file).read_bytes()
@@ -176,7 +281,7 @@ def test_saved_and_opened_again(tiny: Tiny, tmp_path: Path, texts: list[str]) ->
             assert encoder.encode(texts, side=side, task=name).tobytes() == kept.tobytes()
             vectors.append(kept.tobytes())
             assert task_config(encoder.config, one, side) == task_config(encoder.config, again, side)
-    assert len(set(vectors)) == 5  # both sides of the tied one are the same
+    assert len(set(vectors)) == 7  # both sides of the tied one are the same
 
 
 @pytest.mark.parametrize(
@@ -184,7 +289,7 @@ def test_saved_and_opened_again(tiny: Tiny, tmp_path: Path, texts: list[str]) ->
     [
         ("no settings", "prompt.json: no such file"),
         ("no weights", "prompt.safetensors: no such file"),
-        ("another file", "prompt.json: not a prompt's"),
+        ("another file", "prompt.json: backbone: missing"),
         ("cut", "sha256 is not the one"),
         ("a bit", "sha256 is not the one"),
         ("not finite", "query holds numbers that are not finite"),
@@ -295,6 +400,9 @@ def test_the_prompt_is_part_of_a_tasks_configuration_and_not_of_the_encoders(tin
     assert len(found) == 3
     assert {**task_config(config, prompt(3), "query"), "prompt": 0} == {**config, "prompt": 0}
     assert json.loads(json.dumps(task_config(config, prompt(3), "query"))) == task_config(config, prompt(3), "query")
+    offset = replace(prompt(3), position_offset=True)
+    assert task_config(config, offset, "query") == {**task_config(config, prompt(3), "query"), "position_offset": 3}
+    assert task_config(config, offset, "passage") == config
 
 
 def test_a_prompt_is_under_half_a_percent_of_its_backbone() -> None:
@@ -305,20 +413,23 @@ def test_a_prompt_is_under_half_a_percent_of_its_backbone() -> None:
     )  # fmt: skip
     with torch.device("meta"):
         backbone = sum(parameter.numel() for parameter in transformers.RobertaModel(config).parameters())
-        one_side = DeepPrompt(PromptShape(24, 16, 64), 32).matrix().numel()
+        one_side = MatrixPrompt(PromptShape(24, 16, 64), 32).matrix().numel()
     assert backbone > 350_000_000
     assert one_side == 24 * 2 * 16 * 32 * 64
     assert one_side / backbone < 0.005
 
 
 @pytest.mark.slow
-def test_a_task_more_needs_no_new_code(tiny: Tiny, texts: list[str]) -> None:
-    options = EncoderOptions(compile="always", dtype="bfloat16", normalize=True)
-    encoder = Encoder(str(tiny("bert")), options, tasks={})
-    exact = Encoder(str(tiny("bert")), replace(options, compile="never", dtype="float32"), tasks={})
+def test_another_task_needs_no_compilation(tiny: Tiny, texts: list[str]) -> None:
+    options = EncoderOptions(compile="always", dtype="bfloat16", normalize=True, query_length=20)
+    folder = str(tiny("bert", layers=1))
+    encoder = Encoder(folder, options, tasks={})
+    exact = Encoder(folder, replace(options, compile="never", dtype="float32"), tasks={})
     assert " compiled " in encoder.numerics
-    shape, backbone, texts = PromptShape(2, 4, 8), backbone_of(encoder.config), texts[:12]
-    tasks: list[str | None] = [None]
+    shape, backbone, texts = PromptShape(1, 4, 8), backbone_of(encoder.config), texts[:12]
+    tasks: list[str | None] = [None, "later"]
+    for one in (encoder, exact):  # the first prompt with a position offset is compiled when it is added
+        one.put_task("later", TaskPrompt(backbone, options, matrix(shape, 7), None, position_offset=True))
     with torch._dynamo.config.patch(error_on_recompile=True):
         assert encoder.encode(texts).shape == (12, 32)
         for turn, length in enumerate((1, 2, 11, 5, 40, 8)):
@@ -327,6 +438,8 @@ def test_a_task_more_needs_no_new_code(tiny: Tiny, texts: list[str]) -> None:
                 one.put_task(f"task {turn}", prompt)
             tasks.append(f"task {turn}")
             some = [tasks[row % len(tasks)] for row in range(len(texts))]
-            for batch, task in [(texts, some), (texts, tasks[-1]), (texts[:1], tasks[-1]), (texts[:2], some[-2:])]:
+            last = tasks[-1]
+            batches = [(texts, some), (texts, last), (texts[:1], last), (texts[:2], some[-2:]), (texts, "later")]
+            for batch, task in batches:
                 vectors = encoder.encode(batch, task=task)
                 assert ((vectors * exact.encode(batch, task=task)).sum(1) > 0.998).all()

@@ -1,4 +1,4 @@
-"""The re-ranker gives the probabilities of transformers and sentence-transformers, which hang on the pair alone."""
+"""The re-ranker gives the probabilities of transformers and sentence-transformers, which depend on the pair only."""
 
 from __future__ import annotations
 
@@ -10,63 +10,16 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForSequenceClassification,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from tiny import CLASSIFIER_VOCABULARY, save_classifier
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
 from retriever.errors import InputError
 from retriever.pairs import PairTokenizer
 from retriever.reranker import Reranker, RerankerOptions, describe_reranker, expected_reranker_numerics
 
 FLOAT32 = RerankerOptions(dtype="float32")
-WORDS = [f"w{number}" for number in range(60)]
+WORDS = [f"w{number}" for number in range(CLASSIFIER_VOCABULARY)]
 KINDS = ["bert", "roberta", "distilbert", "qwen3"]
-
-
-def save_classifier(folder: Path, kind: str = "bert", labels: int = 1, seed: int = 0) -> Path:
-    """A random cross-encoder of 48 positions (Qwen3: relative ones) that tells question from passage."""
-    vocabulary = {piece: n for n, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    types = (0, 1) if kind == "bert" else (0, 0)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair=f"[CLS] $A [SEP] $B:{types[1]} [SEP]:{types[1]}",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )  # fmt: skip
-    names = ["input_ids", "token_type_ids", "attention_mask"] if kind == "bert" else ["input_ids", "attention_mask"]
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        model_max_length=48, model_input_names=names,
-    ).save_pretrained(folder)  # fmt: skip
-    torch.manual_seed(seed)
-    size = len(vocabulary)
-    shape = {"vocab_size": size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "intermediate_size": 64, "initializer_range": 0.4, "num_labels": labels, "pad_token_id": 0}  # fmt: skip
-    if kind == "bert":
-        model: torch.nn.Module = BertForSequenceClassification(BertConfig(**shape, max_position_embeddings=48))
-    elif kind == "roberta":
-        config = RobertaConfig(**shape, max_position_embeddings=49, type_vocab_size=1, bos_token_id=2, eos_token_id=3)
-        model = RobertaForSequenceClassification(config)
-    elif kind == "distilbert":
-        own = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 48}
-        common = {key: shape[key] for key in ("vocab_size", "initializer_range", "num_labels", "pad_token_id")}
-        model = DistilBertForSequenceClassification(DistilBertConfig(**common, **own))
-    else:
-        more = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
-        model = Qwen3ForSequenceClassification(Qwen3Config(**shape, **more))
-    model.save_pretrained(folder)  # type: ignore[operator]
-    return folder
 
 
 def change_config(folder: Path, **changes: object) -> Path:
@@ -77,7 +30,7 @@ def change_config(folder: Path, **changes: object) -> Path:
 
 @pytest.fixture
 def pairs() -> tuple[list[str], list[str]]:
-    """Pairs of many lengths in no order: some are cut, in some the question is the longer one, some are empty."""
+    """Pairs of many lengths in no order: some are truncated, in some the query is longer, some are empty."""
     draw = np.random.default_rng(3)
     sizes = [(int(draw.integers(1, 12)), int(draw.integers(1, 70))) for _ in range(60)]
     sizes += [(60, 3), (50, 50), (0, 5), (4, 0), (0, 0), (1, 1)]
@@ -86,7 +39,7 @@ def pairs() -> tuple[list[str], list[str]]:
 
 
 def one_by_one(folder: Path, queries: list[str], passages: list[str], label: int | None) -> np.ndarray:
-    """The specification: each pair alone through transformers, float32."""
+    """Returns the reference scores: each pair alone through transformers, float32."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     scores = []
@@ -163,8 +116,6 @@ def test_bfloat16_is_near(tmp_path: Path, pairs) -> None:
 
 @pytest.mark.slow
 def test_compiled_equals_eager(tmp_path: Path, pairs) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("needs a compiler")
     folder = str(save_classifier(tmp_path / "ce"))
     found = Reranker(folder, RerankerOptions(dtype="float32", compile="always"))
     assert "compiled" in found.numerics
@@ -223,7 +174,7 @@ def test_bad_pairs_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_score_that_is_not_finite_names_its_pair(tmp_path: Path, value: float) -> None:
-    """One word's embedding is spoilt: the pair that holds it is named, wherever the batch has put it."""
+    """The embedding of one word is not finite: the error names the pair that contains it, in any batch."""
     folder = save_classifier(tmp_path / "ce")
     model = BertForSequenceClassification.from_pretrained(folder)
     with torch.no_grad():

@@ -9,7 +9,7 @@ import pytest
 import sentencex
 
 from retriever import sentences
-from retriever.sentences import spans, split_sentences
+from retriever.sentences import count_words, spans, split_sentences
 
 TEXT = (
     "Beyoncé (born September 4, 1981) is a singer. Dr. Smith paid $3.5 million to the U.S. Government. "
@@ -31,7 +31,7 @@ def test_sentences_end_where_a_reader_sees_it() -> None:
 
 def test_scraps_go_with_a_neighbour_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = ["1. ", "A sentence here.", ":20 ", "Another one is this.", "\n\n", ") "]
-    monkeypatch.setattr(sentences, "segment", lambda language, text: pieces)
+    monkeypatch.setattr(sentences, "_segment", lambda language, text: pieces)
     assert split_sentences("any") == ["1. A sentence here.:20", "Another one is this.\n\n)"]
 
 
@@ -54,9 +54,9 @@ def test_spans_cover_a_text_in_order_and_none_is_too_long(longest: int) -> None:
     seen = set()
     for seed in range(30):
         cut = spans(TEXT, longest, np.random.default_rng(seed))
-        assert "".join("".join(cut).split()) == "".join(TEXT.split())
-        sizes = [len(sentences._TOKEN.findall(span)) for span in cut]
-        total = len(sentences._TOKEN.findall(TEXT))
+        assert " ".join(cut) == TEXT
+        sizes = [count_words(span) for span in cut]
+        total = count_words(TEXT)
         assert len(cut) >= 2
         assert sum(sizes) == total
         assert max(sizes) <= min(longest, total // 2)
@@ -65,9 +65,29 @@ def test_spans_cover_a_text_in_order_and_none_is_too_long(longest: int) -> None:
     assert spans(TEXT, longest, np.random.default_rng(7)) == spans(TEXT, longest, np.random.default_rng(7))
 
 
+@pytest.mark.parametrize("longest", [4, 8, 100])
+@pytest.mark.parametrize("words", [15, 16, 17, 23, 24, 40, 201])
+def test_no_span_is_too_short(longest: int, words: int) -> None:
+    text = " ".join(f"w{number}." for number in range(words))
+    for seed in range(30):
+        cut = spans(text, longest, np.random.default_rng(seed), 8)
+        assert " ".join(cut) == text
+        sizes = [len(span.split()) for span in cut]
+        assert len(sizes) == 1 if words < 16 else len(sizes) >= 2
+        assert min(sizes) >= 8
+        assert max(sizes) <= max(15, longest)
+
+
+def test_words_are_counted_in_every_script() -> None:
+    texts = ["", " - ! ", 'He said: "It\'s 3.5 - or so."', "漢字とかな。ABC", "दो शब्द", "한국어 문장"]
+    assert [count_words(text) for text in texts] == [0, 0, 6, 6, 2, 2]
+
+
 def test_spans_of_the_shortest_texts() -> None:
     draw = np.random.default_rng(0)
     assert spans("", 5, draw) == []
+    assert spans(" - ", 5, draw) == []
     assert spans("one", 5, draw) == ["one"]
-    assert spans("one, ", 5, draw) == ["one", ","]
+    assert spans("- one, ", 5, draw) == ["- one,"]
+    assert spans("one, two", 5, draw) == ["one,", "two"]
     assert spans("漢字", 5, draw) == ["漢", "字"]

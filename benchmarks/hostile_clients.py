@@ -1,0 +1,217 @@
+"""Hostile clients: incomplete request heads and idle connections against a real server, while good clients search.
+
+    python benchmarks/hostile_clients.py --store S --queries squad
+
+Starts `jobs/serve_search.py` on loopback with a connection limit, and opens more connections than the limit, which send
+half of a head or nothing. While they are open, it measures the slowest response of /healthz, the growth of the server's
+memory (RSS), and the statuses that good clients get on connections opened before the attack and on new ones. The attack
+is bounded in count and time; the server is stopped by its process id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import uvloop
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+HALF = b"GET /v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+
+
+def start(options: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
+    """Starts the server, waits until it is ready, and returns its process and port."""
+    command = [
+        sys.executable,
+        str(ROOT / "jobs/serve_search.py"),
+        "--store",
+        options.store,
+        "--port",
+        "0",
+        "--max-connections",
+        str(options.limit),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if match := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+            return process, int(match.group(1))
+    raise SystemExit("the server did not start")
+
+
+def search(text: str, close: bool = False) -> bytes:
+    """Returns a search request."""
+    body = json.dumps({"query": text, "k": 10}).encode()
+    end = b"Connection: close\r\n" if close else b""
+    head = b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n"
+    return head % (end, len(body)) + b"\r\n" + body
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
+    """Sends a request, reads the response and returns its status."""
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    [length] = re.findall(rb"(?i)content-length: (\d+)", head)
+    await reader.readexactly(int(length))
+    return int(head[9:12])
+
+
+class Attack:
+    """Connections that send half of a head or nothing. They are opened again when the server closes them."""
+
+    def __init__(self, port: int, count: int):
+        self.port, self.count = port, count
+        self.closed = 0
+        self._tasks = [asyncio.create_task(self._hold(number)) for number in range(count)]
+
+    async def _hold(self, number: int) -> None:
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                if number % 2:
+                    writer.write(HALF)
+                while await reader.read(4096):
+                    pass
+                writer.close()
+            except OSError:
+                pass
+            self.closed += 1
+            await asyncio.sleep(0.5)
+
+    async def end(self) -> None:
+        """Closes all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def probe_health(port: int, seconds: list[float], failures: Counter[str]) -> None:
+    """Requests /healthz on new connections until it is cancelled."""
+    while True:
+        started = time.perf_counter()
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            status = await ask(reader, writer, HEALTH)
+            writer.close()
+            if status != 200:
+                failures[str(status)] += 1
+        except (OSError, asyncio.IncompleteReadError) as error:
+            failures[type(error).__name__] += 1
+        seconds.append(time.perf_counter() - started)
+        await asyncio.sleep(0.05)
+
+
+async def good_client(
+    port: int, texts: list[str], statuses: Counter[str], is_new: bool, opened: asyncio.Event | None = None
+) -> None:
+    """Searches until it is cancelled, on one connection or on a new one per search.
+
+    Args:
+        port: Port of the server.
+        texts: Texts of the queries.
+        statuses: Counts the statuses and the errors.
+        is_new: Opens a new connection for each search.
+        opened: Set after the first search.
+    """
+    reader = writer = None
+    for number in range(1_000_000):
+        try:
+            if writer is None or is_new:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert reader is not None
+            statuses[str(await ask(reader, writer, search(texts[number % len(texts)], close=is_new)))] += 1
+            if is_new:
+                writer.close()
+        except (OSError, asyncio.IncompleteReadError) as error:
+            statuses[type(error).__name__] += 1
+            writer = None
+        if opened is not None:
+            opened.set()
+        await asyncio.sleep(0.02)
+
+
+async def measure(process: subprocess.Popen[str], port: int, options: argparse.Namespace, texts: list[str]) -> dict:
+    """Runs the attack and returns its figures."""
+    server = psutil.Process(process.pid)
+    old_statuses: Counter[str] = Counter()
+    new_statuses: Counter[str] = Counter()
+    health: list[float] = []
+    failures: Counter[str] = Counter()
+    events = [asyncio.Event() for _ in range(options.clients)]
+    good = [asyncio.create_task(good_client(port, texts, old_statuses, False, event)) for event in events]
+    await asyncio.gather(*(event.wait() for event in events))
+    await asyncio.sleep(2)
+    before = server.memory_info().rss
+    attack = Attack(port, options.limit + options.beyond)
+    others = [asyncio.create_task(probe_health(port, health, failures))]
+    await asyncio.sleep(3)  # during the first two seconds of the attack, new clients may get 503
+    others += [asyncio.create_task(good_client(port, texts, new_statuses, True)) for _ in range(options.clients)]
+    most, ends = before, time.monotonic() + options.seconds
+    connections = 0
+    while time.monotonic() < ends:
+        await asyncio.sleep(0.2)
+        most = max(most, server.memory_info().rss)
+        connections = max(connections, server.num_fds())
+    for task in [*good, *others]:
+        task.cancel()
+    await asyncio.gather(*good, *others, return_exceptions=True)
+    await attack.end()
+    return {
+        "attackers": attack.count,
+        "closed by the server": attack.closed,
+        "open files of the server": connections,
+        "healthz, slowest (ms)": round(1000 * max(health)),
+        "healthz, answers": len(health),
+        "healthz, failures": dict(failures),
+        "memory growth (MiB)": round((most - before) / (1 << 20), 1),
+        "statuses on old connections": dict(old_statuses),
+        "statuses on new connections": dict(new_statuses),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--store", required=True, help="Store with a live release, or from which one can be made.")
+    parser.add_argument("--queries", help="Query set of the store for the good clients; default: one fixed query.")
+    parser.add_argument("--limit", type=int, default=1024, help="Value of --max-connections of the server.")
+    parser.add_argument("--beyond", type=int, default=2000, help="Number of attackers above that limit.")
+    parser.add_argument("--clients", type=int, default=4, help="Number of good clients of each kind.")
+    parser.add_argument("--seconds", type=float, default=15, help="Duration of the measurement in seconds.")
+    options = parser.parse_args()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = options.limit + options.beyond + 200
+    if soft < needed:
+        if needed > hard:
+            raise SystemExit(f"this process may open {hard} files, {needed} are needed: ulimit -n {needed}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    texts = ["what is a rip current?"]
+    if options.queries:
+        from indexing.queries import Queries
+        from indexing.store import Store
+
+        texts = Queries.open(Store(options.store), options.queries).split("test").texts[:200]
+    process, port = start(options)
+    try:
+        figures = uvloop.run(measure(process, port, options, texts))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    for name, value in figures.items():
+        print(f"{name:28} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Compares building an index (training and filling) with FAISS by hand: same factory, sample and threads, in turns.
+
+    python benchmarks/index_build.py --vectors 1000000 --dim 384 --rounds 3
+
+FAISS by hand is `index_factory`, `train` and `add` on float32 arrays, with OpenMP set to the same number of threads.
+The vectors are clustered and normalised. The ratio of a round is the time of riptide divided by that of FAISS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from indexing.faiss_index import (  # noqa: E402
+    TRAINING_THREADS,
+    choose_factory,
+    faiss,
+    fill_shard,
+    train_quantizer,
+    training_size,
+)
+
+
+def make_vectors(count: int, dim: int) -> np.ndarray:
+    """Returns normalised vectors around random centres, float16 [count, dim]."""
+    random = np.random.default_rng(0)
+    centers = random.standard_normal((max(1, count // 200), dim), dtype=np.float32)
+    vectors = np.empty((count, dim), np.float16)
+    for start in range(0, count, 100_000):
+        rows = slice(start, min(start + 100_000, count))
+        size = rows.stop - start
+        block = centers[random.integers(len(centers), size=size)]
+        block = block + 0.7 * random.standard_normal((size, dim), dtype=np.float32)
+        vectors[rows] = block / np.linalg.norm(block, axis=1, keepdims=True)
+    return vectors
+
+
+def build_by_hand(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -> tuple[float, float]:
+    """Returns the seconds of training and of filling with FAISS alone."""
+    faiss.omp_set_num_threads(threads)
+    index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+    start = time.perf_counter()
+    index.train(sample)
+    trained = time.perf_counter()
+    for first in range(0, len(vectors), 100_000):
+        index.add(vectors[first : first + 100_000].astype(np.float32))
+    return trained - start, time.perf_counter() - trained
+
+
+def build(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -> tuple[float, float]:
+    """Returns the seconds of training and of filling with riptide."""
+    start = time.perf_counter()
+    quantizer = train_quantizer(sample, factory, seed=0, threads=threads)
+    trained = time.perf_counter()
+    fill_shard(quantizer, [vectors], 0, threads=threads)
+    return trained - start, time.perf_counter() - trained
+
+
+def main() -> None:
+    """Reads the options, runs the rounds, prints the seconds and the median ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vectors", type=int, default=1_000_000)
+    parser.add_argument("--dim", type=int, default=384)
+    parser.add_argument("--factory", help="default: the one that auto chooses for a recall of 0.95")
+    parser.add_argument("--threads", type=int, default=TRAINING_THREADS, help="of both sides")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "results/index_build.json")
+    options = parser.parse_args()
+    vectors = make_vectors(options.vectors, options.dim)
+    factory = options.factory or choose_factory(options.vectors, options.dim, 0.95)
+    rows = np.random.default_rng(1).choice(options.vectors, training_size(factory, options.vectors), replace=False)
+    sample = vectors[np.sort(rows)].astype(np.float32)
+    print(f"{factory}, {len(sample):,} vectors to train on, {options.threads} threads")
+    sides = {"riptide": build, "faiss": build_by_hand}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for number in range(options.rounds):
+        for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+            seconds[name].append(sides[name](sample, vectors, factory, options.threads))
+            print(f"{name:8} training {seconds[name][-1][0]:7.2f} s  filling {seconds[name][-1][1]:7.2f} s", flush=True)
+    for place, stage in enumerate(("training", "filling")):
+        ratios = [
+            ours[place] / theirs[place] for ours, theirs in zip(seconds["riptide"], seconds["faiss"], strict=True)
+        ]
+        print(f"{stage:8} {statistics.median(ratios):.3f}  ({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"factory": factory, "seconds": seconds}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Changes one expression of a module at a time and counts how many changes the module's own tests notice.
+
+    python benchmarks/mutants.py --count 40 --seed 0 --json results/mutants.json
+
+The changes are drawn by a seed from all comparisons, arithmetic and boolean operators, numbers, and conditions of the
+modules in TESTS. Each one is made in a copy of the checkout, whose tests run there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = {
+    "indexing/store.py": ("tests/indexing/test_store.py", "tests/indexing/work"),
+    "indexing/artifact.py": ("tests/indexing/test_store.py", "tests/indexing/work"),
+    "indexing/work/work.py": ("tests/indexing/work",),
+    "indexing/work/local.py": ("tests/indexing/work",),
+    "indexing/work/conflicts.py": ("tests/indexing/work",),
+    "indexing/fusion.py": ("tests/indexing/test_fusion.py",),
+    "indexing/metrics.py": ("tests/indexing/test_metrics.py",),
+    "indexing/mining.py": ("tests/indexing/test_mining.py",),
+    "retriever/losses.py": ("tests/retriever/test_losses.py",),
+}
+LIMIT_S = 120  # seconds of a test run, five times what it takes; a change that makes the tests hang is noticed too
+COMPARISONS = dict(
+    pair
+    for one, other in (
+        (ast.Lt, ast.LtE),
+        (ast.Gt, ast.GtE),
+        (ast.Eq, ast.NotEq),
+        (ast.In, ast.NotIn),
+        (ast.Is, ast.IsNot),
+    )
+    for pair in ((one, other), (other, one))
+)
+OPERATORS = {ast.FloorDiv: ast.Mult} | dict(
+    pair
+    for one, other in ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd, ast.BitOr))
+    for pair in ((one, other), (other, one))
+)
+
+
+@dataclass
+class Mutant:
+    """A change: where, what was there, what is there instead, and whether the tests noticed it."""
+
+    module: str
+    line: int
+    before: str
+    after: str
+    noticed: bool | None = None
+    seconds: float = 0.0
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the changed copies of a node."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+        changed = copy.deepcopy(node)
+        changed.ops[0] = COMPARISONS[type(node.ops[0])]()
+        yield changed
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        changed = copy.deepcopy(node)
+        changed.op = OPERATORS[type(node.op)]()
+        yield changed
+    elif isinstance(node, ast.BoolOp):
+        changed = copy.deepcopy(node)
+        changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield changed
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.operand
+    elif isinstance(node, ast.IfExp):
+        yield ast.IfExp(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        yield ast.Constant(node.value + 1)
+
+
+def mutants_of(module: str, source: str) -> list[tuple[Mutant, str]]:
+    """Returns the changes of a module, each with the module's new source."""
+    found = []
+    lines = source.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line.encode()))
+    data = source.encode()
+    tree = ast.parse(source)
+    types = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
+    annotations = {id(inner) for outer in types if outer is not None for inner in ast.walk(outer)}
+    for node in ast.walk(tree):
+        if id(node) in annotations or not hasattr(node, "end_col_offset"):
+            continue
+        for changed in changes(node):
+            start = starts[node.lineno - 1] + node.col_offset
+            end = starts[node.end_lineno - 1] + node.end_col_offset
+            text = f"({ast.unparse(ast.fix_missing_locations(changed))})"
+            after = (data[:start] + text.encode() + data[end:]).decode()
+            try:
+                ast.parse(after)
+            except SyntaxError:  # inside an f-string, whose parts have no place of their own
+                continue
+            found.append((Mutant(module, node.lineno, data[start:end].decode()[:100], text[:100]), after))
+    return found
+
+
+def run(copy_of: Path, module: str, source: str) -> bool:
+    """Returns whether the tests of a module pass with a source."""
+    path = copy_of / module
+    original = path.read_text()
+    path.write_text(source)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not cluster"]
+    command += TESTS[module]
+    try:
+        ended = subprocess.run(command, cwd=copy_of, capture_output=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        path.write_text(original)
+    return ended.returncode == 0
+
+
+def main() -> None:
+    """Draws the changes, tries them, and prints those that no test notices."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=40, help="Number of changes.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the draw.")
+    parser.add_argument("--json", help="Write the results to this file, after each change.")
+    options = parser.parse_args()
+    every = [entry for module in TESTS for entry in mutants_of(module, (ROOT / module).read_text())]
+    drawn = random.Random(options.seed).sample(every, options.count)
+    with tempfile.TemporaryDirectory(prefix="riptide-mutants-") as folder:
+        copy_of = Path(folder) / "checkout"
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in listed.stdout.splitlines():
+            (copy_of / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy_of / name)
+        for module in TESTS:
+            if not run(copy_of, module, (ROOT / module).read_text()):
+                sys.exit(f"{module}: its tests fail without a change")
+        for mutant, source in drawn:
+            started = time.monotonic()
+            mutant.noticed = not run(copy_of, mutant.module, source)
+            mutant.seconds = round(time.monotonic() - started, 1)
+            verdict = "noticed" if mutant.noticed else "SURVIVED"
+            print(f"{verdict}  {mutant.module}:{mutant.line}  {mutant.before} -> {mutant.after}", flush=True)
+            if options.json:
+                Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+                Path(options.json).write_text(json.dumps([asdict(each) for each, _ in drawn], indent=1))
+    noticed = sum(bool(mutant.noticed) for mutant, _ in drawn)
+    print(f"{noticed} of {len(drawn)} changes are noticed ({noticed / len(drawn):.0%})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Compares the speed of two checkouts of riptide on this machine, in turns within one run.
+
+    git worktree add ../before COMMIT
+    python benchmarks/two_checkouts.py --before ../before --store S --before-store T --queries squad --rounds 9
+
+Compared are encoding, exact search of 1,000 queries in 200,000 vectors of 384 dimensions, and, with a store, the job
+`search --mode bm25` as a whole process, training steps of `tune_prompts` (with --negatives), and serving. Both
+checkouts run with the packages of this virtual environment. Each side is a process that stays up for the whole run,
+except for whole jobs. A round gives both sides the same work one after the other, and the order changes from round to
+round. The ratio of a round is the speed of this checkout divided by that of the other one; the median of the rounds is
+reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+from encode import read_passages
+from serving import load, start
+
+ROOT = Path(__file__).resolve().parents[1]
+ENCODE = """
+import json, sys, time
+from retriever.encoder import Encoder
+encoder = Encoder(sys.argv[1], threads=int(sys.argv[2]))
+print("ready", flush=True)
+for line in sys.stdin:
+    texts = json.loads(line)
+    start = time.perf_counter()
+    encoder.encode(texts, side="passage")
+    print(time.perf_counter() - start, flush=True)
+"""
+EXACT = """
+import sys, time
+import numpy as np
+from indexing.exact import exact_search
+random = np.random.default_rng(0)
+vectors = random.standard_normal((200_000, 384), dtype=np.float32)
+vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
+queries = random.standard_normal((1_000, 384), dtype=np.float32)
+print("ready", flush=True)
+for line in sys.stdin:
+    start = time.perf_counter()
+    exact_search(queries, [(0, vectors)], 100, threads=int(sys.argv[1]))
+    print(time.perf_counter() - start, flush=True)
+"""
+
+
+def start_side(checkout: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
+    """Returns a process of ENCODE or EXACT: it reads a line of work and answers with the seconds that it took."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+    )
+    assert process.stdout is not None
+    while (line := process.stdout.readline()) != "ready\n":
+        if not line:
+            raise SystemExit(f"the process of {checkout} did not start")
+    return process
+
+
+def seconds_of(process: subprocess.Popen[str], work: list[str]) -> float:
+    """Returns the seconds that a process of `start_side` takes for the work: texts to encode, or nothing."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(work) + "\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def in_turns(rounds: int) -> list[tuple[str, str]]:
+    """Returns the order of the two sides for each round."""
+    return [("before", "now") if number % 2 else ("now", "before") for number in range(rounds)]
+
+
+def compare_sides(before: Path, work: list[list[str]], program: str, *arguments: str) -> list[float]:
+    """Returns the ratio of speeds, now to before, of each round; the first item of `work` warms both sides up."""
+    checkouts = {"now": ROOT, "before": before}
+    sides = {name: start_side(checkout, program, *arguments) for name, checkout in checkouts.items()}
+    try:
+        for process in sides.values():
+            seconds_of(process, work[0])
+        ratios = []
+        for order, item in zip(in_turns(len(work) - 1), work[1:], strict=True):
+            seconds = {name: seconds_of(sides[name], item) for name in order}
+            ratios.append(seconds["before"] / seconds["now"])
+        return ratios
+    finally:
+        for process in sides.values():
+            process.kill()
+            process.wait()
+
+
+def compare_encoding(options: argparse.Namespace) -> list[float]:
+    """Returns the ratio of passages per second, now to before, of each round."""
+    titles_and_texts = read_passages(options.data, options.passages, options.rounds + 1)
+    rounds = [[f"{title} {text}".strip() for title, text in zip(*part, strict=True)] for part in titles_and_texts]
+    return compare_sides(options.before, rounds, ENCODE, options.model, str(options.threads))
+
+
+def compare_exact(options: argparse.Namespace) -> list[float]:
+    """Returns the ratio of queries per second, now to before, of each round."""
+    return compare_sides(options.before, [[]] * (options.rounds + 1), EXACT, str(options.threads))
+
+
+def compare_bm25(options: argparse.Namespace) -> list[float]:
+    """Returns the ratio of speeds, now to before, of the whole search job, start included."""
+
+    def run(name: str, number: int) -> float:
+        checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = ["--store", store, "--mode", "bm25", "--split", options.split]
+            arguments += ["--name", f"two-checkouts-{os.getpid()}-{number}"]  # a run that is complete is not made again
+            arguments += ["--queries", options.queries] if options.queries else []
+            start = time.perf_counter()
+            subprocess.run(
+                [sys.executable, "jobs/search.py", *arguments, "--run", f"{folder}/run.trec"],
+                cwd=checkout,
+                env={**os.environ, "PYTHONPATH": str(checkout)},
+                check=True,
+                capture_output=True,
+            )
+            return time.perf_counter() - start
+
+    ratios = []
+    for number, order in enumerate(in_turns(options.rounds)):
+        seconds = {name: run(name, number) for name in order}
+        ratios.append(seconds["before"] / seconds["now"])
+    return ratios
+
+
+def compare_training(options: argparse.Namespace) -> list[float]:
+    """Returns the ratio of training steps per second, now to before; the time of a short job is subtracted."""
+
+    def run(name: str, number: int, steps: int) -> float:
+        checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
+        task = f"two-checkouts-{os.getpid()}-{number}-{steps}"
+        arguments = ["--store", store, "--task", task, "--backbone", options.model, "--negatives", options.negatives]
+        arguments += ["--batch", "16", "--steps", str(steps), "--checkpoint-every", "1000", "--dtype", "float32"]
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "jobs/tune_prompts.py", *arguments],
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+            check=True,
+            capture_output=True,
+        )
+        return time.perf_counter() - start
+
+    ratios = []
+    for number, order in enumerate(in_turns(options.rounds)):
+        seconds = {name: -run(name, number, 6) + run(name, number, 30) for name in order}
+        ratios.append(seconds["before"] / seconds["now"])
+    return ratios
+
+
+def compare_serving(options: argparse.Namespace) -> dict[int, list[float]]:
+    """Returns, by number of clients, the ratio of queries per second, now to before, of each round."""
+    from indexing.queries import Queries
+    from indexing.store import Store
+
+    texts = Queries.open(Store(options.store), options.queries).split(options.split).texts[:4000]
+    sides = {
+        name: start("riptide", argparse.Namespace(store=store, batch=32, compile="never"), root=checkout)
+        for name, checkout, store in (
+            ("now", ROOT, options.store),
+            ("before", options.before, options.before_store),
+        )
+    }
+    try:
+        for _, port in sides.values():
+            uvloop.run(load(port, 8, 3, texts))
+        ratios: dict[int, list[float]] = {clients: [] for clients in options.clients}
+        for order in in_turns(options.rounds):
+            for clients in options.clients:
+                rate = {name: uvloop.run(load(sides[name][1], clients, options.seconds, texts)) for name in order}
+                ratios[clients].append(rate["now"]["qps"] / rate["before"]["qps"])
+        return ratios
+    finally:
+        for process, _ in sides.values():
+            process.send_signal(signal.SIGTERM)
+        for process, _ in sides.values():
+            process.wait(60)
+
+
+def main() -> None:
+    """Reads the options, runs the rounds, prints the median ratios and writes all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="folder of the checkout to compare with")
+    parser.add_argument(
+        "--store", help="a store with an index and a BM25 index; without it only encoding and exact search are compared"
+    )
+    parser.add_argument("--before-store", help="the store of the other checkout, where it reads another format")
+    parser.add_argument("--queries", help="may be left out where the store has one set only")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--negatives", help="negatives of both stores to train on; without it training is not compared")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--seconds", type=float, default=5.0, help="of load per side and round")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--data", type=Path, default=ROOT / "examples/squad/corpus.jsonl.gz")
+    parser.add_argument("--passages", type=int, default=150, help="per round of encoding")
+    parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, default=ROOT / "results/two_checkouts.json")
+    options = parser.parse_args()
+    options.before = options.before.resolve()
+    ratios_by_name = {"encoding": compare_encoding(options), "exact search": compare_exact(options)}
+    if options.store:
+        options.before_store = str(Path(options.before_store or options.store).resolve())
+        options.store = str(Path(options.store).resolve())
+        ratios_by_name["search --mode bm25"] = compare_bm25(options)
+        if options.negatives:
+            ratios_by_name["training"] = compare_training(options)
+        ratios_by_name |= {f"serving, {n} clients": ratios for n, ratios in compare_serving(options).items()}
+    for name, ratios in ratios_by_name.items():
+        print(f"{name:24} {statistics.median(ratios):.3f}  ({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(ratios_by_name, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Copies: passages whose title and text equal those of another passage."""

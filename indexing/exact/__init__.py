@@ -1,0 +1,30 @@
+"""Exact top-k search by inner product over plain arrays.
+
+hits         the best passages of each query, and merging them
+checks       checks of queries and vectors; the number of threads
+search       the exact top k over parts of vectors
+candidates   the exact scores of given candidates
+torch_pass   the products and sums by torch, for machines on which the compiled kernel does not run
+
+Importing this package loads no torch: `torch_pass` is imported by the functions that need it.
+"""
+
+from indexing.exact.candidates import rescore, rescore_pieces
+from indexing.exact.checks import available_threads, check_queries, check_vectors
+from indexing.exact.hits import Hits, merge, nothing
+from indexing.exact.search import ExactSearch, OpenPart, exact_search, search_open
+
+__all__ = [
+    "ExactSearch",
+    "Hits",
+    "OpenPart",
+    "available_threads",
+    "check_queries",
+    "check_vectors",
+    "exact_search",
+    "merge",
+    "nothing",
+    "rescore",
+    "rescore_pieces",
+    "search_open",
+]

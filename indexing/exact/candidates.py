@@ -1,0 +1,121 @@
+"""Scores given candidates of each query exactly: float64 sums, rounded to float32, as `ExactSearch` scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from indexing import kernel as kernels
+from indexing.exact.checks import available_threads, check_queries, check_vectors
+from indexing.exact.hits import Hits, padded
+from retriever.errors import InputError
+
+CANDIDATES = 1 << 20  # candidates that are scored in one call: 8 MiB of rows, and a few arrays of that size
+_PAIRS = 16_384  # pairs of a query and a candidate for which another thread pays
+
+
+def rescore(
+    queries: np.ndarray,
+    rows: np.ndarray,
+    vectors: np.ndarray,
+    first_row: int,
+    k: int,
+    *,
+    threads: int | None = None,
+    use_kernel: bool = True,
+) -> Hits:
+    """Returns `rescore_pieces` of one piece."""
+    return rescore_pieces(queries, rows, [(first_row, vectors)], k, threads, use_kernel=use_kernel)
+
+
+def rescore_pieces(
+    queries: np.ndarray,
+    rows: np.ndarray,
+    pieces: Sequence[tuple[int, np.ndarray]],
+    k: int,
+    threads: int | None = None,
+    *,
+    use_kernel: bool = True,
+) -> Hits:
+    """Returns the best k of each query's candidates.
+
+    Each candidate is scored once, in its piece: time and memory are those of the candidates, for any number of pieces.
+
+    Args:
+        queries: float32 [q, dim].
+        rows: Candidates of each query, int64 [q, c], global rows, -1 for none. Repeated rows count once.
+        pieces: Disjoint pieces: first row, vectors [n, dim], float16 or float32 (memory maps are accepted).
+        k: Number of hits per query.
+        threads: CPU threads; None: all that this process may use.
+        use_kernel: Use the compiled kernel if it runs on this machine.
+
+    Raises:
+        InputError: For a row outside of the pieces, and for vectors that are not finite.
+    """
+    queries = check_queries(queries)
+    pieces = [(first, check_vectors(vectors, queries.shape[1], first)) for first, vectors in pieces if len(vectors)]
+    rows = np.maximum(np.asarray(rows, dtype=np.int64), -1)
+    if rows.ndim != 2 or len(rows) != len(queries):
+        raise InputError(f"candidate rows have shape {rows.shape}, expected [{len(queries)}, c]")
+    rows.sort(axis=1)
+    repeated = (rows[:, 1:] == rows[:, :-1]) & (rows[:, 1:] >= 0)
+    if repeated.any():
+        rows[:, 1:][repeated] = -1
+        rows.sort(axis=1)
+    edges = np.array([(first, first + len(vectors)) for first, vectors in pieces], np.int64).reshape(-1, 2)
+    # int64 [q, pieces, 2]: the columns at which the candidates of a piece begin and end; the rows of a query ascend.
+    columns = np.array([np.searchsorted(mine, edges) for mine in rows], np.int64).reshape(len(rows), len(pieces), 2)
+    if (columns[..., 1] - columns[..., 0]).sum() != np.count_nonzero(rows >= 0):
+        expected = f"{edges.min()} to {edges.max() - 1}" if len(edges) else "none"
+        raise InputError(f"candidate rows reach from {rows[rows >= 0].min()} to {rows.max()}, expected {expected}")
+    scores = np.full(rows.shape, -np.inf, np.float32)
+    score = _pair_scorer(queries, threads or available_threads(), use_kernel)
+    for number, (first, vectors) in enumerate(pieces):
+        for query_ids, low, high in _similar_counts(columns[:, number, 0], columns[:, number, 1]):
+            here = low[:, None] + np.arange((high - low).max())
+            inside = here < high[:, None]
+            here = np.minimum(here, rows.shape[1] - 1)
+            group_scores = score(query_ids, np.where(inside, rows[query_ids[:, None], here] - first, -1), vectors)
+            scores[np.broadcast_to(query_ids[:, None], here.shape)[inside], here[inside]] = group_scores[inside]
+    if not np.isfinite(scores[rows >= 0]).all():
+        raise InputError("a candidate's vector has NaN or Inf: encode it again")
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # stable: equal scores stay ordered by row
+    return padded(Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)), k)
+
+
+def _similar_counts(low: np.ndarray, high: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields (query ids, low, high) in groups of queries whose counts high - low share a power of two.
+
+    A padded array of a group is then less than twice its candidates. Queries without candidates are left out, and large
+    groups are cut.
+    """
+    _, size = np.frexp(high - low)
+    for exponent in np.unique(size[size > 0]):
+        same = np.flatnonzero(size == exponent)
+        step = max(1, CANDIDATES >> int(exponent))
+        for i in range(0, len(same), step):
+            query_ids = same[i : i + step]
+            yield query_ids, low[query_ids], high[query_ids]
+
+
+def _pair_scorer(
+    queries: np.ndarray, threads: int, use_kernel: bool
+) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
+    """Returns score(query ids [n], local rows int64 [n, c], vectors): float32 [n, c], -inf where a row is -1."""
+    library = kernels.load() if use_kernel else None
+    if library is not None:
+        return lambda query_ids, local, vectors: kernels.score_pairs(
+            library, queries[query_ids], local, vectors, max(1, min(threads, len(local), local.size // _PAIRS))
+        )
+    from indexing.exact.torch_pass import score_pairs
+
+    double = queries.astype(np.float64)
+
+    def score(query_ids: np.ndarray, local: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        scores = np.full(local.shape, -np.inf, np.float32)
+        pairs = np.nonzero(local >= 0)
+        scores[pairs] = score_pairs(double, query_ids[pairs[0]], vectors, local[pairs])
+        return scores
+
+    return score

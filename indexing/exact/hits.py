@@ -1,0 +1,60 @@
+"""The best passages of each query as two arrays, and merging them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Hits(NamedTuple):
+    """The best passages of each query: scores descending, equal scores by smaller row, padded with -inf and -1.
+
+    Attributes:
+        scores: float32 [q, k].
+        rows: int64 [q, k].
+    """
+
+    scores: np.ndarray
+    rows: np.ndarray
+
+
+def nothing(queries: int, k: int) -> Hits:
+    """Returns hits [queries, k] that are all padding."""
+    return Hits(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))
+
+
+def merge(hits: Sequence[Hits], k: int) -> Hits:
+    """Returns the best k of several hits for the same queries: score descending, then row ascending.
+
+    Args:
+        hits: At least one; their rows are disjoint.
+        k: Number of hits per query.
+    """
+    if not hits:
+        raise ValueError("nothing to merge")
+    if len(hits) == 1:
+        return padded(Hits(hits[0].scores[:, :k], hits[0].rows[:, :k]), k)
+    scores = np.concatenate([h.scores for h in hits], axis=1)
+    rows = np.concatenate([h.rows for h in hits], axis=1)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    sorted_scores, sorted_rows = np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+    # A stable sort keeps ties in the order of the lists, which is mostly that of the rows. Only queries with other
+    # ties are sorted again by both keys.
+    ties = (sorted_scores[:, 1:] == sorted_scores[:, :-1]) & (sorted_rows[:, 1:] < sorted_rows[:, :-1])
+    mixed = np.flatnonzero(ties.any(axis=1))
+    if len(mixed):
+        order = np.lexsort((rows[mixed], -scores[mixed]), axis=1)
+        sorted_scores[mixed] = np.take_along_axis(scores[mixed], order, 1)
+        sorted_rows[mixed] = np.take_along_axis(rows[mixed], order, 1)
+    return padded(Hits(sorted_scores[:, :k], sorted_rows[:, :k]), k)
+
+
+def padded(hits: Hits, k: int) -> Hits:
+    """Returns contiguous hits of at least k columns; the added ones are -inf and -1."""
+    missing = k - hits.scores.shape[1]
+    if missing <= 0:
+        return Hits(np.ascontiguousarray(hits.scores), np.ascontiguousarray(hits.rows))
+    widths = ((0, 0), (0, missing))
+    return Hits(np.pad(hits.scores, widths, constant_values=-np.inf), np.pad(hits.rows, widths, constant_values=-1))

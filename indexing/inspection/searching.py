@@ -1,0 +1,63 @@
+"""Search a few queries in this process; the hits equal those of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from indexing.corpus import Corpus
+from indexing.exact import Hits
+from indexing.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
+from indexing.retrievers import Retrievers, SearchOptions
+from indexing.store import Store
+from indexing.work.local import LocalRunner
+
+
+class LocalSearch:
+    """A search source with its corpus, and optionally a re-ranker; everything is opened and checked first.
+
+    Hits equal those of a run with the same settings. Deleted passages are excluded.
+
+    Raises:
+        InputError: If an artifact is missing, or does not belong to this corpus.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        source: str,
+        options: SearchOptions,
+        *,
+        reranker: str | None = None,
+        threads: int | None = None,
+        gpus: int = 0,
+    ):
+        self.corpus = Corpus.open(store)
+        self.retriever = Retrievers(store, self.corpus, options).open(source)
+        self.runner = LocalRunner(cores=threads, gpus=gpus)
+        self._rerank_task: RerankTask | None = None
+        if reranker:
+            spec = RerankerSpec(store, reranker, *open_reranker(store, reranker), numerics_of_reranker(self.runner))
+            self._rerank_task = RerankTask(spec, self.corpus)
+
+    @property
+    def source(self) -> str:
+        """The source's name in the grammar of sources, with all names filled in."""
+        return self.retriever.source
+
+    def search(self, queries: Sequence[str], k: int, *, rerank_depth: int = 0) -> Hits:
+        """Returns the top k passages of each query.
+
+        Args:
+            queries: The texts of the queries.
+            k: Number of hits per query, at least 1.
+            rerank_depth: Number of hits per query that the re-ranker orders; lower hits keep their order below them.
+
+        Returns:
+            Scores and rows, [q, at most k].
+        """
+        if self._rerank_task is None:
+            hits = self.retriever.search(queries, k, self.runner)
+        else:
+            hits = self.retriever.search(queries, max(k, rerank_depth), self.runner)
+            hits = rerank(hits, queries, rerank_depth, self._rerank_task, self.runner)
+        return Hits(hits.scores[:, :k], hits.rows[:, :k])

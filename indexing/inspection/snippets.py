@@ -1,0 +1,222 @@
+"""Snippets: the part of a passage with the most words of a query, cut to a width, with these words marked."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import regex
+
+ELLIPSIS = "…"
+_GAP = 2  # columns of an ellipsis and the space between it and the text
+# Scripts written without spaces: each character is a token, and a query matches pairs of adjacent characters.
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_WORD = rf"[[\p{{L}}\p{{M}}\p{{N}}_]--[{_UNSPACED}]]"
+# An English contraction ("don't") is one word; the s of a genitive ("Dracula's") is not a word.
+_TOKEN = regex.compile(
+    rf"(?V1i)(?P<character>[{_UNSPACED}])|(?<={_WORD}['’])s(?!{_WORD})(*SKIP)(*FAIL)"
+    rf"|{_WORD}+(?:['’](?:t|m|re|ve|ll|d)(?!{_WORD}))?"
+)
+# Pieces that are never cut: one character of such a script, or a run of other characters; punctuation stays with the
+# preceding characters.
+_PIECE = regex.compile(rf"(?V1)[{_UNSPACED}][\p{{P}}\p{{M}}]*|[\S--[{_UNSPACED}]]+")
+_INVISIBLE = regex.compile(r"[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]")
+
+
+class Marks(NamedTuple):
+    """The strings printed before and after a matched word."""
+
+    start: str
+    end: str
+
+
+PLAIN = Marks("**", "**")
+BOLD = Marks("\x1b[1m", "\x1b[0m")  # on a terminal
+
+
+class Token(NamedTuple):
+    """A word, or a character of a script without spaces, with its span in the text and its normalised form."""
+
+    start: int
+    end: int
+    key: str
+    is_character: bool
+
+
+class QueryWords:
+    """The normalised words of a query, for matching in passages: whole words, in any case, in any script."""
+
+    def __init__(self, query: str):
+        tokens = list(tokens_of(query))
+        self.words = {token.key for token in tokens if not token.is_character}
+        runs = _runs(tokens)
+        self.characters = {run[0].key for run in runs if len(run) == 1}
+        self.pairs = {(a.key, b.key) for run in runs for a, b in itertools.pairwise(run)}
+
+    def matches(self, text: str) -> list[Token]:
+        """Returns the tokens of the text that occur in the query, in order."""
+        tokens = list(tokens_of(text))
+        matches = {token.start: token for token in tokens if token.key in self._alone(token)}
+        if self.pairs:
+            for run in _runs(tokens):
+                for a, b in itertools.pairwise(run):
+                    if (a.key, b.key) in self.pairs:
+                        matches |= {a.start: a, b.start: b}
+        return [matches[start] for start in sorted(matches)]
+
+    def _alone(self, token: Token) -> set[str]:
+        return self.characters if token.is_character else self.words
+
+
+def tokens_of(text: str) -> Iterator[Token]:
+    """Yields the tokens of a text; keys are case-folded after Unicode compatibility composition (NFKC)."""
+    for match in _TOKEN.finditer(text):
+        key = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", match[0]).casefold()).replace("’", "'")
+        yield Token(match.start(), match.end(), key, match["character"] is not None)
+
+
+def _runs(tokens: Sequence[Token]) -> list[list[Token]]:
+    """Returns the runs of adjacent characters of scripts without spaces."""
+    runs: list[list[Token]] = []
+    for token in tokens:
+        if token.is_character:
+            if runs and runs[-1][-1].end == token.start:
+                runs[-1].append(token)
+            else:
+                runs.append([token])
+    return runs
+
+
+def snippet(text: str, words: QueryWords, width: int, marks: Marks = PLAIN) -> str:
+    """Returns the part of a text with the most words of a query, in one line.
+
+    The part with the most distinct words of the query is chosen, then the one with the most occurrences, then the
+    first. Context is added on both sides up to the width. A text that fits is returned whole; without a match, the
+    start of the text is returned. Words are not cut, except for a word that alone is wider than the width.
+
+    Args:
+        text: A passage; white space and control characters become single spaces.
+        words: The words of the query.
+        width: Terminal columns, at least 1. Marks are not counted: on a terminal they take no columns.
+        marks: The strings around each matched word.
+    """
+    text = one_line(text)
+    cuts = _Cuts(text, width)
+    if not cuts.pieces:
+        return ""
+    matches = words.matches(text)
+    first, last = cuts.extend(*cuts.best(matches))
+    start, end = cuts.pieces[first][0], cuts.pieces[last][1]
+    marked = _marked(text, start, end, [m for m in matches if m.start >= start and m.end <= end], marks)
+    before = f"{ELLIPSIS} " if first > 0 else ""
+    after = f" {ELLIPSIS}" if last + 1 < len(cuts.pieces) else ""
+    return f"{before}{marked}{after}"
+
+
+class _Cuts:
+    """The pieces [start, end) of a text, between which it may be cut, and the windows of pieces that fit a width."""
+
+    def __init__(self, text: str, width: int):
+        self.width = max(width, 2 * _GAP + 2)
+        columns = [0, *itertools.accumulate(map(_columns, text))]
+        room = self.width - 2 * _GAP
+        self.pieces = [
+            span
+            for match in _PIECE.finditer(text)
+            for span in _pieces_within(match.start(), match.end(), columns, room)
+        ]
+        self._starts = [columns[start] for start, _ in self.pieces]
+        self._ends = [columns[end] for _, end in self.pieces]
+        self._first_characters = [start for start, _ in self.pieces]
+
+    def best(self, matches: Sequence[Token]) -> tuple[int, int]:
+        """Returns the first and the last piece of the window with the most matches, without context."""
+        starts, ends = [match.start for match in matches], [match.end for match in matches]
+        score, window = (0, 0), (0, 0)
+        for first in sorted({0, *map(self._piece_at, starts)}):
+            last = self._last_that_fits(first)
+            low = bisect.bisect_left(starts, self.pieces[first][0])
+            high = bisect.bisect_right(ends, self.pieces[last][1])
+            inside = matches[low:high]
+            value = (len({match.key for match in inside}), len(inside))
+            if inside and value > score:
+                score = value
+                window = (self._piece_at(inside[0].start), self._piece_at(inside[-1].end - 1))
+        return window
+
+    def extend(self, first: int, last: int) -> tuple[int, int]:
+        """Returns the window extended by as many pieces as fit, on both sides in turn."""
+        while True:
+            before = first, last
+            if last + 1 < len(self.pieces) and self._fits(first, last + 1):
+                last += 1
+            if first > 0 and self._fits(first - 1, last):
+                first -= 1
+            if (first, last) == before:
+                return before
+
+    def _piece_at(self, character: int) -> int:
+        return bisect.bisect_right(self._first_characters, character) - 1
+
+    def _fits(self, first: int, last: int) -> bool:
+        gaps = _GAP * ((first > 0) + (last + 1 < len(self.pieces)))
+        return self._ends[last] - self._starts[first] + gaps <= self.width
+
+    def _last_that_fits(self, first: int) -> int:
+        if self._fits(first, len(self.pieces) - 1):
+            return len(self.pieces) - 1
+        end = self._starts[first] + self.width - _GAP * (1 + (first > 0))
+        return max(first, bisect.bisect_right(self._ends, end) - 1)
+
+
+def _pieces_within(start: int, end: int, columns: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
+    """Yields [start, end) if it fits the room, otherwise spans of it that fit."""
+    while columns[end] - columns[start] > room:
+        cut = max(start + 1, bisect.bisect_right(columns, columns[start] + room, start, end) - 1)
+        yield start, cut
+        start = cut
+    yield start, end
+
+
+def _marked(text: str, start: int, end: int, matches: Sequence[Token], marks: Marks) -> str:
+    """Returns text[start:end] with marks around the matches; adjacent characters of a script without spaces share
+    their marks."""
+    spans: list[list[int]] = []
+    for match in matches:
+        if spans and match.is_character and spans[-1][1] == match.start:
+            spans[-1][1] = match.end
+        else:
+            spans.append([match.start, match.end])
+    pieces, at = [], start
+    for first, last in spans:
+        pieces += [text[at:first], marks.start, text[first:last], marks.end]
+        at = last
+    return "".join([*pieces, text[at:end]])
+
+
+def one_line(text: str) -> str:
+    """Returns a text without control characters and with single spaces, which a terminal shows unchanged."""
+    return " ".join(_INVISIBLE.sub(" ", text).split())
+
+
+def shorten(text: str, width: int) -> str:
+    """Returns a text in one line of at most `width` columns, with an ellipsis if it was cut."""
+    text = one_line(text)
+    if display_width(text) <= width:
+        return text
+    ends = [*itertools.accumulate(map(_columns, text))]
+    return text[: bisect.bisect_right(ends, max(0, width - 1))].rstrip() + ELLIPSIS
+
+
+def display_width(text: str) -> int:
+    """Returns the terminal columns of a text: wide characters take two, combining characters none."""
+    return sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,0 +1,1 @@
+"""Judges trained models by what they were trained on."""

@@ -1,0 +1,1 @@
+"""Tables with any column names: CSV, TSV, JSON lines and Parquet as corpora, queries and judgements."""

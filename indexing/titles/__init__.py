@@ -1,0 +1,1 @@
+"""Titles of passages from a separate file."""

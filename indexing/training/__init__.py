@@ -1,0 +1,1 @@
+"""Training runs on data of a store: in this process, or on the workers of a Ray cluster."""

@@ -1,0 +1,78 @@
+"""Writes the course of a training run: TensorBoard events at each step, numbers and a picture at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from indexing.storage import full_disk
+from indexing.training.messages import StepDone
+
+Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] of steps
+FLUSH_S = 10  # seconds before events are written to disk
+
+
+class Curves:
+    """Writes the steps of a training run into a folder.
+
+    Args:
+        folder: The folder; it is made if it is missing.
+        title: Title of the picture.
+        quality: Name of the measure of quality.
+    """
+
+    def __init__(self, folder: Path, *, title: str, quality: str):
+        self.folder, self.title, self.quality = folder, title, quality
+        self._steps: list[list[float | None]] = []
+        self._events: Any = None
+
+    def add(self, done: StepDone) -> None:
+        """Writes TensorBoard events of a step."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        with full_disk(self.folder):
+            if self._events is None:  # later steps of an earlier run are written again
+                self._events = SummaryWriter(str(self.folder), purge_step=done.step, flush_secs=FLUSH_S)
+            for name, value in (("loss", done.loss), ("learning rate", done.lr), (self.quality, done.quality)):
+                if value is not None:
+                    self._events.add_scalar(name, value, done.step)
+        self._steps.append([done.step, done.loss, done.lr, done.quality])
+
+    def close(self) -> None:
+        """Writes the events to disk."""
+        if self._events is not None:
+            self._events.close()
+
+    def draw_added(self) -> None:
+        """Draws the steps that were added, for a run that failed."""
+        self.draw(self._steps)
+
+    def draw(self, curve: Curve) -> Path | None:
+        """Writes curves.json and curves.png; returns the path of the picture, None if there is no step."""
+        if not curve:
+            return None
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        steps, losses, rates, qualities = zip(*curve, strict=True)
+        measured = [(step, value) for step, value in zip(steps, qualities, strict=True) if value is not None]
+        with full_disk(self.folder):
+            (self.folder / "curves.json").write_text(json.dumps([*map(list, curve)]) + "\n")
+            figure, axes = pyplot.subplots(3 if measured else 2, 1, sharex=True, figsize=(8, 7))
+            for axis, values, label in zip(axes, (losses, rates), ("loss", "learning rate"), strict=False):
+                axis.plot(steps, values, linewidth=0.8)
+                axis.set_ylabel(label)
+            if measured:
+                axes[2].plot(*zip(*measured, strict=True), marker="o")
+                axes[2].set_ylabel(self.quality)
+            axes[-1].set_xlabel("step")
+            axes[0].set_title(self.title)
+            figure.tight_layout()
+            figure.savefig(self.folder / "curves.png", dpi=110)
+            pyplot.close(figure)
+        return self.folder / "curves.png"

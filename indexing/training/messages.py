@@ -1,0 +1,192 @@
+"""Messages of training workers, and the state of a run as a pure function of the messages received so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+RETRIES = 5  # losses of workers that a run tolerates without a new step
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """The result of a run.
+
+    Attributes:
+        steps: Number of steps, those of earlier runs included.
+        workers: Number of workers at the end.
+        numerics: The numerics class.
+        loss: The last loss; None if the curve is empty.
+        curve: [step, loss, learning rate, quality or None] of the recorded steps.
+        best: The best quality; None without an evaluation.
+        best_step: The step with the best quality.
+        judged: The results of a JudgingMaker.
+    """
+
+    steps: int
+    workers: int
+    numerics: str
+    loss: float | None
+    curve: list[list[float | None]]
+    best: float | None
+    best_step: int
+    judged: dict[str, Any] = field(default_factory=dict)
+
+    def notes(self) -> dict[str, Any]:
+        """Returns the result as notes of an artifact."""
+        notes = dict(vars(self))
+        return notes | notes.pop("judged")
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker has started, for the first time or again after a loss."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """All workers resume after this step of an earlier run; sent by rank 0."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step is done; sent by rank 0.
+
+    Attributes:
+        step: Number of the step, from 1.
+        loss: Loss of the whole batch.
+        lr: Learning rate.
+        quality: Quality on the dev split; None if it was not measured.
+        numerics: The numerics class.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    quality: float | None
+    numerics: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A worker ends with an exception; Ray Train starts the workers again."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class InvalidInput:
+    """A worker has found bad input, which ends the run."""
+
+    problem: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The model is committed; sent by rank 0."""
+
+    result: TrainingResult
+
+
+Message = Started | Resumed | StepDone | Failed | InvalidInput | Finished
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run.
+
+    Attributes:
+        last_step: The last step that was reported as done.
+        attempts: Number of starts of rank 0 since the last new step.
+        cause: The first failure since rank 0 started, "" if none was reported.
+        losses: The error for too many losses, "" as long as there are few.
+        problem: The bad input, "" if there is none.
+        result: The result; None until the model is committed.
+    """
+
+    last_step: int = 0
+    attempts: int = 0
+    cause: str = ""
+    losses: str = ""
+    problem: str = ""
+    result: TrainingResult | None = None
+
+    @property
+    def error(self) -> str:
+        """The line that ends the run, "" if nothing ends it."""
+        return self.problem or self.losses
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether workers that start now end at once. Running workers may still reach a new step."""
+        return bool(self.error)
+
+
+class Update(NamedTuple):
+    """The effect of a message on the progress that a user sees.
+
+    Attributes:
+        is_start: Rank 0 has started.
+        steps: Number of steps to count.
+        is_reused: An earlier run made these steps.
+        step: A step that was not reported before.
+    """
+
+    is_start: bool = False
+    steps: int = 0
+    is_reused: bool = False
+    step: StepDone | None = None
+
+
+def receive(state: RunState, message: Message) -> tuple[RunState, Update]:
+    """Returns the state after a message, and the progress to report.
+
+    Bad input ends the run. It also ends if rank 0 starts for the (RETRIES + 2)th time without a new step, unless
+    running workers reach a new step, or the end, after all. Steps that are repeated after a loss are reported once.
+    """
+    match message:
+        case Started(rank=0):
+            attempts = state.attempts + 1
+            losses = _describe_losses(state) if attempts == RETRIES + 2 else state.losses
+            return replace(state, attempts=attempts, losses=losses, cause=""), Update(is_start=True)
+        case Resumed(step) if step > state.last_step:
+            return replace(state, last_step=step), Update(steps=step - state.last_step, is_reused=True)
+        case StepDone(step) if step > state.last_step:
+            update = Update(steps=step - state.last_step, step=message)
+            return replace(state, last_step=step, attempts=0, losses=""), update
+        case Failed(cause):
+            return replace(state, cause=state.cause or cause), Update()
+        case InvalidInput(problem):
+            return replace(state, problem=state.problem or problem), Update()
+        case Finished(result):
+            return replace(state, attempts=0, losses="", result=result), Update()
+        case _:  # a worker of another rank has started, or a step is repeated
+            return state, Update()
+
+
+def _describe_losses(state: RunState) -> str:
+    """Returns the error for workers that were lost again and again before a new step."""
+    cause = f" ({state.cause})" if state.cause else ""
+    return (
+        f"workers were lost {RETRIES + 1} times on their way to step {state.last_step + 1:,}{cause}; earlier steps are "
+        "kept: fix the cause and run the command again"
+    )
+
+
+def report(update: Update, count: Callable[[int, bool], object], show: Callable[[StepDone], object]) -> None:
+    """Reports an update to the user.
+
+    Args:
+        update: The update.
+        count: Called as count(steps, is_reused).
+        show: Called with each new step.
+    """
+    if update.step is not None:
+        show(update.step)
+    if update.steps:
+        count(update.steps, update.is_reused)

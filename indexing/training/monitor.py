@@ -1,0 +1,91 @@
+"""The monitor of a run on Ray: an actor that receives the messages of all workers, and the thread that reports them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from indexing.training.messages import Message, RunState, StepDone, Update, receive, report
+
+
+class Monitor:
+    """Holds the state of a run. An asyncio actor: workers send messages while the driver waits for updates."""
+
+    def __init__(self) -> None:
+        self._state = RunState()
+        self._updates: asyncio.Queue[Update | None] = asyncio.Queue()  # None: closed
+        self._is_aborted = False
+
+    async def send(self, message: Message) -> None:
+        """Takes in a message of a worker."""
+        self._state, update = receive(self._state, message)
+        self._updates.put_nowait(update)
+
+    async def must_stop(self) -> bool:
+        """Returns whether a worker that starts now has to end at once."""
+        return self._is_aborted or self._state.must_stop
+
+    async def next_updates(self) -> list[Update]:
+        """Waits for updates and returns all that there are; an empty list once the monitor is closed."""
+        updates = [await self._updates.get()]
+        while not self._updates.empty():
+            updates.append(self._updates.get_nowait())
+        if None in updates and len(updates) > 1:
+            self._updates.put_nowait(None)  # for the next call
+        return [update for update in updates if update is not None]
+
+    async def abort(self) -> None:
+        """Ends the workers: the driver no longer follows the run."""
+        self._is_aborted = True
+
+    async def close(self) -> RunState:
+        """Ends the waiting for updates, and returns the state."""
+        self._updates.put_nowait(None)
+        return self._state
+
+
+@dataclass
+class Listener:
+    """Follows a run: reports updates to the user until there are no more.
+
+    Attributes:
+        next_updates: Returns the next updates; an empty list at the end.
+        abort: Ends the workers. Called if an update cannot be reported.
+        count: Called as count(steps, is_reused).
+        show: Called with each new step.
+        started: Set once rank 0 has started.
+        error: The error that ended the listener; None without one.
+    """
+
+    next_updates: Callable[[], list[Update]]
+    abort: Callable[[], object]
+    count: Callable[[int, bool], object]
+    show: Callable[[StepDone], object]
+    started: threading.Event
+    error: Exception | None = None
+
+    def follow(self) -> None:
+        """Reports updates until the monitor is closed or a report fails."""
+        try:
+            while updates := self.next_updates():
+                for update in updates:
+                    if update.is_start:
+                        self.started.set()
+                    report(update, self.count, self.show)
+        except Exception as error:
+            self.error = error
+            with contextlib.suppress(Exception):  # the monitor may be gone, which also ends the workers
+                self.abort()
+
+
+def start_monitor() -> Any:
+    """Returns the handle of a new Monitor actor on the node of the driver; it takes no CPU."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here).remote()

@@ -1,0 +1,176 @@
+"""One worker of a training run, with or without Ray: makes the system, trains it and commits the model."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+from indexing.artifact import ABANDONED_S, Draft, keep_alive
+from indexing.models import Checkpoints, commit_files, resolve_model
+from indexing.store import Store
+from indexing.training.messages import Message, Resumed, StepDone, TrainingResult
+from indexing.training.workers import WorkerGroup
+from retriever.errors import InputError
+from retriever.files import describe_backbone, resolve
+from retriever.numerics import choose_dtype
+from retriever.system import Evaluate, Refresh, System
+from retriever.training import Hooks, LoopOptions, Trainer
+
+
+class Maker(Protocol):
+    """Makes the system of a worker. It is sent to the workers, so it holds only names and options."""
+
+    def make(
+        self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
+    ) -> tuple[System, Evaluate | None, Refresh | None]:
+        """Makes the system of one worker.
+
+        Args:
+            device: The device of the worker.
+            dtype: The dtype of the forward and backward pass.
+            rank: The rank of the worker.
+            world: The number of workers.
+
+        Returns:
+            The system, the function that evaluates it during training, and the function that mines its negatives again;
+            None for a function that is not used.
+
+        Raises:
+            InputError: If the system cannot be made on this worker.
+        """
+
+
+@runtime_checkable
+class JudgingMaker(Protocol):
+    """A Maker that judges the trained system at the end; all workers call `judge` at the same time."""
+
+    def judge(self, system: Any) -> dict[str, Any]:
+        """Returns the quality of the system for the notes of the artifact, JSON-able."""
+
+
+def open_backbone(store: Store, name: str, described: dict[str, Any]) -> Path:
+    """Returns the folder of a Maker's backbone. Raises InputError if it differs from the job node's description."""
+    folder = resolve(resolve_model(store, name))
+    if describe_backbone(folder) != described:
+        raise InputError(f"{name}: this node has other weights of it than the node of the job: {folder}")
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTask:
+    """The task of the workers of a run.
+
+    Attributes:
+        draft: The model. It need not have begun: rank 0 begins it after all workers have opened the backbone.
+        last: Where the last checkpoint is stored.
+        best: Where the checkpoint with the best weights is stored.
+        loop: Options of the training loop.
+        maker: Makes the system of each worker.
+        dtype: "auto", "float32" or "bfloat16".
+        group: The workers.
+    """
+
+    draft: Draft
+    last: Checkpoints
+    best: Checkpoints
+    loop: LoopOptions
+    maker: Maker
+    dtype: str
+    group: WorkerGroup
+
+    @contextlib.contextmanager
+    def begin_draft(self) -> Iterator[None]:
+        """Begins the draft and keeps it alive within the block, on rank 0.
+
+        If an exception ends the block before the first checkpoint, the next command replaces the draft at once.
+        """
+        self.draft.begin(abandoned_s=abandoned_s(self.last))
+        try:
+            with keep_alive([self.draft]):
+                yield
+        except BaseException as error:
+            if not self.last.exists():
+                self.draft.abandon(error)
+            raise
+
+    def save(self, checkpoints: Checkpoints, step: int, write: Callable[[Path], object]) -> None:
+        """Saves a checkpoint. Raises InputError if the draft was removed, or replaced by another run of its name."""
+        self.draft.require_pinned()
+        checkpoints.save(step, write)
+
+
+def abandoned_s(last: Checkpoints) -> float | None:
+    """Returns `abandoned_s` of Draft.begin for a model: a checkpoint keeps its draft as a part keeps others."""
+    return None if last.exists() else ABANDONED_S
+
+
+def train_one(
+    task: TrainingTask, send: Callable[[Message], object], *, device: torch.device, rank: int, world: int
+) -> TrainingResult | None:
+    """Trains on one worker and commits the model on rank 0.
+
+    The draft begins only after all workers have opened their weights, so a bad model leaves nothing in the store.
+
+    Args:
+        task: The task.
+        send: Called with the messages of the worker: Resumed and StepDone.
+        device: The device of the worker.
+        rank: The rank of the worker.
+        world: The number of workers.
+
+    Returns:
+        The result on rank 0; None on the others.
+
+    Raises:
+        InputError: If the input is bad.
+    """
+
+    def note(values: dict[str, Any]) -> None:
+        send(Resumed(values["resumed"]) if "resumed" in values else StepDone(**values))
+
+    dtype = choose_dtype(task.dtype, device)
+    system, evaluate, refresh = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
+    trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
+    if world > 1:
+        dist.all_reduce(torch.zeros((), device=device))  # waits for the others
+    hooks = Hooks(task.last.load, partial(task.save, task.last), task.best.load, partial(task.save, task.best), note)
+    with task.begin_draft() if rank == 0 else contextlib.nullcontext():
+        progress = trainer.train(hooks, evaluate, refresh)
+        judged = task.maker.judge(system) if isinstance(task.maker, JudgingMaker) else {}
+        with tempfile.TemporaryDirectory(prefix="riptide-model-") as folder:
+            with trainer.stepper.whole():
+                if rank == 0:
+                    system.save(Path(folder))
+            if rank == 0:
+                commit_files(task.draft, Path(folder))
+    if rank != 0:
+        return None
+    return TrainingResult(
+        steps=progress.steps,
+        workers=world,
+        numerics=trainer.numerics,
+        loss=progress.curve[-1][1] if progress.curve else None,
+        curve=progress.curve,
+        best=progress.best,
+        best_step=progress.best_step,
+        judged=judged,
+    )
+
+
+@contextlib.contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """Sets the number of torch's threads within the block, and restores it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,110 @@
+"""Describes, in one line, why a name of the store is taken, and what the user can do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_HASH = re.compile(r"[0-9a-f]{32,}")
+_SEARCH = "search_parameters"  # nested settings, each of which is an option
+# settings without an option
+_NO_OPTIONS = ("numerics", "lucene", "anserini", "training_threads", "title", "copies", "pool_draws")
+_OTHER_NAMES = {  # how a job gives another name, if not by its option --name; a store has one corpus
+    "corpus": "another store",
+    "scores": "",
+    "candidates": "another name (parameter candidates)",
+    "queries": "another name (parameter queries)",
+    "prompts": "another name (parameter task)",
+    "models": "another name",
+}
+MAX_SHOWN = 6  # differences that a message names
+
+
+def describe_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+    """Describes the differences between two documents of manifest.begun.json, and how to resolve them.
+
+    Args:
+        pinned: The document that is in the store.
+        requested: The document of the command.
+
+    Returns:
+        `parameter k 100, now 50; give parameter k 100, or another name (parameter name)`. Jobs turn `parameter NAME`
+        into the option.
+    """
+    settings = list(changed_settings(pinned["config"], requested["config"]))
+    differences = [_describe_change(*setting) for setting in settings]
+    differences += changed_inputs(pinned["inputs"], requested["inputs"])
+    if pinned.get("format") != requested.get("format"):
+        differences.append(f"format {pinned.get('format')}, now {requested.get('format')}")
+    more = f" and {len(differences) - MAX_SHOWN} more" if len(differences) > MAX_SHOWN else ""
+    given = [(name, old) for name, old, _ in settings if name.startswith("parameter ") and old is not None]
+    options = [f"{name} {show(old)}" for name, old in given if not isinstance(old, bool)]
+    remedies = [_OTHER_NAMES.get(pinned["kind"], "another name (parameter name)")]
+    if settings:
+        remedies.insert(0, " ".join(options) if len(options) == len(differences) else "the same options")
+    remedy = ", or ".join(each for each in remedies if each)
+    return f"{', '.join(differences[:MAX_SHOWN])}{more}; give {remedy or 'the same inputs'}"
+
+
+def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Returns the settings that differ, with both values: `parameter k 100, now 50`; empty if none differs."""
+    return ", ".join(_describe_change(*setting) for setting in changed_settings(old, new))
+
+
+def _describe_change(name: str, old: Any, new: Any) -> str:
+    """Returns a difference in words; a hash means nothing to a reader."""
+    if _is_hash(old, new) or show(old) == show(new):
+        return f"another {name}"
+    return f"{name} {show(old)}, now {show(new)}"
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields (name, old value, new value) of each setting that differs; None for a missing one."""
+    old_leaves, new_leaves = dict(_leaves(old)), dict(_leaves(new))
+    for path in {**old_leaves, **new_leaves}:
+        if old_leaves.get(path) != new_leaves.get(path):
+            top, _, rest = path.partition(".")
+            is_option = path not in _NO_OPTIONS if not rest else top == _SEARCH and rest in ("nprobe", "depth")
+            value = old_leaves.get(path, new_leaves.get(path))
+            named = f"parameter {path.rpartition('.')[2]}" if is_option and _is_plain(value) else path
+            yield named, old_leaves.get(path), new_leaves.get(path)
+
+
+def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns a description of each input that differs, without fingerprints."""
+    differences = []
+    for role in {**old, **new}:
+        before, now = (inputs.get(role, {}).get("artifact") for inputs in (old, new))
+        if before != now:
+            differences.append(f"it was made from {before or f'no {role}'}, now {now or f'no {role}'}")
+        elif old[role]["fingerprint"] != new[role]["fingerprint"]:
+            differences.append(f"it was made from another {before} than the present one")
+    return differences
+
+
+def show(value: Any) -> str:
+    """Returns a value as messages show it."""
+    if value is None:
+        return "unset"
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "file" in each for each in value):
+        value = [f"{each['file']} of {each['bytes']:,} bytes" for each in value]
+    text = value if isinstance(value, str) and re.fullmatch(r"[\w.:/+*-]+", value) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else key)
+    else:
+        yield path, value
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _is_hash(*values: Any) -> bool:
+    return any(isinstance(value, str) and _HASH.fullmatch(value) for value in values)

@@ -1,0 +1,302 @@
+"""Runs tasks in this process: inline, in threads, or in spawned processes for work that holds Python's GIL."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import queue
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from indexing.work.tasks import MAX_BYTES, Item, Place, Report, Resources, Task, ignore, no_weight, stays_open
+from retriever.errors import StorageError
+
+KEPT_TASKS = 8  # tasks whose workers stay open: several encoders and a re-ranker, for the blocks of a search
+RETRIES = 5  # of a run whose spawned process is killed; an exception is final
+PROGRESS_S = 0.5  # seconds between two reports of progress
+REMOVALS = 10  # attempts to remove the temporary files of a process that still writes them
+SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth the time
+
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
+
+_unfinished_threads: set[threading.Thread] = set()
+
+
+def cores_of_process() -> int:
+    """Returns the number of cores that this process may use: by its affinity, and by the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = CPU_MAX.read_text().split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    return cores
+
+
+def has_unfinished_threads() -> bool:
+    """Whether threads still work on items of runs that have ended; Python would wait for them when it exits."""
+    return any(thread.is_alive() for thread in _unfinished_threads)
+
+
+def _note_thread() -> None:
+    """Notes the current thread, and forgets threads that have ended."""
+    _unfinished_threads.difference_update([thread for thread in _unfinished_threads if not thread.is_alive()])
+    _unfinished_threads.add(threading.current_thread())
+
+
+class LocalRunner:
+    """A runner in this process.
+
+    Args:
+        cores: Cores to use; None: all that this process may use.
+        gpus: Number of GPUs of this machine that the process may use.
+    """
+
+    def __init__(self, *, cores: int | None = None, gpus: int = 0):
+        self.cores, self.gpus = cores or cores_of_process(), gpus
+        self._open: list[tuple[Task, list[Callable[[Any, Report], Any]]]] = []
+
+    def place(self, resources: Resources) -> Place:
+        """Returns what a worker with these resources gets."""
+        wants_gpu = resources.gpus is None or resources.gpus > 0
+        cores = self.cores if resources.cores is None else min(resources.cores, self.cores)
+        return Place(cores, "cuda" if wants_gpu and self.gpus else "cpu")
+
+    def slots(self, resources: Resources) -> int:
+        """Returns how many workers with these resources run at once, at least 1."""
+        place = self.place(resources)
+        return self.gpus if place.device == "cuda" else max(1, self.cores // place.cores)
+
+    def run(
+        self,
+        task: Task,
+        items: Iterable[Item],
+        *,
+        on_progress: Report = ignore,
+        weight: Callable[[Item], int] = no_weight,
+    ) -> Iterator[tuple[Item, Any]]:
+        """Runs the task for every item; see Runner."""
+        resources = task.resources
+        slots = self.slots(resources)
+        source = iter(items)
+        if resources.one_per_process:
+            first = list(itertools.islice(source, 2))
+            source = itertools.chain(first, source)
+            slots = slots if len(first) > 1 else 1
+        if resources.one_per_process and slots > 1:
+            yield from self._run_processes(task, source, slots, weight)
+        elif resources.python_bound and slots > 1:
+            finish_at = time.monotonic() + SPAWN_AFTER_S
+            for item in source:
+                yield item, self._workers(task, 1)[0](item, on_progress)
+                if time.monotonic() > finish_at:
+                    break
+            yield from self._run_processes(task, source, slots, weight)
+        elif slots * resources.calls == 1:
+            worker = None
+            for item in source:
+                worker = worker or self._workers(task, 1)[0]
+                yield item, worker(item, on_progress)
+        else:
+            yield from self._run_threads(task, source, slots, on_progress, weight)
+
+    def _workers(self, task: Task, count: int) -> list[Callable[[Any, Report], Any]]:
+        """Returns `count` opened workers of a task; see `stays_open`."""
+        workers = next((workers for other, workers in self._open if other is task), [])
+        place = self.place(task.resources)
+        while len(workers) < count:
+            workers.append(task.open(place))
+        if stays_open(task):
+            others = [entry for entry in self._open if entry[0] is not task]
+            self._open = [*others, (task, workers)][-KEPT_TASKS:]
+        return workers[:count]
+
+    def _run_threads(
+        self,
+        task: Task,
+        items: Iterator[Item],
+        slots: int,
+        on_progress: Report,
+        weight: Callable[[Item], int],
+    ) -> Iterator[tuple[Item, Any]]:
+        first = list(itertools.islice(items, 1))
+        if not first:
+            return
+        free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        workers = self._workers(task, slots)
+        for number in range(slots * task.resources.calls):
+            free.put(number % slots)
+        rows: dict[int, int] = {}
+
+        def call(number: int, item: Item) -> Any:
+            _note_thread()
+            slot = free.get()
+            try:
+                return workers[slot](item, lambda done: rows.__setitem__(number, done))
+            finally:
+                rows.pop(number, None)
+                free.put(slot)
+
+        with _executor(ThreadPoolExecutor(slots * task.resources.calls, "riptide-worker")) as threads:
+            yield from _in_flight(
+                lambda number, item: threads.submit(call, number, item),
+                itertools.chain(first, items),
+                slots * task.resources.calls,
+                weight,
+                lambda: on_progress(sum(list(rows.values()))),
+            )
+
+    def _run_processes(
+        self, task: Task, items: Iterator[Item], slots: int, weight: Callable[[Item], int]
+    ) -> Iterator[tuple[Item, Any]]:
+        first = list(itertools.islice(items, 1))
+        if not first:
+            return
+        unfinished = first
+        for attempt in range(RETRIES + 1):
+            pending: dict[Future, tuple[Item, int]] = {}
+            reader, writer = multiprocessing.Pipe(duplex=False)
+            folder = tempfile.TemporaryDirectory(prefix="riptide-workers-", ignore_cleanup_errors=True)
+            arguments = (task, self.place(task.resources), reader, folder.name)
+            pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
+            try:
+                with folder, _executor(pool, writer) as processes:
+                    yield from _in_flight(
+                        functools.partial(_submit, processes),
+                        itertools.chain(unfinished, items),
+                        2 * slots,
+                        weight,
+                        ignore,
+                        pending,
+                    )
+                return
+            except BrokenProcessPool as error:
+                unfinished = [item for item, _ in pending.values()]
+                if attempt == RETRIES:
+                    raise StorageError(
+                        f"{RETRIES + 1} worker processes were killed, for example because memory ran out; committed "
+                        "parts are kept: run the same command again"
+                    ) from error
+
+
+class _executor:
+    """Ends an executor; if an exception ends the run, without waiting for its running items.
+
+    Args:
+        executor: The executor.
+        alive: A pipe whose end tells spawned processes to end at once.
+    """
+
+    def __init__(self, executor: Executor, alive: multiprocessing.connection.Connection | None = None):
+        self.executor, self.alive = executor, alive
+
+    def __enter__(self) -> Executor:
+        return self.executor
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None and self.alive is not None:
+            self.alive.close()
+        self.executor.shutdown(wait=kind is None, cancel_futures=True)
+        if self.alive is not None:
+            self.alive.close()
+
+
+def _in_flight(
+    submit: Callable[[int, Item], Future],
+    items: Iterator[Item],
+    bound: int,
+    weight: Callable[[Item], int],
+    on_time: Callable[[], object],
+    pending: dict[Future, tuple[Item, int]] | None = None,
+) -> Iterator[tuple[Item, Any]]:
+    """Submits items, at most `bound` and MAX_BYTES at a time; yields each with its result as it is done.
+
+    After an exception, `pending` has the items whose result was not yielded.
+    """
+    pending = {} if pending is None else pending
+    exhausted = False
+    number = size = 0
+    while True:
+        while not exhausted and len(pending) < bound and (size < MAX_BYTES or not pending):
+            try:
+                item = next(items)
+            except StopIteration:
+                exhausted = True
+                break
+            pending[_submitted(submit, number, item, pending)] = item, weight(item)
+            number, size = number + 1, size + weight(item)
+        if not pending:
+            return
+        done, _ = wait(pending, timeout=PROGRESS_S, return_when=FIRST_COMPLETED)
+        on_time()
+        for future in done:
+            item, bytes_ = pending[future]
+            result = future.result()
+            del pending[future]
+            size -= bytes_
+            yield item, result
+
+
+def _submit(processes: Executor, number: int, item: Any) -> Future:
+    """Submits an item to spawned processes."""
+    return processes.submit(_call_in_process, item)
+
+
+def _submitted(
+    submit: Callable[[int, Item], Future], number: int, item: Item, pending: dict[Future, tuple[Item, int]]
+) -> Future:
+    """Submits an item; if the executor is broken, the item stays pending."""
+    try:
+        return submit(number, item)
+    except BrokenProcessPool:
+        pending[Future()] = item, 0
+        raise
+
+
+_task_of_process: tuple[Task, Place] | None = None
+_worker_of_process: Callable[[Any, Report], Any] | None = None
+
+
+def _start_process(task: Task, place: Place, alive: multiprocessing.connection.Connection, folder: str) -> None:
+    """Prepares a spawned process. Ctrl-C reaches it too, and the main process is the one that reports it.
+
+    If the main process is killed, or closes the other end of `alive`, the process ends at once. Otherwise it would wait
+    for items forever, because every process of a pool holds the pipe on which they come. All temporary files of the
+    processes are in `folder`, as a process that ends at once does not remove its own.
+    """
+    global _task_of_process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        multiprocessing.connection.wait([parent.sentinel, alive])
+        for _ in range(REMOVALS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not os.path.exists(folder):
+                break
+        os._exit(1)
+
+    tempfile.tempdir = folder
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    _task_of_process = task, place
+
+
+def _call_in_process(item: Any) -> Any:
+    """Calls the worker of a spawned process, which is opened for the first item."""
+    global _worker_of_process
+    assert _task_of_process is not None
+    task, place = _task_of_process
+    _worker_of_process = _worker_of_process or task.open(place)
+    return _worker_of_process(item, ignore)

@@ -1,0 +1,87 @@
+"""Progress within the items of Ray workers: an actor collects what they report."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from indexing.work.tasks import Report, ignore
+
+EVERY_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
+
+
+class _Board:
+    """Rows that are done within unfinished items, by the number of the item."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+
+    def put(self, number: int, rows: int | None) -> None:
+        """Notes the rows of an item; None: the item has ended."""
+        if rows is None:
+            self._rows.pop(number, None)
+        else:
+            self._rows[number] = rows
+
+    def total(self) -> int:
+        """Returns the rows of all unfinished items."""
+        return sum(self._rows.values())
+
+
+class Reporter:
+    """Reports the progress of an item to the board, at most every EVERY_S seconds."""
+
+    def __init__(self, board: Any, number: int):
+        self._board, self._number = board, number
+        self._next = time.monotonic() + EVERY_S
+
+    def __call__(self, rows: int) -> None:
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + EVERY_S
+            self._board.put.remote(self._number, rows)
+
+    def close(self) -> None:
+        """Takes the item off the board, also the rows of an earlier attempt that was lost."""
+        self._board.put.remote(self._number, None)
+
+
+@contextlib.contextmanager
+def reporter(board: Any | None, number: int) -> Iterator[Report]:
+    """Yields the Report of an item; without a board, one that does nothing."""
+    if board is None:
+        yield ignore
+        return
+    report = Reporter(board, number)
+    try:
+        yield report
+    finally:
+        report.close()
+
+
+@contextlib.contextmanager
+def progress_board(on_progress: Report) -> Iterator[Any | None]:
+    """Within it, a board whose total a thread passes on every EVERY_S seconds; None if progress is not shown."""
+    if on_progress is ignore:
+        yield None
+        return
+    import ray
+
+    board = ray.remote(num_cpus=0)(_Board).remote()
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(EVERY_S):
+            with contextlib.suppress(Exception):  # a lost board costs the progress, not the job
+                on_progress(ray.get(board.total.remote()))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield board
+    finally:
+        stop.set()
+        thread.join()
+        ray.kill(board)

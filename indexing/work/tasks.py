@@ -1,0 +1,112 @@
+"""Protocols of tasks, their resources, and the runners that distribute items over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+Report = Callable[[int], object]
+"""Called by a worker with the number of rows of its current item that are done."""
+
+
+def ignore(*_: object) -> None:
+    """A Report that does nothing."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of one worker.
+
+    Attributes:
+        cores: Number of cores; None: all cores of a node, for multi-threaded work.
+        gpus: Number of GPUs, 0 or 1; None: 1 if there are any.
+        calls: Calls that one worker takes at the same time.
+        python_bound: Whether the work holds Python's GIL most of the time, so that threads do not help.
+        one_per_process: Whether a process can hold only one worker, for example because of its JVM.
+    """
+
+    cores: int | None = 1
+    gpus: int | None = 0
+    calls: int = 1
+    python_bound: bool = False
+    one_per_process: bool = False
+
+
+ONE_CORE = Resources()
+ALL_CORES = Resources(cores=None)
+PYTHON_CORE = Resources(python_bound=True)
+JVM_CORE = Resources(one_per_process=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The cores and the device that a runner assigns to a worker.
+
+    Attributes:
+        cores: Threads that the worker may use.
+        device: "cpu", or "cuda" for the GPU that the worker has.
+    """
+
+    cores: int
+    device: str = "cpu"
+
+
+class Task(Protocol):
+    """The work of one worker. A task is sent to the workers' processes, so it holds names, options and small arrays."""
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of one worker."""
+
+    def open(self, place: Place) -> Callable[[Any, Report], Any]:
+        """Returns the worker: called once in each worker's process, where it may load a model or start a JVM.
+
+        The worker takes an item and a Report, and returns the item's result.
+        """
+
+
+def stays_open(task: Task) -> bool:
+    """Whether the workers of a task stay open for its next run: tasks with a model have `stays_open = True`."""
+    return bool(getattr(task, "stays_open", False))
+
+
+def reports_progress(task: Task) -> bool:
+    """Whether the workers of a task call their Report: tasks whose items take long have `reports = True`."""
+    return bool(getattr(task, "reports", False))
+
+
+class Runner(Protocol):
+    """Spreads the items of a task over workers."""
+
+    def run(
+        self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore, weight: Callable[[Item], int] = ...
+    ) -> Iterator[tuple[Item, Any]]:
+        """Runs the task for every item; yields each item with its result as it is done, in any order.
+
+        The first exception ends the run: it is raised, and no further item is begun.
+
+        Args:
+            task: The task.
+            items: May be endless; drawn as workers become free.
+            on_progress: Called with the rows of unfinished items that are done so far.
+            weight: Bytes of an item; at most `MAX_BYTES` are drawn ahead.
+        """
+
+    def place(self, resources: Resources) -> Place:
+        """Returns what a worker with these resources gets."""
+
+    def slots(self, resources: Resources) -> int:
+        """Returns how many workers with these resources run at once now, at least 1."""
+
+
+MAX_BYTES = 4 << 30
+"""Bytes of items that a runner draws ahead: the driver, and on a cluster the object store, hold them."""
+
+
+def no_weight(_: object) -> int:
+    """The weight of items that are small."""
+    return 0

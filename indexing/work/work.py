@@ -1,0 +1,345 @@
+"""The description of an artifact to make (a work), and `run_work`, which begins, resumes and completes it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from indexing.artifact import ABANDONED_S, Artifact, Draft, Part, begun_document, keep_alive
+from indexing.chain import split_range
+from indexing.store import Store
+from indexing.work.conflicts import describe_changes
+from indexing.work.tasks import Runner, Task
+from retriever.errors import InputError, StorageError
+
+
+@dataclass(frozen=True)
+class Target:
+    """An artifact to make, or the next generation of one.
+
+    Attributes:
+        kind, name: Its key in the store.
+        inputs: The artifacts that it is made from, by role.
+        config: The settings that shape its content.
+        by_content: The fingerprint depends on the parts only; see Store.create.
+        fails_whole: After bad input, no part counts: the next command begins again. Otherwise its parts are kept.
+    """
+
+    kind: str
+    name: str
+    inputs: Mapping[str, Artifact]
+    config: Mapping[str, Any]
+    by_content: bool = False
+    fails_whole: bool = False
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one call of a worker makes.
+
+    Attributes:
+        names: Names of the parts that it commits; the unit is done if all are committed.
+        rows: Rows (passages, queries, vectors), for progress.
+        payload: What the worker needs to know.
+        target: Number of the artifact that the parts belong to.
+        size_bytes: Bytes of the payload if it is large.
+    """
+
+    names: tuple[str, ...]
+    rows: int
+    payload: Any
+    target: int = 0
+    size_bytes: int = 0
+
+
+Committed = Sequence[Mapping[str, Part]]
+"""The committed parts by name, for each target."""
+
+
+class Stage(Protocol):
+    """Units that may be made in any order and at the same time."""
+
+    @property
+    def title(self) -> str:
+        """Its name in lines of progress."""
+
+    @property
+    def noun(self) -> str:
+        """Plural noun for its rows, in lines of progress."""
+
+    @property
+    def total(self) -> int | None:
+        """The number of its rows, None if unknown."""
+
+    def units(self, committed: Committed) -> Iterable[Unit]:
+        """Returns every unit, the committed ones too. `committed`: the parts of earlier stages and runs."""
+
+    def check(self, unit: Unit, parts: Sequence[Part]) -> None:
+        """Raises InputError if the committed parts of a unit are not what the unit would make now."""
+
+
+class SpreadStage(Stage, Protocol):
+    """A stage whose units are made by workers, one call each."""
+
+    def task(self, drafts: Sequence[Draft]) -> Task:
+        """Returns the task of a worker: it takes a Unit and commits its parts to the drafts."""
+
+    def rows_of(self, unit: Unit, result: Any) -> int:
+        """Returns the number of rows that a worker has made of a unit; `result` is the worker's."""
+
+
+@runtime_checkable
+class DriverStage(Stage, Protocol):
+    """A stage whose units are made one after the other, each by several tasks."""
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Makes and commits the parts `missing` of a unit."""
+
+
+class StageDefaults:
+    """Base of stages whose committed parts need no check, and whose units have as many rows as they say."""
+
+    def check(self, unit: Unit, parts: Sequence[Part]) -> None:
+        """Accepts the committed parts of a unit: they are as they would be made now."""
+
+    def rows_of(self, unit: Unit, result: Any) -> int:
+        """Returns the rows of the unit."""
+        return unit.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeStage(StageDefaults):
+    """Base of stages that cut the rows [first_row, end) into shards of nearly equal length, one unit for each."""
+
+    first_row: int
+    end: int
+    num_shards: int
+
+    @property
+    def total(self) -> int:
+        """The number of rows."""
+        return self.end - self.first_row
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each shard; its payload is (first row, end)."""
+        for number, (first, end) in enumerate(split_range(self.first_row, self.end, self.num_shards)):
+            yield Unit((f"shard-{number:05d}",), end - first, (first, end))
+
+
+class Work(Protocol):
+    """One artifact to be made, or several generations of one. Constructing it writes nothing."""
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """Returns the artifacts to make; an empty list if all are complete."""
+
+    @property
+    def stages(self) -> Sequence[SpreadStage | DriverStage]:
+        """Returns the stages, in order."""
+
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes the measured facts in the drafts, which are then completed."""
+
+
+class WorkDefaults:
+    """Base of works that measure nothing."""
+
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes nothing."""
+
+
+class Counter(Protocol):
+    """Receives the progress of a stage."""
+
+    def count(self, amount: int, kept: bool = False) -> None:
+        """Adds rows that are done; `kept`: by an earlier run."""
+
+    def show(self, unfinished: int) -> None:
+        """Receives the number of rows that are done within units that are not."""
+
+
+Progress = Callable[[str, int | None, str], contextlib.AbstractContextManager[Counter]]
+"""progress(title, total, noun) is called for each stage, and left when the stage has ended."""
+
+
+class _Silent:
+    """A Counter that shows nothing."""
+
+    def count(self, amount: int, kept: bool = False) -> None: ...
+
+    def show(self, unfinished: int) -> None: ...
+
+
+def silent(title: str, total: int | None, noun: str) -> contextlib.AbstractContextManager[Counter]:
+    """The Progress of work that is not shown."""
+    return contextlib.nullcontext(_Silent())
+
+
+@dataclass
+class _Stage:
+    """The run of a stage: finds its pending units and makes them."""
+
+    stage: SpreadStage | DriverStage
+    drafts: Sequence[Draft]
+    counter: Counter
+    committed: Committed = field(init=False)
+    names: list[set[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.committed = [draft.committed() for draft in self.drafts]
+        self.names = [set() for _ in self.drafts]
+
+    def pending(self) -> Iterator[Unit]:
+        """Yields the units with a missing part; counts the others."""
+        for unit in self.stage.units(self.committed):
+            committed = self.committed[unit.target]
+            self.names[unit.target].update(unit.names)
+            parts = [committed[name] for name in unit.names if name in committed]
+            if len(parts) < len(unit.names):
+                yield unit
+                continue
+            self.stage.check(unit, parts)
+            self.counter.count(unit.rows, kept=True)
+
+    def run(self, runner: Runner, observe: Callable[[Unit, Any], object]) -> None:
+        """Makes the pending units. Raises InputError if a draft was removed meanwhile."""
+        if isinstance(self.stage, DriverStage):
+            for unit in self.pending():
+                missing = [name for name in unit.names if name not in self.committed[unit.target]]
+                self.stage.make(unit, missing, self.drafts[unit.target], runner, self.counter)
+        else:
+            task = self.stage.task(self.drafts)
+            results = runner.run(task, self.pending(), on_progress=self.counter.show, weight=lambda u: u.size_bytes)
+            try:
+                for unit, result in results:
+                    observe(unit, result)
+                    self.counter.count(self.stage.rows_of(unit, result))
+            finally:
+                if close := getattr(results, "close", None):
+                    close()  # ends the workers now, and not when the traceback of an exception is released
+        for draft, names in zip(self.drafts, self.names, strict=True):
+            if names - draft.committed().keys():
+                raise draft.removed()
+
+
+def run_work(
+    store: Store,
+    work: Work,
+    runner: Runner,
+    progress: Progress = silent,
+    *,
+    observe: Callable[[Unit, Any], object] = lambda unit, result: None,
+) -> list[Artifact]:
+    """Makes the artifacts of a work, or their pending parts.
+
+    After an error no draft remains that blocks the corrected command. After an input error, a draft that this call
+    began and that has no part is removed; of a target that fails whole, the draft is marked and replaced by the next
+    command. After an interruption or a failure of the storage, a draft that this call began and that has no part is
+    marked. After a kill, a draft without parts is replaced once no process has worked on it for ABANDONED_S. Parts are
+    kept in all other cases.
+
+    Args:
+        store: The store.
+        work: The work.
+        runner: What spreads the units over workers.
+        progress: Shows the progress of each stage.
+        observe: Called with each unit that was made now, and the worker's result.
+
+    Returns:
+        The complete artifacts, one for each target.
+
+    Raises:
+        InputError: If other inputs or settings are pinned under a target's name, or for bad input.
+        StorageError: If the storage fails.
+    """
+    drafts: list[Draft] = []
+    targets = work.targets
+    try:
+        for target in targets:
+            drafts.append(_begin(store, target))
+        if not all(draft.complete for draft in drafts):
+            with keep_alive(drafts):
+                for stage in work.stages:
+                    with progress(stage.title, stage.total, stage.noun) as counter:
+                        _Stage(stage, drafts, counter).run(runner, observe)
+                work.finish(drafts, runner, progress)
+            for draft in drafts:
+                if not draft.complete:
+                    draft.finish()
+    except BaseException as error:
+        for target, draft in zip(targets, drafts, strict=False):
+            if isinstance(error, InputError) and not isinstance(error, StorageError):
+                _refuse(store, target, draft, error)
+            else:
+                draft.abandon(error)
+        raise
+    return [store.open(target.kind, target.name) for target in targets]
+
+
+def plan_stages(work: Work) -> list[str]:
+    """Returns a line for each stage: its name, its rows and the number of its units. Nothing is written or computed."""
+    lines = []
+    for stage in work.stages:
+        units = list(stage.units([{} for _ in work.targets]))
+        rows = sum(unit.rows for unit in units)
+        lines.append(f"{stage.title}: {rows:,} {stage.noun} in {len(units):,} unit{'s' * (len(units) != 1)} of work")
+    return lines
+
+
+def complete_artifact(store: Store, work: Work) -> Artifact | None:
+    """Returns the artifact of a work with one target if it is complete as the work would make it, else None."""
+    [target] = work.targets
+    return complete_target(store, target)
+
+
+def complete_target(store: Store, target: Target) -> Artifact | None:
+    """Returns the artifact of a target if it is complete with these inputs and settings, else None."""
+    document = begun_document(target.kind, target.inputs, target.config, target.by_content)
+    with contextlib.suppress(InputError):
+        artifact = store.open(target.kind, target.name)
+        if {name: document[name] for name in ("inputs", "config")} == {
+            "inputs": artifact.inputs,
+            "config": artifact.config,
+        }:
+            return artifact
+    return None
+
+
+def _begin(store: Store, target: Target) -> Draft:
+    return store.create(
+        target.kind,
+        target.name,
+        inputs=target.inputs,
+        config=target.config,
+        by_content=target.by_content,
+        abandoned_s=ABANDONED_S,
+    )
+
+
+def _refuse(store: Store, target: Target, draft: Draft, error: InputError) -> None:
+    """Leaves a draft such that the corrected command can be run."""
+    if target.fails_whole:
+        draft.fail(" ".join(str(getattr(error, "cause", None) or error).split()))  # Ray's wrapper has a cause
+    elif draft.created and not draft.complete:
+        with contextlib.suppress(InputError, OSError):  # the first error is the one to report
+            if draft.is_pinned() and not draft.committed():
+                store.remove(draft.key)
+
+
+def check_same_options(first: Artifact, config: Mapping[str, Any]) -> None:
+    """Checks the settings of a next generation.
+
+    Args:
+        first: The first generation.
+        config: The settings of the next generation, or some of them.
+
+    Raises:
+        InputError: If a setting differs from that of the first generation.
+    """
+    known = {name: first.config.get(name) for name in config}
+    if changes := describe_changes(known, config):
+        raise InputError(
+            f"{first.url} was built otherwise ({changes}): give the same options, or another name (parameter name)"
+        )

@@ -1,0 +1,111 @@
+"""Reads JSON files and checks the types of their fields; every refusal names file, field, value and expectation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from retriever.errors import InputError
+
+_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    type(None): "null",
+}
+
+
+def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any:
+    """Returns a JSON file's content, of type `kind` (dict or list); an empty one if the file does not exist.
+
+    Args:
+        file: The file.
+        kind: The type of the content.
+        required: Whether a missing file is refused.
+
+    Raises:
+        InputError: If the file is missing and required, cannot be read, is not UTF-8, not JSON, or of another type.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if required or file.is_symlink():
+            raise InputError(f"{file}: no such file: the model folder is incomplete; copy it again") from None
+        return kind()
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}; expected a JSON file") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 at byte {error.start}: expected a JSON file; copy it again") from error
+    if not text.strip("\0 \t\r\n"):
+        raise InputError(f"{file}: empty: expected JSON; copy the file again")
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{file}:{error.lineno}: not JSON: {error.msg}; copy the file again") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not JSON: numbers or nesting exceed what can be read") from error
+    if not isinstance(content, kind):
+        raise InputError(f"{file}: expected {_NAMES[kind]}, got {shown(content)}")
+    return content
+
+
+def read_object(file: Path, *, required: bool = False) -> dict[str, Any]:
+    """Returns the JSON object in a file; an empty one if the file does not exist. Raises as `read_document` does."""
+    content: dict[str, Any] = read_document(file, dict, required=required)
+    return content
+
+
+def field(document: Mapping[str, Any], name: str, kind: type[Any], file: Path, default: Any = None) -> Any:
+    """Returns a field of a JSON object; `default` if it is absent or null.
+
+    `kind` int excludes booleans; float includes integers. Raises InputError for another type.
+    """
+    value = document.get(name)
+    if value is None:
+        return default
+    if not has_type(value, kind):
+        raise InputError(f"{file}: {name}: expected {_NAMES[kind]}, got {shown(value)}")
+    return value
+
+
+def count(document: Mapping[str, Any], name: str, file: Path, *, least: int = 1) -> int | None:
+    """Returns a field that counts something, None if absent or null. Raises InputError unless it is at least `least`.
+
+    A float without a fraction counts as an integer: some tools write `1e30` for "no limit".
+    """
+    value = document.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not has_type(value, int) or value < least:
+        raise InputError(f"{file}: {name}: expected an integer of at least {least}, got {shown(document[name])}")
+    return int(value)
+
+
+def inner_path(value: Any, name: str, file: Path) -> str:
+    """Returns a relative path that stays inside the model folder. Raises InputError for any other value."""
+    if not isinstance(value, str):
+        raise InputError(f"{file}: {name}: expected a folder inside the model's, got {shown(value)}")
+    path = PurePosixPath(value)
+    if path.is_absolute() or ".." in path.parts or "\\" in value or "\0" in value:
+        raise InputError(f"{file}: {name}: {shown(value)} leaves the model folder; expected a folder inside it")
+    return value
+
+
+def has_type(value: Any, kind: type[Any]) -> bool:
+    """Whether a JSON value has a type: booleans are no integers, integers are numbers."""
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def shown(value: Any) -> str:
+    """Returns a JSON value for a message, cut to 60 characters."""
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,58 @@
+"""Converts the errors that third-party loaders raise on damaged files into InputError."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from retriever.errors import InputError
+
+_MAX_REASON = 300  # characters of a third-party message that are kept
+
+
+@contextlib.contextmanager
+def readable_errors(path: Path) -> Iterator[None]:
+    """Converts any error of a third-party loader into one line that names `path`; the original is its cause.
+
+    transformers, tokenizers, safetensors and torch raise many types of exceptions on damaged files (KeyError,
+    AttributeError, ZeroDivisionError, plain Exception, Rust panics), so this catches all but exhausted memory and
+    interrupts. Only calls of such loaders belong inside.
+    """
+    try:
+        yield
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise InputError(f"{path}: cannot be loaded: {reason_of(error)}") from error
+    except BaseException as error:
+        # A panic of the Rust code in tokenizers or safetensors is no Exception, and its class cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"{path}: cannot be loaded: {reason_of(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns an error's message in one line, with its type where the message alone says little."""
+    message = " ".join(str(error).split())
+    if not message or isinstance(error, KeyError) or " " not in message:
+        message = f"{type(error).__name__} {message}".strip()
+    return message if len(message) <= _MAX_REASON else f"{message[: _MAX_REASON - 3]}..."
+
+
+@contextlib.contextmanager
+def without_loading_report() -> Iterator[None]:
+    """Keeps transformers from printing its table of missing and unexpected weights: the caller checks these."""
+    logger = logging.getLogger("transformers.modeling_utils")
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger.addFilter(is_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_error)

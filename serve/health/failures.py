@@ -1,0 +1,126 @@
+"""Separates failures of the service from mistakes of clients.
+
+`InputError` says what a user can fix, often with a path. If a field of a request raises it, the response is 400. If a
+part raises it while it reads its files, it is no mistake of the client: it becomes a `StoreError`, which is logged with
+all details, and the response is 503 without details.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+import pyarrow as pa
+
+from indexing.cache import CorruptError
+from retriever.errors import InputError
+from serve.places import LostError
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+STORE = "store"  # the name under which failures of the store itself are reported
+_FOREIGN = ("botocore", "boto3", "urllib3", "jnius")  # packages whose exceptions are failures of the store or of Lucene
+_MISSING = "the file is missing"  # part of a message of the node's cache
+_PATH = re.compile(r"(?:s3:/|(?<![\w.:/…]))/[^\s:,;'\"()]+")
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
+
+
+class StoreError(Exception):
+    """A part cannot read what it serves.
+
+    Args:
+        part: The part's name, such as "dense"; "store" for the store itself.
+        reason: A short reason for clients, without file names.
+        detail: Details for the log.
+    """
+
+    def __init__(self, part: str, reason: str, detail: str = ""):
+        super().__init__(part, reason, detail)
+        self.part, self.reason, self.detail = part, reason, detail
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.reason}"
+
+
+class UndeployedPartError(InputError):
+    """A release needs a part that the service was deployed without: a mistake of the client that switches to it."""
+
+
+class RefusedPromptError(InputError):
+    """A prompt that its backbone cannot use: a mistake of the client that put it."""
+
+
+def store_error(part: str, error: BaseException) -> StoreError:
+    """Returns a StoreError of a part with the reason of `error`."""
+    if isinstance(error, StoreError):
+        return error
+    return StoreError(part, reason_of(error), f"{type(error).__name__}: {error}")
+
+
+def is_store_error(error: BaseException) -> bool:
+    """Whether an exception, or one that caused it, is a failure of the store or of its files."""
+    return any(_is_foreign(cause) for cause in _chain(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns a short reason why a part fails, without file names."""
+    chain = list(_chain(error))
+    if isinstance(error, StoreError):
+        return error.reason
+    if any(isinstance(cause, FileNotFoundError) or _MISSING in str(cause) for cause in chain):
+        return "files are missing"
+    if any(isinstance(cause, CorruptError | pa.ArrowException) for cause in chain):
+        return "files are damaged"
+    if any(_is_foreign(cause) for cause in chain):
+        return "files cannot be read"
+    if isinstance(error, LostError):
+        return "no replica answers"
+    if isinstance(error, InputError):
+        return "artifacts are missing or not those of the release"
+    return f"fails ({type(error).__name__})"
+
+
+def converted(method: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorates a method of a part: failures to open or read files are raised as StoreError."""
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **options: P.kwargs) -> Result:
+        try:
+            return method(*arguments, **options)
+        except (StoreError, RefusedPromptError):
+            raise
+        except Exception as error:
+            if isinstance(error, InputError) or is_store_error(error):
+                part: Any = arguments[0]
+                raise store_error(part.name, error) from error
+            raise
+
+    return call
+
+
+def without_places(message: str, *places: str) -> str:
+    """Returns a message for clients: without the given locations, other absolute paths, buckets and long digests.
+
+    Args:
+        message: Message of an exception.
+        *places: Folders and URLs of the service, which become "the store".
+    """
+    for place in sorted(filter(None, places), key=len, reverse=True):
+        message = message.replace(place, "the store")
+    return _DIGEST.sub(r"\1…", _PATH.sub("…", message))
+
+
+def _is_foreign(error: BaseException) -> bool:
+    return isinstance(error, CorruptError | OSError | pa.ArrowException) or (
+        type(error).__module__.partition(".")[0] in _FOREIGN
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an exception and its causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__ if error.__cause__ or error.__suppress_context__ else error.__context__

@@ -1,0 +1,96 @@
+"""The files of a part: read into memory before the part is ready, and checked while it serves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from indexing.artifact import Artifact, Draft, Part
+from indexing.storage import LocalStorage
+from indexing.store import Store
+
+BLOCK = 8 << 20  # bytes per read
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class PartFiles:
+    """The files of one release that one part reads.
+
+    Args:
+        store: The store.
+        files: Artifacts and their files, in the order in which `read` reads them: the ones that searches use most
+            first.
+    """
+
+    def __init__(self, store: Store, files: Iterable[tuple[Artifact | Draft, Part]]):
+        self._files = [(artifact, part) for artifact, part in files]
+        self._paths = [
+            store.storage.path(f"{artifact.key}/{part.file}")
+            for artifact, part in self._files
+            if isinstance(store.storage, LocalStorage)
+        ]
+        self._seen = [_status(path) for path in self._paths]
+
+    def check(self) -> None:
+        """Checks that the files of a local store exist and are unchanged; changed ones are hashed again.
+
+        Files that a node has fetched from S3 stay open or mapped, and are not checked.
+
+        Raises:
+            InputError: If a file is missing.
+            CorruptError: If the bytes of a file differ from the committed ones.
+        """
+        for number, path in enumerate(self._paths):
+            status = _status(path)
+            if status is None or status != self._seen[number]:
+                artifact, part = self._files[number]
+                artifact.local(part)
+                self._seen[number] = status
+
+    def read(self, budget: int, seconds: float, known: set[Path]) -> int:
+        """Reads files once, so that the operating system keeps them in memory.
+
+        Args:
+            budget: Maximum bytes to read.
+            seconds: Maximum time to spend.
+            known: Files that were read before, which are skipped; this call adds the files that it reads.
+
+        Returns:
+            Bytes read.
+        """
+        ends, size_bytes = time.monotonic() + seconds, 0
+        buffer = bytearray(BLOCK)
+        for artifact, part in self._files:
+            path = artifact.local(part)
+            if path in known:
+                continue
+            with open(path, "rb", buffering=0) as file:
+                while size_bytes < budget and time.monotonic() < ends and (size := file.readinto(buffer)):
+                    size_bytes += size
+            known.add(path)
+        return size_bytes
+
+
+def free_memory() -> int:
+    """Returns the bytes of memory that files may fill: of the machine, or of the container if it has fewer."""
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        files = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())["file"]
+    except (OSError, ValueError, KeyError):
+        return available
+    return available if limit == "max" else max(0, min(available, int(limit) - used + int(files)))
+
+
+def _status(path: Path) -> tuple[int, int, int, int] | None:
+    """Returns values that change if a file is replaced or written to; None if the file does not exist."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,0 +1,62 @@
+"""The state of each part of a service, as `/readyz` reports it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+
+from serve.release import Release
+
+log = logging.getLogger("riptide.serve")
+
+ENCODER, DENSE, BM25, PASSAGES, RERANKER = "encoder", "dense", "bm25", "passages", "reranker"
+
+
+class PartStates:
+    """Records which parts have failed, and why. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def failed(self, part: str, reason: str, detail: str = "") -> None:
+        """Marks a part as failed, until `works` is called for it."""
+        with self._lock:
+            known = self._failures.get(part)
+            self._failures[part] = reason
+        if known is None:
+            log.error("part %s cannot be used: %s%s", part, reason, f" ({detail})" if detail else "")
+
+    def works(self, part: str) -> None:
+        """Marks a part as working."""
+        with self._lock:
+            known = self._failures.pop(part, None)
+        if known is not None:
+            log.warning("part %s can be used again", part)
+
+    def failures(self, parts: Iterable[str]) -> dict[str, str]:
+        """Returns {part: reason} of those of the parts that have failed."""
+        with self._lock:
+            return {part: self._failures[part] for part in parts if part in self._failures}
+
+    def report(self, parts: Iterable[str], otherwise: str) -> dict[str, dict[str, str]]:
+        """Returns {part: {"state": ..., "reason": ...}}; only failed parts have a reason.
+
+        Args:
+            parts: Names of the parts.
+            otherwise: State of the parts that have not failed.
+        """
+        names = list(parts)
+        failures = self.failures(names)
+        return {
+            name: {"state": "failed", "reason": failures[name]} if name in failures else {"state": otherwise}
+            for name in names
+        }
+
+
+def parts_of(release: Release) -> list[str]:
+    """Returns the names of the parts that a release needs."""
+    has_bm25 = any(task.bm25 for task in release.tasks)
+    wanted = {ENCODER: True, DENSE: True, BM25: has_bm25, PASSAGES: True, RERANKER: release.reranker is not None}
+    return [name for name, is_needed in wanted.items() if is_needed]

@@ -1,0 +1,179 @@
+"""Warms a release up before it becomes live: reads its files, and runs queries until the answers are quick.
+
+Without a warm-up, the first queries of a new process wait for the disk, as it has not read the index yet. A release
+whose files and spaces were all warmed for an earlier one needs no warm-up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from retriever.errors import InputError
+from serve.batching import OverloadedError
+from serve.engine import Engine, Mode, Query
+from serve.health.files import free_memory
+from serve.health.states import BM25, DENSE, PASSAGES, RERANKER, parts_of
+from serve.parts import ExpiredError
+from serve.places import Places
+from serve.release import Opened, Release, Task
+
+log = logging.getLogger("riptide.serve")
+
+BATCH = 8  # queries per round
+LEAST_S = 30.0  # seconds for one batch, if less of the time remains
+WORDS = 12  # words of a passage that make a query
+SAMPLE = 256  # passages from which queries are made
+SHARE = 0.8  # share of the free memory that files may fill
+HARMLESS = (ExpiredError, OverloadedError, InputError)  # errors of one query: too late, full queues, not finite
+GAIN = 0.9  # a round counts as faster below this share of the fastest earlier one
+
+
+@dataclass(frozen=True)
+class WarmUpLimits:
+    """Limits of a warm-up.
+
+    Attributes:
+        total_s: Maximum seconds of a warm-up; 0: no warm-up.
+        answer_s: A round of queries that takes at most so many seconds is quick enough.
+        rounds: Maximum rounds per space.
+        patience: Rounds without a gain after which the warm-up of a space ends.
+    """
+
+    total_s: float = 300.0
+    answer_s: float = 0.5
+    rounds: int = 50
+    patience: int = 3
+
+
+class WarmUp:
+    """Warms releases of one service.
+
+    Args:
+        places: Returns the parts.
+        read: read(part, release_id, budget, seconds) has every replica of a part read its files of the release, and
+            returns the bytes read.
+        is_local: Whether all parts share this process's memory.
+        limits: When a warm-up ends.
+    """
+
+    def __init__(
+        self,
+        places: Callable[[], Places],
+        read: Callable[[str, str, int | None, float], int],
+        *,
+        is_local: bool,
+        limits: WarmUpLimits,
+    ):
+        self.places, self.read, self.is_local, self.limits = places, read, is_local, limits
+        self._warm: set[Any] = set()  # keys of the passages, spaces, BM25 indexes and re-rankers that are warm
+        self._is_stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Ends a running warm-up after its current batch of queries, as the process ends."""
+        self._is_stopped.set()
+
+    def run(self, release: Release, opened: Callable[[], Opened]) -> None:
+        """Warms the new contents of a release. Blocks; raises the exceptions of the parts.
+
+        Args:
+            release: A release that all parts have opened.
+            opened: Opens its artifacts; called only if something has to be warmed.
+        """
+        pending = {key: task for key, task in _keys(release).items() if key not in self._warm}
+        if not pending or not self.limits.total_s:
+            return
+        start = time.monotonic()
+        end = start + self.limits.total_s
+        size_bytes = self._read_files(release, {key[0] for key in pending}, start + self.limits.total_s / 2)
+        queries = self._sample(release, opened().corpus.num_rows, end)
+        durations = []
+        for key, task in pending.items():
+            if key[0] != PASSAGES and queries:
+                durations.append(f"{key[0]} {self._run_queries(release, key, task, queries, end):.3f} s")
+        self._warm |= pending.keys()
+        log.info(
+            "release %s is warm after %.1f s: %d MiB read, a batch of queries takes %s",
+            release.id,
+            time.monotonic() - start,
+            size_bytes >> 20,
+            ", ".join(durations) or "no time",
+        )
+
+    def _read_files(self, release: Release, parts: set[str], end: float) -> int:
+        """Reads the files of parts, as far as memory and time allow; returns the bytes read."""
+        budget, total = int(SHARE * free_memory()) if self.is_local else None, 0
+        for part in (DENSE, BM25, PASSAGES):
+            if part in parts:
+                remaining = None if budget is None else budget - total
+                total += self.read(part, release.id, remaining, max(0.0, end - time.monotonic()))
+        return total
+
+    def _sample(self, release: Release, num_rows: int, end: float) -> list[str]:
+        """Returns the first words of passages, to be used as queries."""
+        rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
+        seconds = max(LEAST_S, end - time.monotonic())
+        reply = self.places().passages.call("fetch", release.id, rows, time.time() + seconds)
+        passages = reply.result(timeout_s=seconds)
+        texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, _ in passages]
+        return [text[:500] for text in texts if text]
+
+    def _run_queries(self, release: Release, key: Any, task: Task, texts: Sequence[str], end: float) -> float:
+        """Runs rounds of queries in one space until they are quick or improve no more; returns the last time."""
+        kind, engine, limits = key[0], Engine(self.places()), self.limits
+        mode: Mode = "bm25" if kind == BM25 or (kind == RERANKER and task.bm25) else "dense" if task.index else "exact"
+        seconds: list[float] = []
+        while len(seconds) < limits.rounds and not (seconds and self._is_stopped.is_set()):
+            first = len(seconds) * BATCH
+            batch = [texts[number % len(texts)] for number in range(first, first + BATCH)]
+            deadline = time.time() + max(LEAST_S, end - time.monotonic())
+            rerank = 10 if kind == RERANKER else 0
+            start = time.monotonic()
+            answers = engine.search(release, [Query(text, task, 10, mode, deadline, None, rerank) for text in batch])
+            seconds.append(time.monotonic() - start)
+            for answer in answers:
+                if answer.error is not None and not isinstance(answer.error, HARMLESS):
+                    raise answer.error
+            if max(seconds[-2:]) <= limits.answer_s and len(seconds) > 1:
+                break
+            before = seconds[: -limits.patience]
+            if time.monotonic() > end or (before and min(seconds[-limits.patience :]) > GAIN * min(before)):
+                log.warning(
+                    "release %s: a batch of %d %s queries still takes %.1f s after %d rounds of warm-up",
+                    release.id,
+                    BATCH,
+                    kind,
+                    seconds[-1],
+                    len(seconds),
+                )
+                break
+        return seconds[-1]
+
+
+def _keys(release: Release) -> dict[Any, Task]:
+    """Returns a task by key (kind and fingerprints) of the passages, each space, each BM25 and the re-ranker."""
+
+    def made_of(*prefixes: str) -> tuple[str, ...]:
+        return tuple(
+            fingerprint
+            for key, fingerprint in sorted(release.fingerprints.items())
+            if any(key == prefix or key.startswith(f"{prefix}/") for prefix in prefixes)
+        )
+
+    corpus, first = made_of("corpus"), release.tasks[0]
+    tasks: dict[Any, Task] = {(PASSAGES, corpus): first}
+    for task in release.tasks:
+        index = [f"index/{task.index}"] if task.index else []
+        tasks.setdefault((DENSE, release.encoder, corpus, made_of(f"embeddings/{task.embeddings}", *index)), task)
+        if task.bm25:
+            tasks.setdefault((BM25, corpus, made_of(f"bm25/{task.bm25}")), task)
+    if RERANKER in parts_of(release):
+        model = release.reranker or ""
+        tasks[RERANKER, model, made_of(model)] = first
+    return tasks

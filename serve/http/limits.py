@@ -1,0 +1,73 @@
+"""Bounds on HTTP connections and request heads, and how many connections a process can hold."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+
+from retriever.errors import InputError
+
+DEFAULT_CONNECTIONS = 1_024
+RESERVED_FILES = 256  # files for the index, Lucene, the store and the runtime, in addition to those open at the start
+SURPLUS_HEAD_S = 2.0  # seconds for a head over the limit; connections that wait longer make room for requests
+HEALTH_PATHS = (b"/healthz", b"/readyz")  # answered on connections over the limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpLimits:
+    """Bounds for every client. They apply to `--topology local`; Ray Serve has its own HTTP proxy."""
+
+    max_connections: int | None = None
+    """Maximum connections served at once; default: 1,024, or as many as `ulimit -n` allows. As many more get 2 seconds
+    to send a request, and only /healthz and /readyz are answered on them; other requests get 503."""
+    max_header_bytes: int = 32_768
+    """Maximum bytes of the headers (and trailers) of one request; more get 431."""
+    max_headers: int = 100
+    """Maximum number of headers (and trailers) of one request; more get 431."""
+    max_url_bytes: int = 8_192
+    """Maximum bytes of a request's URL; longer ones get 414."""
+    head_timeout_s: float = 10.0
+    """Maximum seconds for the head of a request, from the connection or from its first byte; 408 after that."""
+    idle_timeout_s: float = 75.0
+    """Seconds that a connection stays open between requests; set it above the idle timeout of a load balancer."""
+    write_timeout_s: float = 30.0
+    """Seconds after which a connection is closed if its client has read less than 16 KiB/s of its response."""
+
+
+def allowed_connections(wanted: int | None) -> int:
+    """Returns how many connections to serve at once, and raises the soft limit of open files if necessary.
+
+    The limit counts two files per connection, as the same number of connections is accepted over the limit.
+
+    Args:
+        wanted: Connections that the user requests; None: the default, or fewer if the limit of open files is low.
+
+    Raises:
+        InputError: If the process may not open enough files for `wanted` connections.
+    """
+    reserved = RESERVED_FILES + _open_files()
+    connections = wanted or DEFAULT_CONNECTIONS
+    needed = reserved + 2 * connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < needed:
+        soft = needed if hard == unlimited else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == unlimited or soft >= needed:
+        return connections
+    room = (soft - reserved) // 2
+    if wanted is not None or room < 1:
+        raise InputError(
+            f"max_connections {connections}: {needed:,} open files are needed, the process may open {soft:,}: raise "
+            "the limit (ulimit -n) or allow fewer connections"
+        )
+    return room
+
+
+def _open_files() -> int:
+    """Returns the number of open files of this process."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 64

@@ -1,0 +1,81 @@
+"""The monitor passes on messages in their order, tells workers to stop, and ends the listener; all without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from indexing.training.messages import InvalidInput, Started, StepDone, Update
+from indexing.training.monitor import Listener, Monitor
+
+
+def step(number: int) -> StepDone:
+    return StepDone(number, 1.0, 0.1, None, "cpu")
+
+
+def test_updates_arrive_in_order_until_it_is_closed() -> None:
+    async def run() -> None:
+        monitor = Monitor()
+        waiting = asyncio.create_task(monitor.next_updates())
+        await monitor.send(Started(0))
+        assert await waiting == [Update(is_start=True)]
+        await monitor.send(step(1))
+        await monitor.send(step(2))
+        state = await monitor.close()
+        await monitor.send(step(3))  # of a worker that has not heard of the end
+        assert [update.step for update in await monitor.next_updates()] == [step(1), step(2), step(3)]
+        assert await monitor.next_updates() == []
+        assert state.last_step == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_workers_stop_after_bad_input_and_without_a_listener(bad: bool) -> None:
+    async def run() -> None:
+        monitor = Monitor()
+        assert not await monitor.must_stop()
+        await (monitor.send(InvalidInput("a.json: bad")) if bad else monitor.abort())
+        assert await monitor.must_stop()
+        assert (await monitor.close()).error == ("a.json: bad" if bad else "")
+
+    asyncio.run(run())
+
+
+def test_a_listener_reports_what_it_hears() -> None:
+    updates = [[Update(is_start=True), Update(steps=1, step=step(1))], [Update(steps=2, is_reused=True)], []]
+    counted: list[tuple[int, bool]] = []
+    shown: list[StepDone] = []
+    aborted: list[bool] = []
+    listener = Listener(
+        lambda: updates.pop(0),
+        lambda: aborted.append(True),
+        lambda *steps: counted.append(steps),
+        shown.append,
+        threading.Event(),
+    )
+    listener.follow()
+    assert (counted, shown) == ([(1, False), (2, True)], [step(1)])
+    assert listener.started.is_set()
+    assert (aborted, listener.error) == ([], None)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_broken_listener_ends_the_workers(is_gone: bool) -> None:
+    """Also if the monitor is gone, which then cannot be told."""
+    aborted: list[bool] = []
+
+    def abort() -> None:
+        aborted.append(True)
+        if is_gone:
+            raise ConnectionError("the monitor is gone")
+
+    def show(done: StepDone) -> None:
+        raise ValueError("cannot show it")
+
+    listener = Listener(lambda: [Update(steps=1, step=step(1))], abort, lambda *_: None, show, threading.Event())
+    listener.follow()
+    assert aborted == [True]
+    assert str(listener.error) == "cannot show it"

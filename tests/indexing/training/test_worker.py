@@ -1,0 +1,153 @@
+"""Workers without Ray: messages of a worker of Ray Train, and a run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import VOCABULARY, save_bert
+
+from indexing.artifact import Draft, begun_document
+from indexing.models import Checkpoints, model_folder
+from indexing.store import Store
+from indexing.training.cluster import run_worker
+from indexing.training.local import plan_local_worker, run_local
+from indexing.training.messages import Failed, Finished, InvalidInput, Message, Resumed, Started, StepDone
+from indexing.training.worker import TrainingTask
+from indexing.training.workers import WorkerGroup
+from indexing.work.local import cores_of_process
+from retriever.errors import InputError
+from retriever.reranker_data import TrainingData
+from retriever.reranker_training import CrossOptions, CrossSystem
+from retriever.training import LoopOptions
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class SmallMaker:
+    """Makes a small cross-encoder, or raises an error.
+
+    Attributes:
+        backbone: The folder of the backbone.
+        error: The error; None: no error.
+    """
+
+    backbone: Path
+    error: Exception | None = None
+
+    def make(self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int) -> tuple[Any, None, None]:
+        if self.error is not None:
+            raise self.error
+        draw = np.random.default_rng(0)
+        texts = [" ".join(f"w{n}" for n in draw.integers(VOCABULARY, size=8)) for _ in range(12)]
+        positives, negatives = [np.array([n]) for n in range(4)], [np.array([8, 9])] * 4
+
+        def read(rows: Any) -> tuple[list[str], list[str]]:
+            return [""] * len(rows), [texts[row] for row in rows]
+
+        data = TrainingData(texts[:4], positives, negatives, 12, read, np.empty(0, np.int64))
+        options = CrossOptions(batch=4, negatives_per_query=1, max_length=32)
+        return CrossSystem(self.backbone, options, data, device=device, dtype=dtype), None, None
+
+    def judge(self, system: Any) -> dict[str, Any]:
+        return {"order": "judged"}
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture
+def task_of(tmp_path: Path) -> Callable[[SmallMaker], TrainingTask]:
+    """task_of(maker): a task of 3 steps with a checkpoint every 2, in a new store."""
+    store = Store(str(tmp_path / "store"))
+
+    def make(maker: SmallMaker) -> TrainingTask:
+        draft = Draft(store.storage, store.cache, "models/m", begun_document("models", {}, {}, False))
+        last, best = (Checkpoints(store, name, "identity") for name in ("m.models", "m.models.best"))
+        loop = LoopOptions(steps=3, lr=1e-3, checkpoint_every=2)
+        group = WorkerGroup(workers=1, min_workers=1, cpus=1, gpus=0)
+        return TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype="float32", group=group)
+
+    return make
+
+
+def messages_of(task: TrainingTask) -> list[Message]:
+    messages: list[Message] = []
+    run_worker(task, messages.append, device=CPU, rank=0, world=1)
+    return messages
+
+
+def test_a_worker_reports_its_start_its_steps_and_its_result(
+    backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]
+) -> None:
+    task = task_of(SmallMaker(backbone))
+    start, *steps, end = messages_of(task)
+    assert start == Started(0)
+    assert [step.step for step in steps if isinstance(step, StepDone)] == [1, 2, 3]
+    assert isinstance(end, Finished)
+    assert (end.result.steps, end.result.workers, end.result.judged) == (3, 1, {"order": "judged"})
+    assert end.result.loss == steps[-1].loss
+    assert messages_of(task)[:2] == [Started(0), Resumed(3)]
+    task.draft.finish()
+    assert (model_folder(task.last.store.open("models", "m")) / "config.json").is_file()
+
+
+def test_bad_input_is_reported_and_leaves_no_draft(
+    backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]
+) -> None:
+    task = task_of(SmallMaker(backbone, InputError("weights: cut off")))
+    assert messages_of(task) == [Started(0), InvalidInput("weights: cut off")]
+    assert task.last.store.incomplete() == []
+
+
+def test_another_error_is_reported_and_raised(backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]) -> None:
+    """Ray Train then starts the worker again."""
+    messages: list[Message] = []
+    task = task_of(SmallMaker(backbone, OSError("no room\nand more")))
+    with pytest.raises(OSError, match="no room"):
+        run_worker(task, messages.append, device=CPU, rank=0, world=1)
+    assert messages == [Started(0), Failed("OSError: no room")]
+
+
+def test_a_run_in_this_process_restores_the_threads(
+    backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]
+) -> None:
+    threads, counted, shown = torch.get_num_threads(), [], []
+    result = run_local(task_of(SmallMaker(backbone)), lambda *steps: counted.append(steps), shown.append)
+    assert (result.steps, result.workers) == (3, 1)
+    assert counted == [(1, False)] * 3
+    assert [done.step for done in shown] == [1, 2, 3]
+    assert torch.get_num_threads() == threads
+
+
+def test_too_little_memory_of_a_gpu_is_one_line(backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]) -> None:
+    task = task_of(SmallMaker(backbone, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")))
+    with pytest.raises(InputError, match=r"step 1: the memory of the GPU does not suffice \(CUDA out of memory"):
+        run_local(task, lambda *_: None, lambda _: None)
+    assert task.last.store.incomplete() == []
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "gpus", "expected"), [(True, None, 1), (True, 0, 0), (True, 1, 1), (False, None, 0), (False, 0, 0)]
+)
+def test_a_worker_in_this_process_takes_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, gpus: int | None, expected: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert plan_local_worker(1, gpus) == WorkerGroup(workers=1, min_workers=1, cpus=1, gpus=expected)
+
+
+def test_what_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="parameter gpus 1: this machine has no GPU"):
+        plan_local_worker(1, 1)
+    with pytest.raises(InputError, match=f"the number of cores here is {cores_of_process()}"):
+        plan_local_worker(10_000)

@@ -1,0 +1,115 @@
+"""Workers fit on the present nodes, or on nodes that the autoscaler adds while the run waits."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import ray
+from ray.autoscaler import sdk
+
+from indexing.training import workers as module
+from indexing.training.workers import WorkerGroup, announce_waiting, plan_workers, say_waiting
+from retriever.errors import InputError
+
+GPU = {"gpus": 1}
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """The nodes that Ray says are alive."""
+    found: list[dict[str, int]] = []
+    gone = {"Alive": False, "Resources": {"CPU": 99, "GPU": 9}}
+    monkeypatch.setattr(ray, "nodes", lambda: [gone, *({"Alive": True, "Resources": node} for node in found)])
+    sums = lambda: {name: sum(node.get(name, 0) for node in found) for name in ("CPU", "GPU")}  # noqa: E731
+    monkeypatch.setattr(ray, "cluster_resources", sums)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "options", "there", "gpus", "told"),
+    [
+        (2, 2, {}, [{"CPU": 4}], 0, None),
+        (2, 3, {}, [{"CPU": 4}, {"CPU": 4}], 0, None),
+        (2, 2, {}, [{"CPU": 4, "GPU": 2}], 1, None),
+        (2, 2, {"gpus": 0}, [{"CPU": 4, "GPU": 2}], 0, None),
+        (8, 2, {"min_workers": 4}, [{"CPU": 32, "GPU": 7}], 1, "starts with 7 of 8 workers of 2 CPUs and 1 GPU; "),
+        (2, 2, {}, [{"CPU": 8, "GPU": 1}], 0, "trains on CPUs: the cluster has GPUs, but room for only 1 of "),
+        (2, 2, {}, [{"CPU": 2, "GPU": 2}, {"CPU": 8}], 0, "room for only 1 of 2 workers"),
+    ],
+)  # fmt: skip
+def test_gpus_are_taken_by_all_workers_or_by_none(
+    nodes: list[dict[str, int]], workers: int, cpus: int, options: dict[str, Any], there: list[dict[str, int]],
+    gpus: int, told: str | None,
+) -> None:  # fmt: skip
+    nodes += there
+    said: list[str] = []
+    assert plan_workers(workers, cpus, said.append, **options).gpus == gpus
+    assert [told in line for line in said] == ([True] if told else [])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "options", "there", "told"),
+    [
+        (2, 3, {}, [{"CPU": 5}, {"CPU": 1}], "room for 1 of 2 workers of 3 CPUs; expected at least 2"),
+        (1, 8, {}, [{"CPU": 4}, {"CPU": 4}], "room for 0 of 1 workers of 8 CPUs"),
+        (2, 2, GPU, [{"CPU": 16, "GPU": 1}], "parameter gpus 1: the cluster has 16 CPUs and 1 GPUs, "),
+    ],
+)  # fmt: skip
+def test_too_many_workers_are_refused(
+    nodes: list[dict[str, int]],
+    workers: int,
+    cpus: int,
+    options: dict[str, Any],
+    there: list[dict[str, int]],
+    told: str,
+) -> None:
+    nodes += there
+    with pytest.raises(InputError) as raised:
+        plan_workers(workers, cpus, print, **options)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("come", [0, 1, 2])
+def test_nodes_of_an_autoscaler_are_requested_and_waited_for(
+    nodes: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch, come: int
+) -> None:
+    """No new node is too few, one is enough for min_workers, two are enough for all workers."""
+    requests: list[list[dict[str, float]]] = []
+    monkeypatch.setattr(sdk, "request_resources", lambda bundles: requests.append(bundles))
+    monkeypatch.setattr(module, "POLL_S", 0.0)
+
+    def sleep(_: float) -> None:
+        if len(nodes) < 1 + come:
+            nodes.append({"CPU": 8, "GPU": 1})
+
+    monkeypatch.setattr("time.sleep", sleep)
+    nodes.append({"CPU": 0})
+    said: list[str] = []
+    wanted = {"gpus": 1, "min_workers": 1, "wait_s": 60.0 if come == 2 else 0.2}
+    if come:
+        assert plan_workers(2, 8, said.append, **wanted).capacity == come
+    else:
+        with pytest.raises(InputError, match="room for 0 of 2 workers of 8 CPUs and 1 GPU, after 0 s"):
+            plan_workers(2, 8, said.append, **wanted)
+    assert requests == [[{"CPU": 8, "GPU": 1}] * 2, []]
+    assert "waits up to" in said[0]
+
+
+def test_the_user_is_told_once_that_workers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
+    group = WorkerGroup(workers=2, min_workers=2, cpus=1, gpus=0)
+    said, started, lines = threading.Event(), threading.Event(), []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        said.set()
+
+    with announce_waiting(group, started, say):
+        assert said.wait(60)
+    assert lines == ["waits for 2 workers of 1 CPUs; free now: 1 CPUs"]
+    started.set()
+    say_waiting(group, started, say)
+    assert len(lines) == 1

@@ -1,0 +1,117 @@
+"""Why a name is taken, in one line, without fingerprints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from indexing.work.conflicts import describe_conflict
+
+
+def document(config: dict[str, Any], **inputs: str) -> dict[str, Any]:
+    """Returns the document of a draft; inputs: role=KEY@FINGERPRINT."""
+    made = {
+        role: dict(zip(("artifact", "fingerprint"), value.split("@"), strict=True)) for role, value in inputs.items()
+    }
+    return {"format": 2, "kind": "runs", "inputs": made, "config": config, "by_content": False}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "requested", "expected"),
+    [
+        (
+            document({"k": 100, "split": "dev"}),
+            document({"k": 50, "split": "dev"}),
+            "parameter k 100, now 50; give parameter k 100, or another name (parameter name)",
+        ),
+        (
+            document({"k": 100, "limit": None}),
+            document({"k": 50, "limit": 3}),
+            "parameter k 100, now 50, parameter limit unset, now 3; give the same options, or another name "
+            "(parameter name)",
+        ),
+        (
+            document({"search_parameters": {"nprobe": 8}}),
+            document({"search_parameters": {"nprobe": 4}}),
+            "parameter nprobe 8, now 4; give parameter nprobe 8, or another name (parameter name)",
+        ),
+        (
+            document({"encoder": {"weights": "a" * 64, "passage_length": 128}}),
+            document({"encoder": {"weights": "b" * 64, "passage_length": 256}}),
+            "another encoder.weights, encoder.passage_length 128, now 256; give the same options, or another name "
+            "(parameter name)",
+        ),
+        (
+            document({"k": 1}, corpus="corpus/g0000@aa", queries="queries/q@bb"),
+            document({"k": 1}, corpus="corpus/g0001@cc", queries="queries/q@dd"),
+            "it was made from corpus/g0000, now corpus/g0001, it was made from another queries/q than the present one; "
+            "give another name (parameter name)",
+        ),
+        (
+            document({"numerics": "cpu avx512"}),
+            document({"numerics": "cpu amx"}),
+            'numerics "cpu avx512", now "cpu amx"; give the same options, or another name (parameter name)',
+        ),
+        (
+            document({}, corpus="corpus/g0000@aa"),
+            document({}, corpus="corpus/g0000@aa", reranker="models/ce@bb"),
+            "it was made from no reranker, now models/ce; give another name (parameter name)",
+        ),
+    ],
+)
+def test_a_conflict_names_what_differs_and_what_to_give(
+    pinned: dict[str, Any], requested: dict[str, Any], expected: str
+) -> None:
+    assert describe_conflict(pinned, requested) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("runs", "give parameter k 1, or another name (parameter name)"),
+        ("candidates", "give parameter k 1, or another name (parameter candidates)"),
+        ("prompts", "give parameter k 1, or another name (parameter task)"),
+        ("models", "give parameter k 1, or another name"),
+        ("corpus", "give parameter k 1, or another store"),
+    ],
+)
+def test_the_option_for_another_name_is_that_of_the_kinds_job(kind: str, remedy: str) -> None:
+    pinned, requested = ({**document({"k": value}), "kind": kind} for value in (1, 2))
+    assert describe_conflict(pinned, requested) == f"parameter k 1, now 2; {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("pinned", "requested", "expected"),
+    [
+        ({"drop_self": False}, {"drop_self": True}, "parameter drop_self false, now true; give the same options"),
+        ({"lucene": "9"}, {"lucene": "10"}, "lucene 9, now 10; give the same options"),
+        (
+            {"search_parameters": {}, "source": "bm25"},
+            {"search_parameters": {"fusion_depth": 1000}, "source": "bm25+bm25:b"},
+            "parameter source bm25, now bm25+bm25:b, search_parameters.fusion_depth unset, now 1000; give the same "
+            "options",
+        ),
+        (
+            {"source": [{"file": "a.jsonl", "bytes": 1200, "samples": "e2"}]},
+            {"source": [{"file": "b.jsonl", "bytes": 1300, "samples": "4f"}]},
+            'source ["a.jsonl of 1,200 bytes"], now ["b.jsonl of 1,300 bytes"]; give the same options',
+        ),
+        (
+            {"source": [{"file": "a.jsonl", "bytes": 1200, "samples": "e2"}]},
+            {"source": [{"file": "a.jsonl", "bytes": 1200, "samples": "4f"}]},
+            "another source; give the same options",
+        ),
+    ],
+)
+def test_no_option_is_named_that_a_job_does_not_have(pinned: dict, requested: dict, expected: str) -> None:
+    assert (
+        describe_conflict(document(pinned), document(requested)).removesuffix(", or another name (parameter name)")
+        == expected
+    )
+
+
+def test_many_differences_are_counted() -> None:
+    pinned, requested = (document({f"o{n}": value for n in range(9)}) for value in (1, 2))
+    assert " and 3 more; give the same options" not in describe_conflict(pinned, requested)
+    assert "parameter o5 1, now 2 and 3 more; give" in describe_conflict(pinned, requested)

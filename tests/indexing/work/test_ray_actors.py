@@ -1,0 +1,150 @@
+"""Pools of workers in Ray actors: their size, their growth, their errors, and lost workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from indexing.encoding import CALLS
+from indexing.work.ray_actors import GROWS_AT, Pool, RayActors, choose_pool, set_up
+from indexing.work.tasks import Place, Report, Resources
+from retriever.errors import InputError
+
+TWO_CALLS = Resources(calls=CALLS)
+
+
+def nodes_of(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> None:
+    """Makes Ray report these nodes, and a large one that is lost."""
+    import ray
+
+    every = [*({"Alive": True, "Resources": node} for node in nodes), {"Alive": False, "Resources": {"CPU": 1e5}}]
+    total = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
+    monkeypatch.setattr(ray, "nodes", lambda: every)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: total)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ((1, None, 0, 0), "parameter cpus 0: expected at least 1"),
+        ((1, None, -2, 0), "parameter cpus -2: expected at least 1"),
+        ((1, None, 1, 2), "parameter gpus 2: expected 0 or 1"),
+        ((1, None, 1, -1), "parameter gpus -1: expected 0 or 1"),
+        ((0, None, 1, 0), "parameter min_workers 0: expected at least 1"),
+        ((3, 2, 1, 0), "parameter max_workers 2: expected at least the 3 of parameter min_workers"),
+        ((1, 0, 1, 0), "parameter max_workers 0: expected at least the 1 of parameter min_workers"),
+        ((1, None, 10_000, 0), "parameter cpus 10000: the largest node has 2 cores now; give parameter max_workers to"),
+        ((1, None, 1, 1), "parameter gpus 1: the cluster has 0 GPUs now; give parameter max_workers to wait"),
+    ],
+)
+def test_an_impossible_pool_is_refused_in_one_line(options: tuple, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_of(monkeypatch, {"CPU": 2.0})
+    with pytest.raises(InputError) as raised:
+        choose_pool(*options)
+    assert str(raised.value).startswith(line)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_pool_with_max_workers_waits_for_larger_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's cores count only if it has what else an encoder needs: the large one has no GPU."""
+    nodes_of(monkeypatch, {"CPU": 32.0}, {"CPU": 4.0, "GPU": 1.0})
+    assert choose_pool(1, 5, 64, 0) == Pool(1, 5, 64, 0)
+    assert choose_pool(1, None, 16, 0) == Pool(1, 2, 16, 0)
+    assert choose_pool(1, None, 4, 1) == Pool(1, 1, 4, 1)
+    with pytest.raises(InputError, match="parameter cpus 5: the largest node with a GPU has 4 cores now"):
+        choose_pool(1, None, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "each"),
+    [([1], 1), ([2], 2), ([4], 4), ([5], 5), ([7], 7), ([8], 4), ([11], 5), ([13], 4), ([64], 4), ([1, 64], 4),
+     ([2, 2, 2], 2), ([7, 7], 7), ([3, 8], 2)],
+)  # fmt: skip
+def test_encoders_with_packed_batches_share_the_cores_of_a_node_in_about_fours(
+    nodes: list[int], each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes_of(monkeypatch, *({"CPU": float(cores), "memory": 2.0**40} for cores in nodes))
+    places = sum(cores // each for cores in nodes)
+    assert choose_pool(1, None, None, None, packed=lambda: True) == Pool(1, places, each, 0)
+    assert choose_pool(1, None, None, None) == Pool(1, sum(nodes), 1, 0)
+
+
+def test_encoders_get_the_cores_that_go_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_of(monkeypatch, {"CPU": 8.0, "memory": 8 * 2.0**30})  # half of the memory holds four of a gibibyte
+    assert choose_pool(1, None, None, None) == Pool(1, 4, 2, 0)
+
+
+def test_a_pool_grows_while_all_of_it_is_busy() -> None:
+    """By Ray Data's own rule, with the options that are set for a pool."""
+    from ray.data import DataContext
+    from ray.data._internal.actor_autoscaler.default_actor_autoscaler import DefaultActorAutoscaler
+    from ray.data.context import AutoscalingConfig
+
+    scaler = DefaultActorAutoscaler.__new__(DefaultActorAutoscaler)
+    for threshold, more in ((GROWS_AT, True), (AutoscalingConfig().actor_pool_util_upscaling_threshold, False)):
+        scaler._actor_pool_scaling_up_threshold = threshold
+        pool = Mock(current_size=lambda: 1, get_pool_util=lambda: CALLS / CALLS)
+        assert (scaler._compute_upscale_delta(pool, Mock()) > 0) == more
+    context = DataContext.get_current()
+    before = context.autoscaling_config.actor_pool_util_upscaling_threshold
+    try:
+        set_up(context)
+        assert context.autoscaling_config.actor_pool_util_upscaling_threshold == GROWS_AT
+    finally:
+        context.autoscaling_config.actor_pool_util_upscaling_threshold = before
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker returns."""
+
+    square: int
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Squares numbers; refuses `bad`; the first worker that gets 1 ends its process."""
+
+    folder: Path
+    bad: int | None = None
+    broken: bool = False
+    resources: Resources = TWO_CALLS
+
+    def open(self, place: Place) -> Callable[[int, Report], Result]:
+        if self.broken:
+            raise InputError("the model is damaged")
+        return self._square
+
+    def _square(self, item: int, report: Report) -> Result:
+        if item == self.bad:
+            raise InputError(f"item {item} is bad")
+        mark = self.folder / "died"
+        if item == 1 and not mark.exists():
+            mark.touch()
+            os._exit(1)
+        return Result(item * item)
+
+
+@pytest.mark.cluster
+def test_items_are_run_by_actors_and_those_of_a_lost_one_again(local_ray: None, tmp_path: Path) -> None:
+    import ray.cloudpickle
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this file
+    runner = RayActors(Pool(1, 2, 1, 0))
+    found = sorted((item, row["square"]) for item, row in runner.run(Squares(tmp_path), range(6)))
+    assert found == [(item, item * item) for item in range(6)]
+    assert (tmp_path / "died").exists()
+    assert list(runner.run(Squares(tmp_path), [])) == []
+    for task, line in (
+        (Squares(tmp_path, bad=3), "item 3 is bad"),
+        (Squares(tmp_path, broken=True), "the model is damaged"),
+    ):
+        with pytest.raises(InputError) as raised:
+            list(runner.run(task, range(6)))
+        assert str(raised.value) == line

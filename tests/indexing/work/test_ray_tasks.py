@@ -1,0 +1,246 @@
+"""Tasks on Ray: every item once, a bounded number in flight, the first exception as it was raised, lost workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexing.work import ray_tasks
+from indexing.work.ray_tasks import MIN_IN_FLIGHT, RayTasks, node_cores, num_places
+from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources
+from retriever.errors import InputError
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tasks_of_this_file(local_ray: None) -> None:
+    import ray.cloudpickle
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this file
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls a function with each item and an argument; `folder` gets a file for each worker that is opened."""
+
+    function: Callable[[int, Any], Any]
+    argument: Any = None
+    folder: Path | None = None
+    resources: Resources = ONE_CORE
+    stays_open: bool = True
+
+    def open(self, place: Place) -> Callable[[int, Report], Any]:
+        if self.folder:
+            (self.folder / f"opened-{os.getpid()}-{time.monotonic_ns()}").touch()
+        return lambda item, report: self.function(item, self.argument)
+
+
+def multiply(item: int, factor: int) -> int:
+    return item * factor
+
+
+def fail_at(item: int, bad: int) -> int:
+    if item == bad:
+        raise InputError(f"item {item} is bad")
+    return item
+
+
+def die_once(item: int, folder: Path) -> int:
+    mark = folder / str(item)
+    if item == 1 and not mark.exists():
+        mark.touch()
+        os._exit(1)
+    return item
+
+
+def wait_for(item: int, file: Path) -> int:
+    end = time.monotonic() + 60
+    while not file.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(file)
+        time.sleep(0.05)
+    return item
+
+
+def counted(drawn: list[int]) -> Iterator[int]:
+    """An endless source that lists what was drawn."""
+    while True:
+        drawn.append(len(drawn))
+        yield drawn[-1]
+
+
+def test_every_item_comes_back_once_with_its_result() -> None:
+    runner = RayTasks()
+    assert sorted(runner.run(Calls(multiply, 3), range(20))) == [(item, item * 3) for item in range(20)]
+    assert list(runner.run(Calls(multiply, 3), [])) == []
+
+
+def test_a_worker_stays_open_for_the_next_items_of_its_task(tmp_path: Path) -> None:
+    """As many workers as processes, whatever the number of items and runs: a worker may hold a model."""
+    runner, task = RayTasks(), Calls(multiply, 1, folder=tmp_path)
+    for _ in range(3):
+        list(runner.run(task, range(10)))
+    opened = [path.name.split("-")[1] for path in tmp_path.iterdir()]
+    assert len(opened) == len(set(opened)) <= 8
+
+
+def test_an_endless_source_is_drawn_a_bounded_number_of_items_ahead() -> None:
+    drawn: list[int] = []
+    found = RayTasks().run(Calls(multiply, 1), counted(drawn))
+    for taken in range(1, 8):
+        next(found)
+        assert len(drawn) <= taken + MIN_IN_FLIGHT
+    found.close()  # type: ignore[attr-defined]
+    assert len(drawn) <= 7 + MIN_IN_FLIGHT
+
+
+def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single item may be larger than the bound."""
+    monkeypatch.setattr(ray_tasks, "MAX_BYTES", 10)
+    for weight, ahead in ((4, 3), (50, 1)):
+        drawn: list[int] = []
+        found = RayTasks().run(Calls(multiply, 1), counted(drawn), weight=lambda item, weight=weight: weight)
+        for taken in range(1, 5):
+            next(found)
+            assert len(drawn) - taken < ahead
+        found.close()  # type: ignore[attr-defined]
+
+
+def test_an_input_error_is_raised_as_one_and_ends_the_run() -> None:
+    from jobs.cli import input_error
+
+    drawn: list[int] = []
+    with pytest.raises(InputError) as raised:
+        list(RayTasks().run(Calls(fail_at, 5), counted(drawn)))
+    assert str(input_error(raised.value)) == "item 5 is bad"
+    assert len(drawn) < 6 + 2 * MIN_IN_FLIGHT
+
+
+def test_the_items_of_a_killed_worker_are_run_again(tmp_path: Path) -> None:
+    assert sorted(item for item, _ in RayTasks().run(Calls(die_once, tmp_path), range(3))) == [0, 1, 2]
+    assert (tmp_path / "1").exists()
+
+
+def test_a_worker_with_a_gpu_stays_open_for_the_next_item() -> None:
+    """In a Ray of its own, which is told of a GPU that need not be there."""
+    script = """
+import logging, os, ray
+from dataclasses import dataclass
+from indexing.work.ray_tasks import RayTasks
+from indexing.work.tasks import Resources
+
+@dataclass(frozen=True)
+class Pid:
+    resources: Resources = Resources(gpus=None)
+
+    def open(self, place):
+        return lambda item, report: (os.getpid(), place.device)
+
+ray.init(num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+found = {result for _, result in RayTasks().run(Pid(), range(6))}
+print(len(found), {device for _, device in found})
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=Path(ray_tasks.__file__).parents[2], check=True,
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    count, devices = run.stdout.split(maxsplit=1)
+    assert int(count) < 6
+    assert devices.strip() == "{'cuda'}"
+
+
+def nodes_of(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> None:
+    """Makes Ray report these nodes, and a large one that is lost."""
+    import ray
+
+    every = [*({"Alive": True, "Resources": node} for node in nodes), {"Alive": False, "Resources": {"CPU": 64.0}}]
+    total = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
+    monkeypatch.setattr(ray, "nodes", lambda: every)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: total)
+
+
+def test_places_are_counted_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_of(monkeypatch, {"CPU": 7.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 4.0}, {"CPU": 4.0}, {"memory": 1.0})
+    assert [num_places(cores) for cores in (1, 2, 3, 7, 8)] == [13, 6, 3, 1, 0]
+    assert [num_places(cores, gpus=1) for cores in (1, 2, 3, 8)] == [3, 2, 1, 0]
+    assert RayTasks().slots(Resources(cores=8)) == 1, "a task waits for a node that can run it"
+
+
+def test_all_cores_are_those_of_the_smallest_node_and_few_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = RayTasks()
+    nodes_of(monkeypatch, {"CPU": 7.0}, {"CPU": 16.0}, {"memory": 1.0})
+    assert (node_cores(), runner.place(ALL_CORES), runner.slots(ALL_CORES)) == (7, Place(7), 3)
+    assert runner.place(Resources(cores=None, gpus=None)) == Place(7)
+    nodes_of(monkeypatch, {"CPU": 8.0, "GPU": 1.0})
+    assert runner.place(Resources(cores=None, gpus=None)) == Place(4, "cuda")
+    assert runner.slots(Resources(cores=None, gpus=None)) == 1
+    nodes_of(monkeypatch)
+    assert (node_cores(), runner.slots(ONE_CORE)) == (1, 1), "no node is there yet"
+
+
+def test_a_cluster_that_grows_gets_more_before_any_task_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without cores gets four tasks, for its autoscaler to see; no task ends before the sixteenth item is drawn."""
+    import ray
+
+    sizes: list[dict[str, float]] = [{}, {"CPU": 1.0}, {"CPU": 8.0}]
+    looks: list[int] = []  # items drawn at each look
+    drawn: list[int] = []
+
+    def resources() -> dict[str, float]:
+        looks.append(len(drawn))
+        return sizes[min(len(looks), len(sizes)) - 1]
+
+    def source() -> Iterator[int]:
+        for item in counted(drawn):
+            if len(drawn) == 16:
+                (tmp_path / "go").touch()
+            yield item
+
+    monkeypatch.setattr(ray, "cluster_resources", resources)
+    monkeypatch.setattr(ray_tasks, "LOOK_S", 0.2)
+    found = RayTasks().run(Calls(wait_for, tmp_path / "go"), source())
+    next(found)
+    assert looks[:3] == [0, 4, 4]
+    assert len(drawn) == 16
+    found.close()  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Reports 7 rows of its item until a file exists; the file appears when the driver has received them."""
+
+    received: Path
+    resources: Resources = ONE_CORE
+    reports: bool = True
+
+    def open(self, place: Place) -> Callable[[int, Report], int]:
+        def work(item: int, report: Report) -> int:
+            end = time.monotonic() + 60
+            while not self.received.exists() and time.monotonic() < end:
+                report(7)
+                time.sleep(0.05)
+            return item
+
+        return work
+
+
+def test_rows_within_an_unfinished_item_reach_the_driver(tmp_path: Path) -> None:
+    rows: list[int] = []
+
+    def on_progress(unfinished: int) -> None:
+        rows.append(unfinished)
+        if unfinished == 7:
+            (tmp_path / "received").touch()
+
+    assert list(RayTasks().run(Reporting(tmp_path / "received"), [3], on_progress=on_progress)) == [(3, 3)]
+    assert 7 in rows

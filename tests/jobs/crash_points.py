@@ -1,0 +1,70 @@
+"""Faults at a storage write, counted: the n-th write raises, or ends the process. A deletion counts as a write.
+
+`python crash_points.py N before|after JOB ARGUMENTS` runs a job in this process and ends it by os._exit(9) at write N.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+WRITES = ("put", "put_new", "swap", "delete")
+EXIT_STATUS = 9
+
+
+class Counter:
+    """Counts the writes of all threads; at write number `at` it calls `fault`, before or after the write."""
+
+    def __init__(self, at: int | None, fault: Callable[[], object], *, after: bool = False):
+        self.at, self.fault, self.after = at, fault, after
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a method of the storage that counts."""
+
+        def write(*arguments: Any) -> Any:
+            with self._lock:
+                number, self.count = self.count, self.count + 1
+            if number == self.at and not self.after:
+                self.fault()
+            result = method(*arguments)
+            if number == self.at:
+                self.fault()
+            return result
+
+        return write
+
+
+@contextlib.contextmanager
+def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool = False) -> Iterator[Counter]:
+    """Within it, the writes to local stores are counted, and write number `at` (from 0) meets a fault."""
+    from indexing.storage import LocalStorage
+
+    counter = Counter(at, fault, after=after)
+    originals = {name: getattr(LocalStorage, name) for name in WRITES}
+    for name, method in originals.items():
+        setattr(LocalStorage, name, counter.wrap(method))
+    try:
+        yield counter
+    finally:
+        for name, method in originals.items():
+            setattr(LocalStorage, name, method)
+
+
+def main(at: str, when: str, name: str, *arguments: str) -> None:
+    """Runs a job and ends the process at a write."""
+    from jobs.cli import options_of, run
+
+    job = importlib.import_module(f"jobs.{name}")
+    with counted_writes(int(at), lambda: os._exit(EXIT_STATUS), after=when == "after"):
+        run(job.main, options_of(job.main), list(arguments))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,158 @@
+"""The bytes of a small store stay what they are: every kind of artifact, built by the jobs.
+
+Kinds whose bytes do not depend on the CPU are compared with the digests in `golden_store.json`
+(`RIPTIDE_WRITE_GOLDEN=1` writes them). The vectors here are small multiples of 1/8, so that every product is exact in
+any order of summation. The other kinds (embeddings, a trained index, an exact run) are compared with the plain
+functions that a worker calls, so that a driver can neither reorder nor lose anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from samples import make_passages, make_queries, save_tiny_bert, write_beir
+
+from indexing.artifact import Artifact
+from indexing.building import sample_rows
+from indexing.corpus import Corpus, open_table
+from indexing.embeddings import Embeddings
+from indexing.faiss_index import fill_shard, read_index, train_quantizer, training_size, write_index
+from indexing.store import Store
+from retriever.encoder import Encoder, EncoderOptions
+
+FILE = Path(__file__).parent / "golden_store.json"
+EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
+DIM = 16
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.cluster)])
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
+) -> Store:
+    """Every kind of artifact that does not come from training, in two generations where it has generations."""
+    if request.param == "ray":
+        request.getfixturevalue("local_ray")
+    root = tmp_path_factory.mktemp("golden")
+    passages = make_passages(90)
+    queries, judged = make_queries(passages[:60], 20)
+    first = write_beir(root / "first", passages[:60], queries, {"test": judged[:10], "train": judged[10:]})
+    second = write_beir(root / "second", passages[60:])
+    (root / "old").write_text("p3\np41\n")
+    model = save_tiny_bert(root / "model")
+
+    def job(name: str, *arguments: object) -> None:
+        assert call_job(name, "--store", root / "store", *arguments) == 0, name
+
+    encode = ("encode_corpus", "--encoder", model, "--name", "enc", *EXACT_NUMERICS)
+    job("import_corpus", "--source", first, "--part-size", 25, "--filters", "year", "int64")
+    job(*encode)
+    lattice(Store(str(root / "store")))
+    job("build_index", "--embeddings", "enc", "--name", "ivf", "--factory", "IVF4,SQ8", "--shards", 2)
+    job("build_index", "--embeddings", "lattice", "--name", "flat", "--factory", "Flat", "--shards", 2)
+    job("build_bm25", "--shards", 2)
+    job("import_corpus", "--source", second, "--part-size", 25, "--append", "--delete", root / "old")
+    job(*encode)
+    lattice(Store(str(root / "store")))
+    job("build_index", "--embeddings", "lattice", "--name", "flat", "--factory", "Flat", "--shards", 2)
+    job("build_bm25", "--shards", 2)
+    job("search", "--mode", "bm25", "--split", "test", "--k", 10, "--name", "words")
+    job("search", "--mode", "exact", "--embeddings", "enc", "--split", "test", "--k", 10, "--name", "exact")
+    job("mine_negatives", "--split", "train", "--sources", "bm25", "--depth", 20, "--part-queries", 4,
+        "--pool-negatives", 5, "--denoised-negatives", 0, "--name", "mined")  # fmt: skip
+    return Store(str(root / "store"))
+
+
+def lattice(store: Store) -> None:
+    """Embeddings whose numbers are multiples of 1/8 between -1 and 1, drawn with each part's first row as the seed."""
+    corpus = Corpus.open(store)
+    for artifact in corpus.generations:
+        name = f"lattice/{artifact.key.rpartition('/')[2]}"
+        if name in store.names("embeddings"):
+            continue
+        config = {"encoder": {"head": []}, "numerics": "exact in any order", "limit": None}
+        with store.create("embeddings", name, inputs={"corpus": artifact}, config=config) as draft:
+            for part in corpus.parts:
+                if part.artifact.key == artifact.key:
+                    draw = np.random.default_rng(part.first_row).integers(-8, 9, (part.part.rows, DIM))
+                    vectors = (draw / 8).astype(np.float16)
+                    draft.commit(part.part.name, ".npy", lambda path, v=vectors: np.save(path, v), rows=len(vectors))
+            draft.note(encoder="none", options={}, task=None, dim=DIM, similarity="dot")
+
+
+def digests(artifact: Artifact) -> dict[str, object]:
+    """What is pinned of an artifact: its fingerprint and the rows and digest of each part."""
+    parts = {part.name: [part.rows, part.sha256] for part in artifact.parts}
+    if artifact.kind == "bm25":  # Lucene writes random identifiers and times
+        parts = {name: [rows, "differs from build to build"] for name, (rows, _) in parts.items()}
+    return {"fingerprint": artifact.fingerprint, "parts": parts}
+
+
+def test_kinds_that_do_not_depend_on_the_cpu_have_the_digests_on_record(store: Store) -> None:
+    kinds = {"corpus", "queries", "bm25", "candidates", "negatives"}
+    keys = [
+        key
+        for key in map(str, store.keys())
+        if key.split("/")[0] in kinds or "lattice" in key or key.startswith(("index/flat/", "runs/words"))
+    ]
+    found = {key: digests(store.open(*key.split("/", 1))) for key in sorted(keys)}
+    if os.environ.get("RIPTIDE_WRITE_GOLDEN"):
+        FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    assert found == json.loads(FILE.read_text())
+
+
+def test_embeddings_are_those_of_the_encoder_called_part_by_part(store: Store, tmp_path: Path) -> None:
+    embeddings = Embeddings.open(store, "enc", Corpus.open(store))
+    encoder = Encoder(embeddings.encoder_name, EncoderOptions(dtype="float32", compile="never"), device="cpu")
+    for made, part in zip(embeddings.parts, Corpus.open(store).parts, strict=True):
+        table = open_table(part)
+        texts = encoder.compose(table["title"].to_pylist(), table["text"].to_pylist())
+        np.save(tmp_path / "expected.npy", encoder.encode(texts, side="passage").astype(np.float16))
+        assert made.artifact.local(made.part).read_bytes() == (tmp_path / "expected.npy").read_bytes()
+
+
+def test_a_trained_index_is_that_of_the_faiss_functions_called_shard_by_shard(store: Store, tmp_path: Path) -> None:
+    [index] = store.generations("index", "ivf")
+    corpus = Corpus(store.generations("corpus")[:1])
+    embeddings = Embeddings("enc", store.generations("embeddings", "enc")[:1])
+    assert embeddings.num_rows == corpus.num_rows
+    rows = sample_rows(embeddings, training_size("IVF4,SQ8", embeddings.num_rows))
+    trained = train_quantizer(embeddings.take(rows).astype(np.float32), "IVF4,SQ8", seed=0, threads=2)
+    write_index(trained, tmp_path / "quantizer")
+    assert index.local("quantizer").read_bytes() == (tmp_path / "quantizer").read_bytes()
+    for part, (first, end) in zip(index.group("shard"), [(0, 30), (30, 60)], strict=True):
+        vectors = (piece for _, piece in embeddings.between(first, end))
+        filled = fill_shard(read_index(tmp_path / "quantizer"), vectors, first, threads=1)
+        write_index(filled, tmp_path / part.name)
+        assert index.local(part).read_bytes() == (tmp_path / part.name).read_bytes()
+
+
+def test_an_exact_run_is_that_of_a_brute_force_search(store: Store) -> None:
+    corpus = Corpus.open(store)
+    embeddings = Embeddings.open(store, "enc", corpus)
+    encoder = Encoder(embeddings.encoder_name, EncoderOptions(dtype="float32", compile="never"), device="cpu")
+    run = store.open("runs", "exact")
+    table = pq.read_table(run.local(run.parts[0]))
+    queries = store.open("queries", store.names("queries")[0])
+    texts = dict(zip(*(open_ids_and_texts(queries)), strict=True))
+    vectors = embeddings.take(np.arange(corpus.num_rows)).astype(np.float64)
+    for query in dict.fromkeys(table["query_id"].to_pylist()):
+        scores = (vectors @ encoder.encode([texts[query]], side="query")[0].astype(np.float64)).astype(np.float32)
+        scores[corpus.deleted] = -np.inf
+        best = np.lexsort((np.arange(len(scores)), -scores))[:10]
+        mine = table.filter(pq.filters_to_expression([("query_id", "=", query)]))
+        assert mine["row"].to_pylist() == best.tolist()
+        np.testing.assert_allclose(mine["score"].to_numpy(), scores[best], rtol=1e-6)
+
+
+def open_ids_and_texts(queries: Artifact) -> tuple[list[str], list[str]]:
+    """Ids and texts of a query set."""
+    import pyarrow as pa
+
+    table = pa.ipc.open_file(pa.memory_map(str(queries.local("part-00000")))).read_all()
+    return table["id"].to_pylist(), table["text"].to_pylist()

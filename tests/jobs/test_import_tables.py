@@ -1,0 +1,184 @@
+"""Tables with any columns through the jobs: options, the line that says what is taken, resume, and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from samples import files_of
+
+from indexing.corpus import Corpus
+from indexing.queries import Queries
+from indexing.store import Store
+
+Done = Callable[..., str]
+Refused = Callable[..., str]
+Documented = Callable[..., None]
+
+
+def passages_of(store: Path) -> list[tuple]:
+    corpus = Corpus.open(Store(str(store)))
+    return [tuple(passage)[1:] for passage in corpus.passages(range(corpus.num_rows))]
+
+
+def config_of(store: Path) -> dict:
+    return dict(Store(str(store)).open("corpus", "g0000").config)
+
+
+def test_options_name_the_columns_and_one_line_says_so(tmp_path: Path, done: Done) -> None:
+    """The columns are pinned only for tables; the line of BEIR is printed only for fields that become metadata."""
+    file = tmp_path / "faq.csv"
+    file.write_text('n,head,answer,topic\n1,A,"x\ny",t\n2,,z,\n')
+    command = ("import_corpus", "--store", tmp_path / "s", "--source", file, "--id", "n", "--title", "head")
+    out = done(*command, "--text", "answer", "--metadata", "topic")
+    line = f"columns of {file}: id = n, title = head, text = answer, metadata = topic"
+    assert out.splitlines()[0] == line
+    assert passages_of(tmp_path / "s") == [("1", "A", "x\ny", '{"topic":"t"}'), ("2", "", "z", "")]
+    columns = {"id": "n", "title": "head", "text": "answer", "metadata": ["topic"]}
+    assert config_of(tmp_path / "s")["columns"] == columns
+    assert done(*command, "--text", "answer", "--metadata", "topic", "--plan").splitlines()[0] == line
+    other = ("import_corpus", "--store", tmp_path / "other", "--source", file)
+    assert done(*other, "--text", "answer", "--metadata", "--plan").startswith(
+        f"columns of {file}: id = a hash of title and text, title = none, text = answer, metadata = none, left out = n"
+    )
+    beir = tmp_path / "b.jsonl"
+    beir.write_text('{"_id": "a", "text": "x", "headline": "H"}\n')
+    out = done("import_corpus", "--store", tmp_path / "b", "--source", beir)
+    assert out.startswith(f"columns of {beir}: id = _id, title = none, text = text, metadata = headline\n")
+
+
+def test_the_configuration_of_formats_with_fixed_columns_is_as_before(tmp_path: Path, done: Done) -> None:
+    """So that stores that were begun or imported before go on: these are the keys that they pin."""
+    (tmp_path / "a.jsonl").write_text('{"_id": "a", "text": "x"}\n')
+    (tmp_path / "a.tsv").write_text("1\tx\n")
+    (tmp_path / "d.tsv").write_text("id\ttext\ttitle\n1\tx\ty\n")
+    page = {"wikipedia_id": "1", "wikipedia_title": "T", "text": ["T", "x"]}
+    (tmp_path / "k.json").write_text(json.dumps(page) + "\n")
+    pq.write_table(pa.table({"id": ["a"], "text": ["x"], "name": ["n"]}), tmp_path / "p.parquet")
+    files = {"a.jsonl": "beir", "a.tsv": "msmarco", "d.tsv": "dpr", "k.json": "kilt", "p.parquet": "parquet"}
+    for name, format in files.items():
+        done("import_corpus", "--store", tmp_path / name[0] / format, "--source", tmp_path / name)
+        config = config_of(tmp_path / name[0] / format)
+        assert config.keys() == {"format", "part_size", "filters", "limit", "source", "delete"}
+        assert config["format"] == format
+    (tmp_path / "q.tsv").write_text("1\twho?\n")
+    done("import_queries", "--store", tmp_path / "a/beir", "--source", tmp_path / "q.tsv")
+    queries = Queries.open(Store(str(tmp_path / "a/beir")))
+    assert queries.artifact.config.keys() == {"format", "limit", "source"}
+
+
+def test_an_interrupted_import_of_csv_resumes_to_the_same_bytes(
+    tmp_path: Path, interrupt, done: Done, refused: Refused
+) -> None:
+    """With other columns it is refused, both sides named."""
+    file = tmp_path / "a.csv"
+    file.write_text("id,text,body\n" + "".join(f'p{n},"text\n{n}",body {n}\n' for n in range(60)))
+    command = ("import_corpus", "--source", file, "--part-size", 10, "--text", "text", "--store")
+    done(*command, tmp_path / "whole")
+    interrupt(3, *command, tmp_path / "s")
+    other = [str(part).replace("text", "body") if part == "text" else part for part in command]
+    assert "columns.text text, now body" in refused(*other, tmp_path / "s")
+    done(*command, tmp_path / "s")
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "whole")
+
+
+def test_rows_that_come_twice_are_refused_with_both_lines(
+    tmp_path: Path, refused: Refused, documented: Documented
+) -> None:
+    """In other parts than the first, behind rows of several lines, with given ids and with hashed ones."""
+    file = tmp_path / "a.csv"
+    rows = [f'p{n},"text\n{n}"' for n in range(9)]
+    file.write_text("\n".join(["id,text", *rows[:8], "p3,x", rows[8]]) + "\n")
+    command = ("import_corpus", "--part-size", 2, "--source", file)
+    line = refused(*command, "--store", tmp_path / "given")
+    assert f"{file}:18: id 'p3' comes a second time, first in {file}:8;" in line
+    file.write_text("\n".join(["id,text", *rows, 'x,"text\n5"']) + "\n")
+    line = refused(*command, "--store", tmp_path / "hashed", "--id", "", "--metadata")
+    assert f"{file}:20: found the title and text of {file}:12, expected distinct passages" in line
+    documented("Importing", "two passages with the same text and no id column", line, 1)
+
+
+UNREADABLE = {
+    "a spreadsheet": ("a.xlsx", b"PK\x03\x04", "save the sheet as CSV"),
+    "a .csv.zip": ("a.csv.zip", b"PK\x03\x04", "decompress it"),
+    "a JSON array": ("a.json", b'[\n{"id": 1, "text": "x"}\n]\n', "jq -c '.[]'"),
+    "a .tsv of three columns without a header": ("a.tsv", b"1\tT\tx\n2\tU\ty\n", "add a header line"),
+    "an Arrow file": ("a.arrow", b"ARROW1", "write the table as Parquet"),
+    "a CSV file without a column known as the text": ("a.csv", b"a,b,c\n1,2,3\n", "--text"),
+    "a CSV file with two columns that may be the text": (
+        "a.csv",
+        b"id,text,body\n1,2,3\n",
+        "by --text, for example text",
+    ),
+    "a JSON file without a field known as the text": ("a.jsonl", b'{"id": 1, "story": "x"}\n', "--text"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_what_does_not_fit_is_refused_with_what_would(
+    tmp_path: Path, refused: Refused, documented: Documented, case: str
+) -> None:
+    name, data, remedy = UNREADABLE[case]
+    (tmp_path / name).write_bytes(data)
+    line = refused("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / name)
+    assert f"{tmp_path / name}" in line
+    assert remedy in line
+    assert "parameter" not in line
+    documented("Importing", case, line, 1)
+
+
+def test_an_option_that_names_no_column_lists_the_columns(
+    tmp_path: Path, world, refused: Refused, documented: Documented
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("a,b,c\n1,2,3\n")
+    command = ("import_corpus", "--store", tmp_path / "s", "--source", file)
+    line = refused(*command, "--text", "body")
+    assert line == f"error: --text body: {file} has the columns a, b, c; give one of these"
+    documented("Importing", "--text that names no column", line, 1)
+    line = refused(*command, "--text", "a", "--metadata", "b", "year")
+    assert f"--metadata year: {file} has the columns a, b, c" in line
+    line = refused(*command, "--text", "a", "--format", "msmarco")
+    assert "--text: format msmarco has fixed columns, expected one of csv, tsv, jsonl, parquet" in line
+    documented("Importing", "--text for a format with fixed columns", line, 1)
+    assert "expected --source PATH" in refused(*command[:3], "--delete", file, "--text", "a")
+    assert not (tmp_path / "s").exists()
+    queries = ("import_queries", "--store", world.store, "--source", file)
+    line = refused(*queries, "--text", "a", "--relevant", "d")
+    assert line == f"error: --relevant d: {file} has the columns a, b, c; give one of these"
+    documented("Importing", "--relevant that names no column", line, 1)
+    line = refused(*queries)
+    assert "name the column of the text by --text" in line
+    documented("Importing", "a table of queries without a column known as the query", line, 1)
+    line = refused(*queries, "--text", "a", "--split", "dev", "--format", "msmarco")
+    assert "--text: format msmarco has fixed columns" in line
+    (tmp_path / "q.csv").write_text("id,query,passage_id,note\nq,x,p1,n\nq,x,p2,m\n")
+    line = refused(*queries[:-1], tmp_path / "q.csv")
+    assert "name the columns that belong to the query by --metadata" in line
+    documented("Importing", "a query table with other metadata for the same query", line, 1)
+
+
+def test_a_folder_of_tables_with_queries_whose_columns_are_unknown_is_refused_before_the_import(
+    tmp_path: Path, refused: Refused, documented: Documented
+) -> None:
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f/corpus.csv").write_text("id,text\na,x\n")
+    (tmp_path / "f/queries.csv").write_text("n,asked\n1,x\n")
+    line = refused("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "f")
+    assert f"{tmp_path}/f/queries.csv: found the columns n, asked, expected one called query, question, text" in line
+    assert "--text" not in line
+    documented("Importing", "a folder whose table of queries has no column known as the query", line, 1)
+    assert not (tmp_path / "s").exists()
+
+
+def test_column_options_in_a_recipe(tmp_path: Path, done: Done) -> None:
+    """As keys of --config, --metadata as a list."""
+    (tmp_path / "a.csv").write_text("a,b,c\n1,x,y\n")
+    (tmp_path / "r.yaml").write_text("id: a\ntext: b\nmetadata: [c]\n")
+    at = ("--store", tmp_path / "s", "--source", tmp_path / "a.csv", "--config", tmp_path / "r.yaml")
+    done("import_corpus", *at)
+    assert passages_of(tmp_path / "s") == [("1", "", "x", '{"c":"y"}')]

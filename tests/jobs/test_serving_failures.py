@@ -1,0 +1,395 @@
+"""A service whose store or files fail: status 503, a log line, /readyz, and no path in any response."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from ray.exceptions import RayTaskError
+from ready_client import ReadyClient
+from serving import questions, task_files
+
+from indexing.store import Store
+from retriever.errors import InputError
+from serve.app import build_app
+from serve.batching import OverloadedError
+from serve.deployments import ClusterService, There
+from serve.engine import Answer, Engine
+from serve.health.failures import StoreError, without_places
+from serve.health.states import BM25, DENSE, ENCODER, PASSAGES, RERANKER
+from serve.health.warm_up import WarmUpLimits
+from serve.local import LocalService, open_local
+from serve.release import Release, current
+from serve.security import Tokens
+from serve.service import Limits
+
+FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
+
+
+@pytest.fixture
+def store(served: Path, tmp_path: Path) -> Store:
+    """A copy of the store, which the test may damage."""
+    shutil.copytree(served / "store", tmp_path / "store")
+    return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def service(store: Store) -> LocalService:
+    return open_local(store, threads=2)
+
+
+@pytest.fixture
+def client(service: LocalService) -> Iterator[TestClient]:
+    with ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def file_of(store: Store, pattern: str) -> Path:
+    """Returns the first file of a local store that matches a pattern."""
+    return sorted(Path(store.url).glob(pattern))[0]
+
+
+def live_release(store: Store) -> Release:
+    found = current(store)
+    assert found is not None
+    return Release.load(store, found[0])
+
+
+def check(service: LocalService) -> None:
+    assert service.live is not None
+    service.check_parts(service.live.release)
+
+
+def is_clean(text: str, store: Store) -> bool:
+    """Returns whether a text contains neither a path nor a long digest."""
+    return store.url not in text and not re.search(r"[0-9a-f]{33,}|/tmp/|s3://|\.faiss|\.npy|\.arrow", text)
+
+
+FILES = {
+    "index": ("index/idx/g0001/shard-*.faiss", DENSE, {"query": "bafa"}),
+    "embeddings": ("embeddings/enc/g0000/*.npy", DENSE, {"query": "bafa", "mode": "exact"}),
+    "BM25": ("bm25/bm25/g0001/*.cfs", BM25, {"query": "bafa", "mode": "bm25"}),
+    "passages": ("corpus/g0000/part-*.arrow", PASSAGES, {"query": "bafa"}),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_damaged_files_fail_their_part_until_they_are_restored(
+    store: Store,
+    service: LocalService,
+    client: TestClient,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
+    documented: Callable[..., None],
+) -> None:
+    """Replaces a file by a copy with one changed byte; existing memory maps keep the old content."""
+    pattern, part, request = FILES[kind]
+    file = file_of(store, pattern)
+    kept = file.read_bytes()
+    file.rename(file.with_suffix(".kept"))
+    file.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    check(service)
+    ready = client.get("/readyz")
+    assert ready.status_code == 503
+    assert next(iter(ready.json())) == "ready"
+    assert ready.json()["parts"][part] == {"state": "failed", "reason": "files are damaged"}
+    assert {one["state"] for name, one in ready.json()["parts"].items() if name != part} == {"ready"}
+    answer = client.post("/v1/search", json=request)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], answer.headers["retry-after"]) == (503, "store_error", "1")
+    assert is_clean(answer.text, store)
+    assert is_clean(ready.text, store)
+    logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert any(error["request_id"] in line and file.name in line for line in logged)
+    documented("HTTP", f"a search where a file of the {kind} is damaged", error["message"], 503)
+    file.with_suffix(".kept").rename(file)
+    check(service)
+    assert client.get("/readyz").json() == {
+        "ready": True,
+        "parts": {name: {"state": "ready"} for name in (ENCODER, DENSE, BM25, PASSAGES)},
+    }
+    assert client.post("/v1/search", json=request).status_code == 200
+
+
+def test_a_failed_read_marks_its_part_until_it_works_again(
+    store: Store, service: LocalService, client: TestClient, documented: Callable[..., None]
+) -> None:
+    files = sorted(Path(store.url).glob("embeddings/enc/g0000/*.npy"))
+    for file in files:
+        file.rename(file.with_suffix(".away"))
+    answer = client.post("/v1/search", json=FILTERED)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")
+    assert is_clean(answer.text, store)
+    documented("HTTP", "a search that reads a file which has been removed", answer.json()["error"]["message"], 503)
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()["parts"][DENSE]["reason"]) == (503, "files are missing")
+    documented("HTTP", "GET /readyz where files of a part are missing", ready.text, 503)
+    check(service)
+    assert client.get("/readyz").status_code == 503
+    for file in files:
+        file.with_suffix(".away").rename(file)
+    check(service)
+    assert client.get("/readyz").status_code == 200
+    assert client.post("/v1/search", json=FILTERED).status_code == 200
+
+
+@pytest.mark.parametrize("part", [ENCODER, RERANKER])
+def test_an_encoder_or_a_reranker_that_fails_is_reported(
+    service: LocalService, client: TestClient, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert service.live is not None
+    if part == RERANKER:  # the release has none: what is said of one is what counts here
+        object.__setattr__(service.live.release, "reranker", "some/model")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("/models/weights: Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(service._parts[part], "_try", fail)
+        check(service)
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["parts"][part]["reason"]) == (503, "files cannot be read")
+        assert "weights" not in ready.text
+    check(service)
+    assert client.get("/readyz").status_code == 200
+
+
+def test_changes_of_what_is_served_tell_a_store_that_fails_from_a_mistake(
+    store: Store,
+    client: TestClient,
+    model: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    documented: Callable[..., None],
+) -> None:
+    files = task_files(tmp_path / "prompt", model, 1)
+    unknown = client.put("/v1/tasks/new", files=files, data={"index": "none"})
+    assert unknown.status_code == 400
+    assert is_clean(unknown.text, store)
+    missing = client.put("/v1/release", json={"release": "0" * 16})
+    assert missing.status_code == 400
+    assert is_clean(missing.text, store)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    manifest = file_of(store, "index/idx/g0001/manifest.json")
+    manifest.rename(manifest.with_suffix(".away"))
+    for case, send in {
+        "PUT /v1/tasks/NAME where the live index has lost its manifest": lambda: client.put(
+            "/v1/tasks/new", files=files
+        ),
+        "PUT /v1/release where the live index has lost its manifest": lambda: client.put(
+            "/v1/release", json={"release": current(store)[0]}
+        ),
+    }.items():
+        caplog.clear()
+        answer = send()
+        if "tasks" in case:
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error"), answer.text
+            assert "index/idx" in caplog.text
+            documented("HTTP", case, answer.json()["error"]["message"], 503)
+        assert is_clean(answer.text, store)
+    manifest.with_suffix(".away").rename(manifest)
+    live = file_of(store, "releases/*/manifest.json")
+    kept = live.read_bytes()
+    live.write_bytes(kept.replace(b'"kind"', b'"kid"'))
+    answer = client.delete("/v1/tasks/new")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")
+    assert is_clean(answer.text, store)
+    assert "own sha256 does not match" in caplog.text
+    documented(
+        "HTTP", "DELETE /v1/tasks/NAME where the live release is damaged", answer.json()["error"]["message"], 503
+    )
+    live.write_bytes(kept)
+    assert client.delete("/v1/tasks/new").status_code == 404
+    assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
+
+
+def test_a_store_that_cannot_be_reached_is_no_mistake_of_a_client(
+    service: LocalService,
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    documented: Callable[..., None],
+) -> None:
+    def fail(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/secret/bucket/serving/current.json")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(service.store.storage, "read_tagged", fail)
+        answer = client.put("/v1/release", json={"release": None})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")
+    assert "secret" not in answer.text
+    assert "/secret/bucket" in caplog.text
+    documented("HTTP", "PUT /v1/release while the store cannot be read", answer.json()["error"]["message"], 503)
+
+
+def test_a_replicas_store_error_keeps_its_reason_and_its_detail() -> None:
+    error = RayTaskError("run", "Traceback", pickle.loads(pickle.dumps(StoreError(DENSE, "files are missing", "/a/b"))))
+
+    class Handle:
+        run = property(lambda self: self)
+
+        def remote(self, *_: object) -> Handle:
+            return self
+
+        def result(self, timeout_s: float | None) -> None:
+            raise error.as_instanceof_cause()
+
+    with pytest.raises(StoreError, match="dense: files are missing") as raised:
+        There(Handle()).call("search").result(timeout_s=1)
+    assert raised.value.detail == "/a/b"
+
+
+def test_an_ingress_asks_every_replica_of_each_part(store: Store) -> None:
+    class Deployed:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def broadcast(self, method: str, *arguments: Any) -> SimpleNamespace:
+            self.calls.append(method)
+            return SimpleNamespace(results=lambda timeout_s: self.answer(method))
+
+        def answer(self, method: str) -> list[Any]:
+            if method == "check" and self.failing:
+                raise StoreError(DENSE, "files are missing", "/a/b")
+            return [7, 7]  # of two replicas
+
+        failing = False
+
+    parts = {name: Deployed() for name in ("encoder", "passages", "words", "search-000", "search-001")}
+    service = ClusterService(store, parts, Limits())
+    release = live_release(store)
+    assert service._read_files(DENSE, release.id, None, 1.0) == 4 * 7
+    service.live = SimpleNamespace(release=release)
+    service.check_parts(release)
+    assert service.readiness() == {
+        "ready": True,
+        "parts": {name: {"state": "ready"} for name in (ENCODER, DENSE, BM25, PASSAGES)},
+    }
+    parts["search-001"].failing = True
+    service.check_parts(release)
+    assert service.readiness()["parts"][DENSE] == {"state": "failed", "reason": "files are missing"}
+    assert all("check" in part.calls for part in parts.values())
+
+
+def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
+    store: Store, service: LocalService, served: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are read and spaces searched before /readyz answers 200."""
+    seen: list[tuple[str, bool, dict[str, Any]]] = []
+    search, read = Engine.search, service._read_files
+
+    def note_search(engine: Engine, release: Release, queries: Any) -> Any:
+        if engine is not service.engine:
+            seen.append((queries[0].mode, service.ready, service.readiness()["parts"]))
+        return search(engine, release, queries)
+
+    def note_read(part: str, *arguments: Any) -> int:
+        size = read(part, *arguments)
+        if size:
+            seen.append((f"read {part}", service.ready, {}))
+        return size
+
+    monkeypatch.setattr(Engine, "search", note_search)
+    monkeypatch.setattr(service.warm_up, "read", note_read)
+    app = build_app(service, Tokens(), about=service.about)
+    with ReadyClient(app, base_url="http://127.0.0.1") as client:
+        assert {name for name, *_ in seen} == {"read dense", "read bm25", "read passages", "dense", "bm25"}
+        assert not any(ready for _, ready, _ in seen)
+        assert all(
+            {one["state"] for one in parts.values()} == {"warming up"}
+            for name, _, parts in seen
+            if not name.startswith("read")
+        )
+        assert set(seen[-1][2]) == {ENCODER, DENSE, BM25, PASSAGES, RERANKER}
+        seen.clear()
+        assert client.put("/v1/tasks/new", files=task_files(tmp_path / "new", model, 1)).status_code == 200
+        assert seen == []  # the same files and spaces
+        first = client.get("/v1/tasks").json()["release"]
+        flat = {"index": "enc"}  # every vector is scored: a space that is new
+        assert client.put("/v1/tasks/other", files=task_files(tmp_path / "o", model, 2), data=flat).status_code == 200
+        assert {name for name, *_ in seen} == {"exact"}  # its files were read before
+        assert first != client.get("/v1/tasks").json()["release"]
+    assert len(questions(served)) == 40
+
+
+def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounds(answers_s: list[float], **limits: float) -> int:
+        """Rounds until the warm-up ends, where the batches take these seconds, the last one for ever."""
+        now, number = [0.0], [0]
+
+        def search(engine: Engine, release: Release, queries: Any) -> list[Any]:
+            now[0] += answers_s[min(number[0], len(answers_s) - 1)]
+            number[0] += 1
+            return []
+
+        monkeypatch.setattr(Engine, "search", search)
+        monkeypatch.setattr("serve.health.warm_up.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+        service = open_local(store, threads=1, warm_up=WarmUpLimits(**limits))
+        release = live_release(store)
+        service.warm_up._run_queries(
+            release, (DENSE,), release.tasks[0], ["bafa"], now[0] + service.warm_up.limits.total_s
+        )
+        return number[0]
+
+    assert rounds([0.1]) == 2
+    assert rounds([9.0, 4.0, 1.0, 0.4, 0.3]) == 5
+    assert rounds([2.0]) == 4  # one, and three without a gain
+    assert rounds([9.0 - number / 5 for number in range(40)], rounds=7, patience=40) == 7
+    assert rounds([5.0, 4.0, 3.0, 2.0, 1.0, 0.9], total_s=8.0) == 2
+
+
+@pytest.mark.parametrize("error", [OverloadedError(1), InputError("task default: the vector is not finite")])
+def test_a_query_that_is_refused_does_not_end_a_warm_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    service, release = open_local(store, threads=1), live_release(store)
+    monkeypatch.setattr(Engine, "search", lambda *_: [Answer(), Answer(error=error)])
+    assert service.warm_up._run_queries(release, (DENSE,), release.tasks[0], ["bafa"], time.monotonic() + 60) < 60
+    monkeypatch.setattr(Engine, "search", lambda *_: [Answer(error=StoreError("dense", "files are missing"))])
+    with pytest.raises(StoreError):
+        service.warm_up._run_queries(release, (DENSE,), release.tasks[0], ["bafa"], time.monotonic() + 60)
+
+
+def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, release = open_local(store, threads=1, warm_up=WarmUpLimits(answer_s=-1.0)), live_release(store)
+    rounds = []
+
+    def search(*_: Any) -> list[Answer]:
+        rounds.append(1)
+        service.close()
+        return [Answer()]
+
+    monkeypatch.setattr(Engine, "search", search)
+    service.warm_up._run_queries(release, (DENSE,), release.tasks[0], ["bafa"], time.monotonic() + 60)
+    assert rounds == [1]
+
+
+def test_a_release_that_needs_a_part_that_was_not_deployed_is_a_mistake_of_the_client(store: Store) -> None:
+    parts = dict.fromkeys(("encoder", "passages", "search-000"), SimpleNamespace())
+
+    async def switch() -> None:
+        service = ClusterService(store, parts, Limits())
+        await service._from_store(service.open, live_release(store).id)
+
+    with pytest.raises(InputError, match="needs words, which this service was deployed without"):
+        asyncio.run(switch())
+
+
+def test_messages_for_clients_show_no_places() -> None:
+    digest = "0123456789ab" + "c" * 52
+    message = (
+        f"index 'x': /data/my store has none; s3://bucket/prefix/a.npy, {digest} and /var/lib/x.faiss: damaged 3/4"
+    )
+    assert without_places(message, "/data/my store", "") == (
+        "index 'x': the store has none; …, 0123456789ab… and …: damaged 3/4"
+    )

@@ -1,0 +1,46 @@
+"""`serve_search` on a store whose live release is damaged: one line, and --renew repairs it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from jobs import serve_search
+
+import pytest
+
+from indexing.releases.current import CURRENT
+from indexing.store import Store
+from indexing.verify import verify
+from serve.release import live_release, make_current, plan
+
+DAMAGES: dict[str, Any] = {
+    "serving/current.json is empty": lambda data: b"",
+    "serving/current.json is truncated": lambda data: data[: len(data) // 2],
+    "serving/current.json was changed": lambda data: data.replace(b'"before"', b'"befora"'),
+    "the live release is missing": None,
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_damaged_live_release_is_one_line_and_renew_repairs_it(
+    world, refused, done, documented, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    store, at = Store(str(world.store)), ("--store", world.store, "--port", 0)
+    first, _ = plan(store, tasks=["default"])
+    assert make_current(store, first, None)
+    if DAMAGES[case]:
+        store.storage.put(CURRENT, DAMAGES[case](store.storage.read(CURRENT)))
+    else:
+        shutil.rmtree(world.store / "releases" / first.id)
+    documented("Releases", case, refused("serve_search", *at), 1)
+    assert "repairs   " in done("serve_search", *at, "--renew", "--plan")
+    refused("serve_search", *at)
+
+    async def serve(store: Store, options: object, tokens: object, release: Any, *rest: Any) -> None:
+        serve_search.begin(store, release, rest[-1])
+
+    monkeypatch.setattr(serve_search, "serve", serve)
+    assert f"release   {first.id} (new) of {store.url}" in done("serve_search", *at, "--renew")
+    assert live_release(store)[0] == first
+    assert not [finding for finding in verify(store) if finding.problem]

@@ -1,0 +1,94 @@
+"""Where a job runs: in this process, or on which Ray."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from jobs import session
+from jobs.cli import raise_on_sigterm
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(session, "num_gpus", lambda: 0)
+
+
+def write_address(folder: Path, address: str) -> None:
+    """Writes the file in which `ray start` names the cluster of a machine."""
+    (folder / "ray").mkdir()
+    (folder / "ray" / "ray_current_cluster").write_text(address)
+
+
+def test_without_a_cluster_a_job_runs_in_this_process() -> None:
+    assert session.find_cluster() is None
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_private_ray_starts_if_it_is_requested(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    monkeypatch.setattr(session, "num_gpus", lambda: gpus)
+    assert session.find_cluster() is None
+    assert session.find_cluster(private=True) == "a private Ray on this machine (requested)"
+
+
+def test_several_gpus_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "num_gpus", lambda: 2)
+    assert session.find_cluster() == "a private Ray on this machine (2 GPUs)"
+
+
+def test_an_address_names_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert session.find_cluster() == "the Ray cluster at 10.0.0.1:6379 (RAY_ADDRESS)"
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert session.find_cluster() == "the Ray cluster to which it was submitted"
+
+
+def test_a_ray_of_this_machine_is_joined_while_it_accepts_connections(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        write_address(tmp_path, address)
+        assert session.find_cluster() == f"the Ray cluster of this machine, at {address}"
+    assert session.find_cluster() is None, "the file of a Ray that has ended does not count"
+
+
+@pytest.mark.cluster
+def test_the_ray_of_another_process_is_not_joined(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only `ray start` writes the address file, so tests without a cluster do not find the Ray of the session."""
+    monkeypatch.delenv("RAY_TMPDIR")
+    host, _, port = ray_address.rpartition(":")
+    socket.create_connection((host, int(port))).close()
+    assert session.find_cluster() is None
+
+
+def test_a_damaged_address_file_does_not_count(tmp_path: Path) -> None:
+    write_address(tmp_path, "no address")
+    assert session.find_cluster() is None
+
+
+def test_gpus_are_counted_by_their_devices_unless_some_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for devices, count in (("", 0), ("-1", 0), ("0", 1), ("0,1,GPU-5", 3)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+        assert session.num_gpus() == count
+
+
+def test_ray_does_not_replace_the_jobs_handler_of_sigterm() -> None:
+    def handler(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with raise_on_sigterm():  # keeps the handler of a program
+            assert signal.getsignal(signal.SIGTERM) is handler
+            with session.keep_sigterm_handler():
+                signal.signal(signal.SIGTERM, lambda *_: None)  # as ray.init does
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)

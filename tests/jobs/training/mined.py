@@ -1,0 +1,47 @@
+"""Negatives by hand, and the bytes of trained models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from indexing.artifact import Artifact
+from indexing.corpus import Corpus
+from indexing.models import model_folder
+from indexing.queries import Queries
+from indexing.store import Store
+
+
+def mine(store: Store, name: str = "hand", *, rows: dict | None = None, **inputs: Artifact) -> Artifact:
+    """Commits negatives/NAME in two parts: the relevant passages of every query of the store, and random others."""
+    queries = Queries.open(store)
+    corpus = Corpus.open(store)
+    selected = queries.split("all")
+    judged = pa.concat_tables(queries.qrels(split) for split in queries.splits).to_pylist()
+    positives: dict[str, list[int]] = {}
+    for line in judged:
+        positives.setdefault(line["query_id"], []).append(int(corpus.rows_of([line["corpus_id"]])[0]))
+    draw = np.random.default_rng(0)
+    mined = {q: [int(row) for row in draw.choice(corpus.num_rows, 6, replace=False) if row not in positives[q]]
+             for q in selected.ids}  # fmt: skip
+    table = pa.table({
+        "query_id": pa.array(selected.ids, pa.string()),
+        "positives": pa.array([positives[q] for q in selected.ids], pa.list_(pa.int64())),
+        "negatives": pa.array([mined[q] for q in selected.ids], pa.list_(pa.int64())),
+        "more": pa.array([0.5] * len(selected.ids)),
+    })  # fmt: skip
+    for column, values in (rows or {}).items():
+        table = table.set_column(table.column_names.index(column), column, values)
+    of = {"corpus": corpus.generations[-1], "queries": queries.artifact, **inputs}
+    with store.create("negatives", name, inputs=of, config={"by": "hand"}) as draft:
+        for number, piece in enumerate((table.slice(0, 25), table.slice(25))):
+            draft.commit(f"part-{number:05d}", ".parquet", lambda path, piece=piece: pq.write_table(piece, path),
+                         rows=len(piece))  # fmt: skip
+    return store.open("negatives", name)
+
+
+def weights(store: Store, key: str) -> dict[str, bytes]:
+    """Returns the files of models/NAME or prompts/NAME by path."""
+    folder = model_folder(store.open(*key.split("/")))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

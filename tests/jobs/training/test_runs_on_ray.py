@@ -1,0 +1,71 @@
+"""Training on Ray gives the bytes of training in this process; a lost worker changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psutil
+import pytest
+from local_cluster import title_of, wait_for
+from mined import weights
+from training_commands import RERANK, TUNE, command
+
+from indexing.store import Store
+
+Done = Callable[..., str]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+def test_one_worker_of_ray_gives_the_bytes_of_this_process(world, mined: Store, done: Done) -> None:
+    for form, kind in ((TUNE, "prompts"), (RERANK, "models")):
+        done(*command(form, world, "in-process", "--steps", 4))
+        out = done(*command(form, world, "on-ray", "--steps", 4, "--ray"))
+        assert f"{kind}/on-ray: " in out
+        assert weights(mined, f"{kind}/on-ray") == weights(mined, f"{kind}/in-process")
+        one, other = (mined.open(kind, name) for name in ("on-ray", "in-process"))
+        assert (one.fingerprint, one.notes) == (other.fingerprint, other.notes)
+
+
+def train_workers() -> set[psutil.Process]:
+    """The workers of Ray Train that this process has started."""
+    return {one for one in psutil.Process().children(recursive=True) if "RayTrainWorker" in title_of(one)}
+
+
+@pytest.mark.chaos
+@pytest.mark.usefixtures("local_ray")
+def test_two_workers_of_which_one_is_lost(world, mined: Store, done: Done) -> None:
+    """kill -9 to one of two workers: both resume from the last checkpoint, and the weights are those of two workers."""
+    more = ("--steps", 20, "--workers", 2, "--checkpoint-every", 4)
+    assert "20 steps" in done(*command(RERANK, world, "whole", *more))
+    assert mined.open("models", "whole").notes["workers"] == 2
+    latest = world.store / "checkpoints/lost.models/latest.json"
+    killed: list[psutil.Process] = []
+
+    def kill() -> None:
+        wait_for(latest.exists, "a checkpoint")
+        killed.append(sorted(train_workers(), key=lambda process: process.pid)[-1])
+        killed[0].kill()
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    out = done(*command(RERANK, world, "lost", *more))
+    killer.join()
+    assert killed
+    assert "models/lost: 20 steps" in out
+    assert weights(mined, "models/lost") == weights(mined, "models/whole")
+    assert mined.open("models", "lost").notes == mined.open("models", "whole").notes
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_more_workers_than_the_cluster_holds_are_refused(
+    world, mined: Store, refused: Done, documented: Callable[..., None]
+) -> None:
+    line = refused(*command(TUNE, world, "t", "--workers", 8))
+    assert line == (
+        "error: --workers 8, --cpus 1: the cluster has 2 CPUs, room for 2 of 8 workers of 1 CPUs; expected at least 8; "
+        "--wait SECONDS waits for nodes of an autoscaler"
+    )
+    documented("Training", "more workers than the cluster has room for", line, 1)
+    assert mined.names("prompts") == mined.incomplete() == []

@@ -1,0 +1,206 @@
+"""Training data, systems and checkpoints that tests of the training loop share, and their cases for two workers."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import VOCABULARY
+
+from retriever import dual, training
+from retriever.dual import DualSystem, TuneOptions
+from retriever.options import EncoderOptions
+from retriever.reranker_data import TrainingData
+from retriever.stepping import trained
+from retriever.training import Hooks, LoopOptions, Progress, Trainer
+
+ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
+CPU = torch.device("cpu")
+LONG_AND_SHORT = ["w1 w2" if number % 2 else " ".join(["w3"] * 40) for number in range(12)]
+
+
+def make_data(passages: int = 60) -> TrainingData:
+    """Returns queries made of words of their passage: two queries per passage; every fourth has two positives."""
+    draw = np.random.default_rng(0)
+    texts = [" ".join(f"w{n}" for n in draw.integers(VOCABULARY, size=draw.integers(10, 40))) for _ in range(passages)]
+    queries = [" ".join(texts[number // 2].split()[:6]) for number in range(2 * passages)]
+    positives = [
+        np.array([number // 2, *([(number // 2 + 9) % passages] if number % 4 == 0 else [])])
+        for number in range(2 * passages)
+    ]
+    negatives = [np.setdiff1d(draw.integers(passages, size=5), own) for own in positives]
+    return TrainingData(
+        queries, positives, negatives, passages, lambda rows: ([""] * len(rows), [texts[row] for row in rows])
+    )
+
+
+def dual_system(
+    bert: Path, dropout: float | None = 0.1, dtype: torch.dtype = torch.float32, chunk: int | None = None, **tuning: Any
+) -> DualSystem:
+    """Returns a dual encoder over `make_data`.
+
+    Args:
+        bert: Folder of the backbone.
+        dropout: Dropout of the prompts and of all layers; None keeps that of the options and of the backbone.
+        dtype: The dtype of the forward and backward pass.
+        chunk: Tokens per chunk, so that a batch has several chunks; by default one chunk per side.
+        **tuning: Options of TuneOptions.
+    """
+    own = {} if dropout is None else {"prompt_dropout": dropout}
+    options = TuneOptions(**{"length": 4, "batch": 12, "negatives_per_query": 2, **own, **tuning})
+    system = DualSystem(bert, ENCODER, options, make_data(), device=CPU, dtype=dtype)
+    for module in system.module.modules():
+        if isinstance(module, torch.nn.Dropout) and dropout is not None:
+            module.p = dropout
+    if chunk is not None:
+
+        def chunks(texts: Any, side: Any, rows: Any) -> Any:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(dual._CHUNK, "cpu", chunk)
+                return DualSystem.chunks(system, texts, side, rows)
+
+        system.chunks = chunks  # type: ignore[method-assign]
+    return system
+
+
+def gradients(system: DualSystem, step: int = 0, *, rank: int = 0, world: int = 1, **loop: Any) -> dict[str, Any]:
+    """Returns the loss and the gradients of one step, before the optimizer uses them."""
+    options = LoopOptions(steps=10, lr=1e-3, **loop)
+    trainer = Trainer(system, options, device=CPU, dtype=torch.float32, rank=rank, world=world)
+    caught: dict[str, Any] = {}
+
+    def catch(lr: float) -> float:
+        for name, parameter in trained(system.module).items():
+            caught[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        system.module.zero_grad()
+        return 0.0
+
+    trainer.stepper.step = catch  # type: ignore[method-assign]
+    system.module.train()
+    loss = trainer.step(step)
+    return {"loss": loss, **caught}
+
+
+def record_norms(trainer: Trainer) -> list[float]:
+    """Returns a list to which each later step of the trainer adds the norm of its gradient."""
+    norms: list[float] = []
+    step = trainer.stepper.step
+
+    def record(lr: float) -> float:
+        norms.append(step(lr))
+        return norms[-1]
+
+    trainer.stepper.step = record  # type: ignore[method-assign]
+    return norms
+
+
+class Checkpoints:
+    """Hooks that keep checkpoints in a folder.
+
+    Attributes:
+        notes: What the trainer reported.
+
+    Args:
+        folder: The folder; created if it does not exist.
+        die_at: The process is lost before the checkpoint of this step is written.
+    """
+
+    def __init__(self, folder: Path, die_at: int | None = None):
+        self.folder, self.die_at = folder, die_at
+        folder.mkdir(exist_ok=True)
+        self.notes: list[dict[str, Any]] = []
+
+    def hooks(self) -> Hooks:
+        def save(name: str, step: int, write: Callable[[Path], object]) -> None:
+            if self.die_at is not None and step >= self.die_at:
+                raise KeyboardInterrupt
+            write(self.folder / name)
+
+        def load(name: str) -> Path | None:
+            if not (self.folder / name).exists():
+                return None
+            return Path(shutil.copy(self.folder / name, self.folder / f"copy-{name}"))
+
+        part = functools.partial
+        return Hooks(part(load, "last"), part(save, "last"), part(load, "best"), part(save, "best"), self.notes.append)
+
+
+# Cases: functions that TwoWorkers runs on both workers.
+
+
+def summed_gradients(rank: int, patch: pytest.MonkeyPatch, bert: Path, method: str) -> dict[str, Any]:
+    """Returns the loss and the gradients of a step, summed over the workers as the stepper does."""
+    result = gradients(dual_system(bert, dropout=0.0, method=method), rank=rank, world=2)
+    for name in sorted(result.keys() - {"loss"}):
+        torch.distributed.all_reduce(result[name])
+    return result
+
+
+def resumed_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, method: str, stage: int) -> dict[str, Any]:
+    """Returns loss, norm and state after four steps of DeepSpeed, the last one from a state that was loaded."""
+    system = dual_system(bert, dropout=0.0, method=method, chunk=200)
+    loop = LoopOptions(steps=6, lr=1e-2, zero=stage)
+    trainer = Trainer(system, loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
+    shares = [sum(chunk.tokens for chunk in system.batch(0, each, 2).chunks) for each in range(2)]
+    # The graphs of one worker need more than this, those of the other do not.
+    patch.setitem(training.KEPT, "cpu", max(shares) - 1)
+    assert min(shares) < training.KEPT["cpu"]
+    norms = record_norms(trainer)
+    losses = [trainer.step(number) for number in range(3)]
+    # As a new process resumes.
+    state = trainer.stepper.state()
+    losses.append(trainer.step(3))
+    trainer.stepper.load(state.__getitem__, 3, trainer._touch)
+    assert trainer.step(3) == losses[-1]
+    return {"loss": losses[-1], "norm": torch.tensor(norms[-1]), **trainer.stepper.state()}
+
+
+def losses_with_dropout(
+    rank: int, patch: pytest.MonkeyPatch, bert: Path, stage: int, dtype: torch.dtype
+) -> dict[str, list[float]]:
+    """Returns losses and norms of two steps with dropout, without GradCache ("off") and with it ("on")."""
+    result = {}
+    for choice in ("off", "on"):
+        method = "finetune" if stage > 1 else "prompt"
+        system = dual_system(bert, dropout=None, dtype=dtype, chunk=200, method=method)
+        loop = LoopOptions(steps=6, lr=1e-3, zero=stage, grad_cache=choice)  # type: ignore[arg-type]
+        trainer = Trainer(system, loop, device=CPU, dtype=dtype, rank=rank, world=2)
+        norms = record_norms(trainer)
+        system.module.train()
+        result[choice] = [trainer.step(number) for number in range(2)] + norms
+    return result
+
+
+def sharded_weights(rank: int, patch: pytest.MonkeyPatch, bert: Path, out: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Encodes and saves with weights that DeepSpeed shards; the workers have unequal numbers of chunks.
+
+    Returns:
+        Vectors of LONG_AND_SHORT, and of its first text alone, for which the second worker has no text.
+    """
+    system = dual_system(bert, dropout=0.0, chunk=100, method="finetune")
+    loop = LoopOptions(steps=6, lr=1e-3, zero=3)
+    trainer = Trainer(system, loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
+    system.module.train()
+    trainer.step(0)
+    system.module.eval()
+    assert system.pooled.backbone.embeddings.word_embeddings.weight.numel() == 0, "each worker holds all of it"
+    vectors = system.encode(LONG_AND_SHORT, "passage", rank, 2)
+    first = system.encode(LONG_AND_SHORT[:1], "passage", rank, 2)
+    with trainer.stepper.whole():
+        if rank == 0:
+            system.save(out)
+    return vectors, first
+
+
+def first_four_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, folder: Path) -> None:
+    """Runs four of nine steps and writes the checkpoint."""
+    loop = LoopOptions(steps=9, lr=1e-2)
+    trainer = Trainer(dual_system(bert, dropout=0.0), loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
+    curve: list[Any] = [[number + 1, trainer.step(number), loop.learning_rate(number), None] for number in range(4)]
+    trainer._keep(Checkpoints(folder).hooks().save, Progress(4, curve))

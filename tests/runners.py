@@ -1,0 +1,99 @@
+"""A runner for tests: runs items one after the other, in a chosen order, records them, and fails where wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from indexing.artifact import Artifact
+from indexing.store import Store
+from indexing.work.tasks import Item, Place, Report, Resources, Task, ignore, no_weight
+from indexing.work.work import Work, run_work
+
+
+class InlineRunner:
+    """Runs tasks one item after the other.
+
+    Args:
+        cores: The cores that a worker with all cores gets.
+        slots: The number of workers that the runner claims to have.
+        order: Returns the items in the order in which they are run; default: as they come.
+        fail_after: Number of items, over all tasks, after which `error` is raised in place of the next one.
+        error: What is raised.
+
+    Attributes:
+        ran: The class of the task, and the item, of each call so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        cores: int = 1,
+        slots: int = 1,
+        order: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+        fail_after: int | None = None,
+        error: BaseException | None = None,
+    ):
+        self._cores, self._slots, self._order = cores, slots, order
+        self._fail_after, self._error = fail_after, error or RuntimeError("interrupted")
+        self.ran: list[tuple[str, Any]] = []
+
+    def place(self, resources: Resources) -> Place:
+        """Returns what a worker with these resources gets."""
+        return Place(resources.cores or self._cores)
+
+    def slots(self, resources: Resources) -> int:
+        """Returns the claimed number of workers."""
+        return self._slots
+
+    def run(
+        self,
+        task: Task,
+        items: Iterable[Item],
+        *,
+        on_progress: Report = ignore,
+        weight: Callable[[Item], int] = no_weight,
+    ) -> Iterator[tuple[Item, Any]]:
+        """Runs the task for every item; see Runner."""
+        worker = None
+        for item in self._order(items):
+            if len(self.ran) == self._fail_after:
+                raise self._error
+            worker = worker or task.open(self.place(task.resources))
+            self.ran.append((type(task).__name__, item))
+            yield item, worker(item, on_progress)
+
+    def items(self, task: str) -> list[Any]:
+        """Returns the items of a task, in the order in which they were run."""
+        return [item for name, item in self.ran if name == task]
+
+
+class Tally:
+    """A Progress that keeps the counts of each stage: `counts[title]` holds (kept, rows)."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, list[tuple[bool, int]]] = {}
+
+    def __call__(self, title: str, total: int | None, noun: str) -> _Counts:
+        return _Counts(self.counts.setdefault(title, []))
+
+
+class _Counts:
+    def __init__(self, counts: list[tuple[bool, int]]):
+        self._counts = counts
+
+    def __enter__(self) -> _Counts:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def count(self, amount: int, kept: bool = False) -> None:
+        self._counts.append((kept, amount))
+
+    def show(self, unfinished: int) -> None: ...
+
+
+def tallied(store: Store, work: Work, runner: InlineRunner) -> tuple[Sequence[Artifact], dict[str, list]]:
+    """Runs a work; returns its artifacts and the counts of each stage."""
+    tally = Tally()
+    return run_work(store, work, runner, tally), tally.counts
