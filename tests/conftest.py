@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from local_cluster import LONG
-from local_ray import running_ray
+from local_ray import SessionRay
 from reliability import Row, read_page, readable, write_rows
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -27,6 +27,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+LIMIT_S = 1800 if LONG else 600  # seconds of a test
 
 
 _REPORTERS: list[pytest.TerminalReporter] = []
@@ -38,7 +39,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests that are marked `long`, except in the long form, RIPTIDE_TESTS=all."""
+    """Deselects tests that are marked `long`, except in the long form, RIPTIDE_TESTS=all; bounds the time of each.
+
+    A call of Ray's C++ core that waits drops what a signal's handler raises. Therefore a thread ends a test on Ray: it
+    prints all stacks and ends the process.
+    """
+    for item in items:
+        if not item.get_closest_marker("timeout"):
+            on_ray = item.get_closest_marker("cluster") or item.get_closest_marker("ray_serve")
+            item.add_marker(pytest.mark.timeout(LIMIT_S, method="thread" if on_ray else "signal"))
     if not LONG:
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
@@ -83,25 +92,22 @@ def ray_variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def ray_address(ray_variables: dict[str, str]) -> Iterator[str]:
-    """The address of a Ray that runs from its first test to the end of the session; jobs run on it with `local_ray`."""
-    with running_ray(ray_variables) as address:
-        yield address
+def session_ray(ray_variables: dict[str, str]) -> Iterator[SessionRay]:
+    """A Ray that runs from its first test to the end of the session; jobs run on it with `local_ray`."""
+    ray = SessionRay(ray_variables)
+    yield ray
+    ray.close()
 
 
 @pytest.fixture(scope="module")
-def local_ray(ray_address: str, ray_variables: dict[str, str]) -> Iterator[None]:
+def local_ray(session_ray: SessionRay, ray_variables: dict[str, str]) -> Iterator[None]:
     """Connects this process to the Ray of the session, so that jobs of this process run on it until the module ends."""
-    import logging
-
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ray_variables.items():
             patch.setenv(name, value)
-        ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
-        for name in ("ray.data", "ray.data._internal"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        session_ray.connect()
         yield
         ray.shutdown()
 

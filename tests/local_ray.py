@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,7 +22,69 @@ print(context.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 ray.shutdown()
 """
+CORES = 2
 END_S = 60.0  # seconds after which a Ray that does not end is killed
+FREE_S = 30.0  # seconds after which the cores of an earlier driver count as lost
+
+
+class SessionRay:
+    """The Ray of a test session; it is started when it is first needed.
+
+    Args:
+        variables: Environment variables of its workers.
+    """
+
+    def __init__(self, variables: Mapping[str, str]):
+        self._variables = variables
+        self._stack = contextlib.ExitStack()
+        self._address = ""
+
+    def address(self) -> str:
+        """Returns its address, for ray.init."""
+        if not self._address:
+            self._address = self._stack.enter_context(running_ray(self._variables))
+        return self._address
+
+    def connect(self) -> None:
+        """Connects this process to it.
+
+        A Ray that still holds cores for an earlier driver is replaced, since a job that needs all cores would wait for
+        ever.
+        """
+        init(self.address())
+        if not all_cores_free():
+            import ray
+
+            print("the Ray of the tests holds cores of a driver that has ended: it is replaced", file=sys.stderr)
+            ray.shutdown()
+            self.close()
+            init(self.address())
+
+    def close(self) -> None:
+        """Ends it."""
+        self._address = ""
+        self._stack.close()
+
+
+def init(address: str) -> None:
+    """Connects this process to a Ray, quietly."""
+    import logging
+
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    for name in ("ray.data", "ray.data._internal"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def all_cores_free() -> bool:
+    """Returns whether no task or actor holds a core; waits FREE_S seconds for that."""
+    import ray
+
+    end = time.monotonic() + FREE_S
+    while (free := ray.available_resources().get("CPU", 0)) < CORES and time.monotonic() < end:
+        time.sleep(0.1)
+    return free >= CORES
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 from indexing.work.tasks import Report, ignore
 
 EVERY_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
+ANSWER_S = 10.0  # seconds in which the board must answer; a job does not wait for one that never starts
 
 
 class _Board:
@@ -75,7 +76,7 @@ def progress_board(on_progress: Report) -> Iterator[Any | None]:
     def look() -> None:
         while not stop.wait(EVERY_S):
             with contextlib.suppress(Exception):  # a lost board costs the progress, not the job
-                on_progress(ray.get(board.total.remote()))
+                on_progress(ray.get(board.total.remote(), timeout=ANSWER_S))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

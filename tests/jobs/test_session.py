@@ -11,6 +11,7 @@ from jobs import session
 from jobs.cli import raise_on_sigterm
 
 import pytest
+from local_ray import SessionRay
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +61,10 @@ def test_a_ray_of_this_machine_is_joined_while_it_accepts_connections(tmp_path: 
 
 
 @pytest.mark.cluster
-def test_the_ray_of_another_process_is_not_joined(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ray_of_another_process_is_not_joined(session_ray: SessionRay, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only `ray start` writes the address file, so tests without a cluster do not find the Ray of the session."""
     monkeypatch.delenv("RAY_TMPDIR")
-    host, _, port = ray_address.rpartition(":")
+    host, _, port = session_ray.address().rpartition(":")
     socket.create_connection((host, int(port))).close()
     assert session.find_cluster() is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from indexing.work import ray_tasks
+from indexing.work import ray_progress, ray_tasks
 from indexing.work.ray_tasks import MIN_IN_FLIGHT, RayTasks, node_cores, num_places
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources
 from retriever.errors import InputError
@@ -244,3 +245,22 @@ def test_rows_within_an_unfinished_item_reach_the_driver(tmp_path: Path) -> None
 
     assert list(RayTasks().run(Reporting(tmp_path / "received"), [3], on_progress=on_progress)) == [(3, 3)]
     assert 7 in rows
+
+
+class SilentBoard:
+    """A progress board that never answers, like an actor that a cluster has no worker for."""
+
+    def total(self) -> None:
+        threading.Event().wait()
+
+    def put(self, number: int, rows: int | None) -> None:
+        """Never runs, because `total` does."""
+
+
+def test_a_run_ends_without_a_board_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_progress, "_Board", SilentBoard)
+    monkeypatch.setattr(ray_progress, "EVERY_S", 0.01)
+    monkeypatch.setattr(ray_progress, "ANSWER_S", 0.1)
+    (tmp_path / "received").touch()
+    found = list(RayTasks().run(Reporting(tmp_path / "received"), [3], on_progress=lambda rows: None))
+    assert found == [(3, 3)]
