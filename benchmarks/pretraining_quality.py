@@ -11,7 +11,6 @@ passages and l_uniform of passages, on vectors of length 1 and on raw ones. What
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 from pathlib import Path
@@ -23,68 +22,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-VOCABULARY = 8_192  # word pieces, lower case
+from small_backbone import make, pretrain  # noqa: E402
+
 PAIRS = 2_000  # questions that l_align is measured on, and passages for l_uniform
-
-
-def merge(files: list[str], folder: Path) -> Path:
-    """The files' passages as one BEIR corpus; ids are file and line."""
-    target = folder / "general"
-    target.mkdir(parents=True, exist_ok=True)
-    with open(target / "corpus.jsonl", "w", encoding="utf-8") as out:
-        for number, name in enumerate(files):
-            with gzip.open(name, "rt", encoding="utf-8") as lines:
-                for place, line in enumerate(lines):
-                    text = json.loads(line)["text"]
-                    out.write(json.dumps({"_id": f"{number}-{place}", "text": text}) + "\n")
-    return target
-
-
-def save_random(folder: Path, corpus: Path, layers: int, hidden: int) -> Path:
-    """A BERT of random weights without dropout, and word pieces of its own from the corpus."""
-    from tokenizers import BertWordPieceTokenizer
-    from tokenizers.processors import BertProcessing
-    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
-
-    if not (folder / "config.json").exists():
-        with open(corpus / "corpus.jsonl", encoding="utf-8") as lines:
-            pieces = BertWordPieceTokenizer()
-            pieces.train_from_iterator((json.loads(line)["text"] for line in lines), vocab_size=VOCABULARY)
-        ends = [(name, pieces.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
-        pieces.post_processor = BertProcessing(*ends)
-        special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-        pieces.save(str(folder.with_suffix(".json")))
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_file=str(folder.with_suffix(".json")), model_max_length=256, **special
-        )
-        torch.manual_seed(0)
-        shape = BertConfig(
-            vocab_size=len(tokenizer), num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=hidden // 64,
-            intermediate_size=4 * hidden, max_position_embeddings=256, hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )  # fmt: skip
-        BertForMaskedLM(shape).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return folder
-
-
-def pretrain(
-    store: str, backbone: str, name: str, objective: str, steps: int, batch: int, length: int, lr: float, cpus: int
-) -> str:
-    """The folder of a model, trained unless it is there."""
-    from jobs import pretrain_rip
-
-    from indexing.models import resolve_model
-    from indexing.store import Store
-
-    pretrain_rip.main(
-        pretrain_rip.PretrainRip(
-            store=store, backbone=backbone, name=name, objective=objective,  # type: ignore[arg-type]
-            steps=steps, batch=batch, max_length=length, lr=lr, pooling="mean", checkpoint_every=500,
-            cpus=cpus,
-        )
-    )  # fmt: skip
-    return resolve_model(Store(store), f"models/{name}")
 
 
 def tokens_of_a_passage(store: str, backbone: str, objective: str, length: int) -> float:
@@ -156,25 +96,15 @@ def main() -> None:
     parser.add_argument("--cpus", type=int, default=2, help="threads of training")
     parser.add_argument("--json", default="results/pretraining_quality.json")
     options = parser.parse_args()
-    from jobs import import_corpus
-
-    from indexing.store import Store
-
-    folder = Path(options.folder)
-    general = str(folder / "store")
-    if not Store(general).names("corpus"):
-        import_corpus.main(import_corpus.ImportCorpus(store=general, source=str(merge(options.general, folder))))
-    start = save_random(folder / "random", folder / "general", options.layers, options.hidden)
-    backbone = pretrain(
-        general,
-        str(start),
-        "small",
-        "mlm",
-        options.general_steps,
-        options.general_batch,
-        128,
-        options.general_lr,
-        options.cpus,
+    backbone = make(
+        options.general,
+        Path(options.folder),
+        layers=options.layers,
+        hidden=options.hidden,
+        steps=options.general_steps,
+        batch=options.general_batch,
+        lr=options.general_lr,
+        cpus=options.cpus,
     )
     rip_tokens = tokens_of_a_passage(options.store, backbone, "rip", 64)
     mlm_batch = round(options.batch * rip_tokens / tokens_of_a_passage(options.store, backbone, "mlm", 128))

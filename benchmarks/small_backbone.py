@@ -1,0 +1,142 @@
+"""Makes a small BERT that has seen no query and no pair: masked words on passages alone, for experiments on quality.
+
+    python benchmarks/small_backbone.py --general ../shared/data/{squad,arxiv}/corpus.jsonl.gz --folder W --out B
+
+A model that was published has often been trained on the queries of public data (all-MiniLM-L6-v2 has seen SQuAD's
+questions), so that differences between training methods say little. This one starts from random weights. It is written
+as float16, about 3.5 MB, which `encode_corpus` and all training jobs open. What is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+VOCABULARY = 8_192  # word pieces, lower case
+
+
+def merge(files: list[str], folder: Path) -> Path:
+    """Writes the passages of all files as one BEIR corpus, whose ids are file and line; returns its folder."""
+    target = folder / "general"
+    target.mkdir(parents=True, exist_ok=True)
+    with open(target / "corpus.jsonl", "w", encoding="utf-8") as out:
+        for number, name in enumerate(files):
+            with gzip.open(name, "rt", encoding="utf-8") as lines:
+                for place, line in enumerate(lines):
+                    text = json.loads(line)["text"]
+                    out.write(json.dumps({"_id": f"{number}-{place}", "text": text}) + "\n")
+    return target
+
+
+def save_random(folder: Path, corpus: Path, layers: int, hidden: int) -> Path:
+    """Saves a BERT with random weights and without dropout, and a tokenizer that is trained on the corpus."""
+    from tokenizers import BertWordPieceTokenizer
+    from tokenizers.processors import BertProcessing
+    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+    if not (folder / "config.json").exists():
+        with open(corpus / "corpus.jsonl", encoding="utf-8") as lines:
+            pieces = BertWordPieceTokenizer()
+            pieces.train_from_iterator((json.loads(line)["text"] for line in lines), vocab_size=VOCABULARY)
+        ends = [(name, pieces.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
+        pieces.post_processor = BertProcessing(*ends)
+        special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+        pieces.save(str(folder.with_suffix(".json")))
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_file=str(folder.with_suffix(".json")), model_max_length=256, **special
+        )
+        torch.manual_seed(0)
+        shape = BertConfig(
+            vocab_size=len(tokenizer), num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden, max_position_embeddings=256, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        BertForMaskedLM(shape).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def pretrain(
+    store: str, backbone: str, name: str, objective: str, steps: int, batch: int, length: int, lr: float, cpus: int
+) -> str:
+    """Returns the folder of a model, which is trained unless it is there."""
+    from jobs import pretrain_rip
+
+    from indexing.models import resolve_model
+    from indexing.store import Store
+
+    pretrain_rip.main(
+        pretrain_rip.PretrainRip(
+            store=store, backbone=backbone, name=name, objective=objective,  # type: ignore[arg-type]
+            steps=steps, batch=batch, max_length=length, lr=lr, pooling="mean", checkpoint_every=500,
+            cpus=cpus,
+        )
+    )  # fmt: skip
+    return resolve_model(Store(store), f"models/{name}")
+
+
+def make(
+    general: list[str], folder: Path, *, layers: int, hidden: int, steps: int, batch: int, lr: float, cpus: int
+) -> str:
+    """Returns the folder of a model that is trained on masked words of the passages, unless it is there."""
+    from jobs import import_corpus
+
+    from indexing.store import Store
+
+    store = str(folder / "store")
+    if not Store(store).names("corpus"):
+        import_corpus.main(import_corpus.ImportCorpus(store=store, source=str(merge(general, folder))))
+    start = save_random(folder / "random", folder / "general", layers, hidden)
+    return pretrain(store, str(start), "small", "mlm", steps, batch, 128, lr, cpus)
+
+
+def save_half(model: str, out: Path) -> None:
+    """Writes a model's folder with its weights in float16, without the head for masked words."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    out.mkdir(parents=True, exist_ok=True)
+    for file in Path(model).iterdir():
+        if file.is_file() and file.suffix != ".safetensors":
+            shutil.copyfile(file, out / file.name)
+    with safe_open(Path(model) / "model.safetensors", "pt") as weights:
+        tensors = {name: weights.get_tensor(name).to(torch.float16) for name in weights.keys()}  # noqa: SIM118
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--general", nargs="+", required=True, help="BEIR corpus.jsonl.gz files")
+    parser.add_argument("--folder", required=True, help="where it is trained")
+    parser.add_argument("--out", required=True, help="the folder of the model in float16")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=6_000)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--cpus", type=int, default=2, help="threads of training")
+    options = parser.parse_args()
+    model = make(
+        options.general,
+        Path(options.folder),
+        layers=options.layers,
+        hidden=options.hidden,
+        steps=options.steps,
+        batch=options.batch,
+        lr=options.lr,
+        cpus=options.cpus,
+    )
+    save_half(model, Path(options.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Cuts a BEIR folder's passages into overlapping windows, one of which is judged for each query: real false negatives.
+
+    python benchmarks/squad_windows.py --source ../shared/data/squad --out W --train 3000 --dev 500 --test 3000
+
+A passage is cut into windows of 60 words, of which the next one starts 30 words later. A query's judged window is drawn
+among those of its passage that hold one of its answers. The others with an answer are positives that nobody has judged,
+as in MS MARCO, but they can be counted. Queries are drawn by the seed; one whose answer lies in no window is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def windows(words: list[str], size: int, stride: int) -> list[str]:
+    """Returns overlapping stretches of words; the last one ends with the text and is not shorter than the others."""
+    starts = list(range(0, max(1, len(words) - size), stride))
+    if len(words) > size and starts[-1] + size < len(words):
+        starts.append(len(words) - size)
+    return [" ".join(words[start : start + size]) for start in starts]
+
+
+def holds(text: str, answers: list[str]) -> bool:
+    """Returns whether a text holds one of the answers, without regard to case and spacing."""
+    lowered = " ".join(text.lower().split())
+    return any(" ".join(answer.lower().split()) in lowered for answer in answers)
+
+
+def lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a file of JSON lines."""
+    with gzip.open(file, "rt", encoding="utf-8") as opened:
+        for line in opened:
+            yield json.loads(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", required=True, help="a BEIR folder whose queries have metadata.answers")
+    parser.add_argument("--out", required=True, help="the BEIR folder to write")
+    parser.add_argument("--size", type=int, default=60, help="words of a window")
+    parser.add_argument("--stride", type=int, default=30, help="words between the starts of two windows")
+    parser.add_argument("--train", type=int, default=3_000, help="queries of the training split")
+    parser.add_argument("--dev", type=int, default=500)
+    parser.add_argument("--test", type=int, default=3_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    source, out = Path(options.source), Path(options.out)
+    (out / "qrels").mkdir(parents=True, exist_ok=True)
+    cut: dict[str, list[tuple[str, str]]] = {}
+    with open(out / "corpus.jsonl", "w", encoding="utf-8") as file:
+        for passage in lines(source / "corpus.jsonl.gz"):
+            texts = windows(passage["text"].split(), options.size, options.stride)
+            cut[passage["_id"]] = [(f"{passage['_id']}-{place}", text) for place, text in enumerate(texts)]
+            for id, text in cut[passage["_id"]]:
+                file.write(json.dumps({"_id": id, "title": passage["title"], "text": text}) + "\n")
+    queries = {query["_id"]: query for query in lines(source / "queries.jsonl.gz")}
+    random = np.random.default_rng(options.seed)
+    unjudged: list[int] = []  # positives of each query that nobody has judged
+    with open(out / "queries.jsonl", "w", encoding="utf-8") as file:
+        for split in ("train", "dev", "test"):
+            pairs = [line.split("\t")[:2] for line in (source / f"qrels/{split}.tsv").read_text().splitlines()[1:]]
+            wanted = getattr(options, split)
+            judged = []
+            for place in random.permutation(len(pairs)):
+                query, passage = pairs[place]
+                answers = queries[query]["metadata"]["answers"]
+                positives = [id for id, text in cut[passage] if holds(text, answers)]
+                if positives and len(judged) < wanted:
+                    judged.append((query, positives[random.integers(len(positives))]))
+                    unjudged.append(len(positives) - 1)
+                    file.write(json.dumps(queries[query]) + "\n")
+            rows = [f"{query}\t{window}\t1\n" for query, window in sorted(judged)]
+            (out / f"qrels/{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+    count = sum(len(texts) for texts in cut.values())
+    print(f"{count:,} windows of {len(cut):,} passages, {len(unjudged):,} queries, each with "
+          f"{np.mean(unjudged):.2f} positives that are not judged")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
