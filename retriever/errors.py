@@ -13,3 +13,7 @@ class StorageError(InputError):
 
     A command that ends with it can be repeated as it is and keeps what is committed.
     """
+
+
+class Diverged(InputError):
+    """A training run whose loss, gradient or weights are no longer finite, for example by too high a learning rate."""

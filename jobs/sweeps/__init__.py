@@ -1,0 +1,1 @@
+"""Sweeps: a training job for every combination of some options, of which the dev split chooses one."""

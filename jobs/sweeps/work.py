@@ -1,0 +1,147 @@
+"""The work that makes sweeps/NAME: one part for each run, so that an interrupted sweep resumes run by run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.sweeps.grid import Run, Settings
+
+from indexing.artifact import Artifact, Draft
+from indexing.work.tasks import Runner
+from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
+from retriever.errors import Diverged, InputError
+
+SEED = "seed"  # the option over whose values settings are averaged
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a run.
+
+    Attributes:
+        artifact: Key of the artifact that it trained, `kind/name`; empty if the run diverged.
+        settings: The swept options.
+        quality: The best measurement on the dev split; None if the run diverged.
+        step: The step of that measurement.
+        problem: Why there is no artifact; empty if there is one.
+    """
+
+    artifact: str
+    settings: Settings
+    quality: float | None
+    step: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The run that a sweep chooses.
+
+    Attributes:
+        outcome: The run.
+        mean: Mean quality of its settings over the seeds.
+        seeds: Number of seeds.
+    """
+
+    outcome: Outcome
+    mean: float
+    seeds: int
+
+
+class SweepWork:
+    """The work that makes sweeps/NAME.
+
+    Args:
+        name: Name of the sweep.
+        runs: Its runs.
+        inputs: The artifacts that every run is made from.
+        configs: The configuration of each run.
+        train: Trains a run and returns its artifact; an artifact that is complete is not made again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runs: Sequence[Run],
+        inputs: Mapping[str, Artifact],
+        configs: Sequence[Mapping[str, Any]],
+        train: Callable[[Run], Artifact],
+    ):
+        settings = [run.settings for run in runs]
+        self.targets = [Target("sweeps", name, inputs, {"runs": settings, "configs": list(configs)})]
+        self.stages = [SweepStage(tuple(runs), train)]
+
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes the run that is chosen. Raises InputError if every run has diverged."""
+        [draft] = drafts
+        choice = choose(read_outcomes(draft))
+        draft.note(chosen=choice.outcome.artifact, quality=choice.outcome.quality, settings=choice.outcome.settings,
+                   mean=choice.mean, seeds=choice.seeds)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SweepStage(StageDefaults):
+    """The one stage of a sweep, whose units are runs."""
+
+    runs: tuple[Run, ...]
+    train: Callable[[Run], Artifact]
+    title: str = "sweep"
+    noun: str = "runs"
+
+    @property
+    def total(self) -> int:
+        """The number of runs."""
+        return len(self.runs)
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each run."""
+        for number, run in enumerate(self.runs):
+            yield Unit((f"run-{number:05d}",), 1, run)
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Trains a run and commits its outcome."""
+        run: Run = unit.payload
+        try:
+            artifact = self.train(run)
+            notes = artifact.notes
+            outcome = Outcome(str(artifact.key), run.settings, notes["best"], notes["best_step"])
+        except Diverged as error:  # a learning rate that is too high is an answer, and not a failure of the sweep
+            outcome = Outcome("", run.settings, None, problem=str(error))
+        text = json.dumps(vars(outcome), sort_keys=True) + "\n"
+        draft.commit(unit.names[0], ".json", lambda path: path.write_text(text, encoding="utf-8"), rows=1)
+        counter.count(1)
+
+
+def read_outcomes(artifact: Artifact | Draft) -> list[Outcome]:
+    """Returns the outcomes of a sweep's runs, in the order of the grid."""
+    parts = artifact.committed().values() if isinstance(artifact, Draft) else artifact.parts
+    ordered = sorted(parts, key=lambda part: part.name)
+    return [Outcome(**json.loads(artifact.local(part).read_text(encoding="utf-8"))) for part in ordered]
+
+
+def choose(outcomes: Sequence[Outcome]) -> Choice:
+    """Returns the run that the dev split chooses.
+
+    Settings are compared by their mean over the seeds; settings with a run that diverged are out. Of the best ones,
+    the seed with the highest quality is chosen. Of equal ones, the first of the grid.
+
+    Raises:
+        InputError: If no settings are left.
+    """
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        settings = {name: value for name, value in outcome.settings.items() if name != SEED}
+        groups.setdefault(json.dumps(settings, sort_keys=True), []).append(outcome)
+    best: Choice | None = None
+    for members in groups.values():
+        qualities = [math.nan if member.quality is None else member.quality for member in members]
+        mean = sum(qualities) / len(qualities)
+        if not math.isnan(mean) and (best is None or mean > best.mean):
+            best = Choice(members[qualities.index(max(qualities))], mean, len(members))
+    if best is None:
+        raise InputError(f"every run of the sweep has diverged, the first one: {outcomes[0].problem}")
+    return best
