@@ -88,7 +88,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 def ray_variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables of the workers of `ray_address` and of the process that uses them."""
     cache = str(tmp_path_factory.getbasetemp() / "cache")
-    return {"RIPTIDE_CACHE": cache, "RAY_IGNORE_UNHANDLED_ERRORS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    return {
+        "RIPTIDE_CACHE": cache,
+        "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",  # as jobs set it; Ray Data would poll a Prometheus until the process ends
+    }
 
 
 @pytest.fixture(scope="session")

@@ -223,9 +223,13 @@ class Job:
 
 
 def without_progress(err: str) -> str:
-    """Returns what a job printed on stderr, without progress, where it runs, and Ray's note on pools of actors."""
+    """Returns what a job printed on stderr, without what depends on the machine.
+
+    That is progress, where it runs, Ray's note on pools of actors, and the warning of processors without AVX-512.
+    """
     lines = [line for line in err.splitlines(keepends=True) if RAY_NOTE not in line]
-    return "".join(line for line in lines if not re.match(r"(?!error)[\w ,]+: [\d,]+ |runs on ", line))
+    notes = r"(?!error)[\w ,]+: [\d,]+ |runs on |exact search runs in torch, .* the processor lacks "
+    return "".join(line for line in lines if not re.match(notes, line))
 
 
 def start(name: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Job:
