@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -37,7 +37,7 @@ from retriever.prompts import (
 from retriever.recipe import Recipe, read_recipe, settings_of
 from retriever.reranker_data import NegativeDraw, PositiveDraw, TrainingData, batch_at
 from retriever.saving import restored, save_encoder
-from retriever.system import Batch, Chunk, checkpoint_activations
+from retriever.system import Batch, Chunk, Output, checkpoint_activations
 
 Method = Literal["prompt", "finetune"]
 
@@ -183,7 +183,8 @@ class DualSystem:
         texts = self.compose(passages[rank::world])
         chunks += self.chunks(texts, "passage", len(queries) + np.arange(rank, len(passages), world))
         answers = {"positives": torch.from_numpy(positives), "ignored": torch.from_numpy(ignored)}
-        return Batch(len(queries) + len(passages), chunks, {"queries": len(queries), **answers})
+        outputs = {"dense": Output(self.recipe.dim, len(queries) + len(passages))}
+        return Batch(outputs, chunks, {"queries": len(queries), **answers})
 
     def compose(self, rows: np.ndarray) -> list[str]:
         """Returns the texts of passages, with titles as the options say."""
@@ -197,20 +198,23 @@ class DualSystem:
         tokens: Tokens = self.tokenizer(texts, side=side)
         batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
         filled = padded(tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id)
-        return [Chunk(rows[text_rows], (side, ids, lengths), ids.numel()) for text_rows, ids, lengths in filled]
+        return [
+            Chunk({"dense": rows[text_rows]}, (side, ids, lengths), ids.numel()) for text_rows, ids, lengths in filled
+        ]
 
-    def forward(self, chunk: Chunk) -> tuple[torch.Tensor, None]:
-        """Returns the vectors of a chunk, float32 [n, dim]."""
+    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
+        """Returns the vectors of a chunk as "dense", float32 [n, dim]."""
         side, ids, lengths = chunk.inputs
         ids, lengths = ids.to(self.device), lengths.to(self.device)
         prompt = self._prompt(side)
         extra = {} if prompt is None else {"prompt": prompt(PromptInputs(ids, lengths))}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             pooled = self.pooled(ids, lengths, **extra)
-        return self.head(pooled[: len(chunk.rows)]), None
+        return {"dense": self.head(pooled[: len(chunk.rows["dense"])])}, None
 
-    def loss(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Returns the loss of Eq. 3 over all queries and passages of the batch."""
+        vectors = outputs["dense"]
         num_queries = batch.given["queries"]
         positives, ignored = batch.given["positives"].to(vectors.device), batch.given["ignored"].to(vectors.device)
         return contrastive_loss(vectors[:num_queries], vectors[num_queries:], positives, self.temperature, ignored)
@@ -233,9 +237,9 @@ class DualSystem:
             spare = chunks or self.chunks(texts[:1], side, np.arange(1))
             chunks += spare[-1:] * (int(most) - num_chunks)
         for place, chunk in enumerate(chunks):
-            vectors, _ = self.forward(chunk)
+            outputs, _ = self.forward(chunk)
             if place < num_chunks:
-                result[torch.from_numpy(chunk.rows).to(self.device)] = vectors
+                result[torch.from_numpy(chunk.rows["dense"]).to(self.device)] = outputs["dense"]
         if world > 1:
             dist.all_reduce(result)
         self.module.train(training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -102,20 +103,19 @@ class CrossSystem:
         batches = [((group[:, None] * width + np.arange(width)).ravel(), columns) for group, columns in groups]
         pairs = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
         kinds = padded(types, batches, side="right", pad_id=0)
-        none = np.empty(0, np.int64)
-        return Batch(0, [Chunk(none, (ids, type_ids, lengths), ids.numel())
-                         for (_, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True)])  # fmt: skip
+        return Batch({}, [Chunk({}, (ids, type_ids, lengths), ids.numel())
+                          for (_, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True)])  # fmt: skip
 
-    def forward(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns no vectors, and the chunk's part of the mean loss over the batch's queries."""
+    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Returns no outputs, and the chunk's part of the mean loss over the batch's queries."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             logits = self.scored(*(tensor.to(self.device) for tensor in chunk.inputs))
         part = loss_of(logits.view(-1, 1 + self.options.negatives_per_query), self.options.loss)
-        return logits.new_empty(0, 0), part / self.options.batch
+        return {}, part / self.options.batch
 
-    def loss(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Returns 0: the loss is in the chunks' parts."""
-        return vectors.new_zeros(())
+        return torch.zeros((), device=self.device)
 
     def save(self, folder: Path) -> None:
         """Saves a folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""

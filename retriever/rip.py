@@ -10,7 +10,7 @@ import contextlib
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -32,7 +32,7 @@ from retriever.prompts import MatrixPrompt, PromptInputs, PromptProvider, TaskPr
 from retriever.recipe import read_recipe, settings_of
 from retriever.saving import save_encoder
 from retriever.sentences import count_words, spans, split_sentences
-from retriever.system import Batch, Chunk, checkpoint_activations
+from retriever.system import Batch, Chunk, Output, checkpoint_activations
 
 Objective = Literal["rip", "cocondenser", "condenser", "mlm"]
 Unit = Literal["sentence", "span"]
@@ -358,24 +358,25 @@ class RipSystem:
         for (text_rows, ids, lengths), (_, label_ids, _) in zip(inputs, targets, strict=True):
             unique = slice(len(text_rows))  # a chunk of one text holds the text twice
             chunk_inputs = (ids[unique], lengths[unique], label_ids[unique], total)
-            chunks.append(Chunk(rows[text_rows], chunk_inputs, chunk_inputs[0].numel()))
+            chunks.append(Chunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel()))
         of_rows = torch.from_numpy(np.repeat(passages, per_passage)).to(self.device)
         labels_of_rows = {"passages": of_rows, "texts": shared[1:]} if num_rows else {}
-        return Batch(num_rows, chunks, labels_of_rows)
+        outputs = {"dense": Output(self.recipe.hidden, num_rows)} if num_rows else {}
+        return Batch(outputs, chunks, labels_of_rows)
 
-    def forward(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns vectors of a chunk, float32 [n, hidden], and its part of L_s, the mean over all masked tokens of the
-        batch."""
+    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Returns vectors of a chunk as "dense", float32 [n, hidden], and its part of L_s, the mean over all masked
+        tokens of the batch."""
         *inputs, total = chunk.inputs
         ids, lengths, labels = (tensor.to(self.device) for tensor in inputs)
         prompt = None if self.prompt is None else self.prompt(PromptInputs(ids, lengths))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             vectors, masked = self.model(ids, lengths, labels, prompt)
-        return vectors, masked / total
+        return {"dense": vectors}, masked / total
 
-    def loss(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Returns L_c, the mean over the units of the batch; 0 if passages are drawn as a whole."""
-        return rip_loss(vectors, **batch.given) if self.options.has_pairs else vectors.new_zeros(())
+        return rip_loss(outputs["dense"], **batch.given) if batch.outputs else torch.zeros((), device=self.device)
 
     def save(self, folder: Path) -> None:
         """Saves a model for transformers, sentence-transformers and Encoder, with its full length; or a prompt."""

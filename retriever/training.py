@@ -1,13 +1,13 @@
 """The one training loop: steps of any System on one worker of several, checkpoints, evaluation, early stop.
 
 A step (GradCache, Gao et al. 2021, where the batch is cut into pieces):
-  1. every chunk of the worker's share goes through the model; the vectors of all workers are put together;
-  2. each worker computes the loss over all of them, and its gradient by each vector: of its own vectors that is the
+  1. every chunk of the worker's share goes through the model; the outputs of all workers are put together by name;
+  2. each worker computes the loss over all of them, and its gradient by each output: of its own outputs that is the
      gradient of the whole batch's loss, other workers' negatives included;
   3. that gradient goes back through the chunks: through graphs that were kept, or, where these would need too much
      memory, through a second pass of each chunk with the same random state.
-Gradients are then added up over workers. Both ways compute the same. Where a batch has no vectors, and each chunk's
-loss is its own, chunks go there and back one after the other.
+Gradients are then added up over workers. Both ways compute the same. If a batch has no outputs, and each chunk's loss
+is its own, the chunks run forward and backward one after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from retriever.errors import InputError
 from retriever.numerics import describe_numerics
 from retriever.stepping import DeepSpeedStepper, PlainStepper, Stepper
-from retriever.system import Batch, Chunk, Evaluate, Refresh, System
+from retriever.system import Batch, Chunk, Evaluate, Refresh, System, check_outputs
 
 # Tokens of a worker's share whose graphs are kept; above that the batch is cached.
 KEPT = {"cpu": 65_536, "cuda": 131_072}
@@ -38,6 +38,7 @@ POINTS = 5_000  # of a curve that is kept, at the least, where there are as many
 # Loop options that say how steps are computed and kept, not what they are: a run may go on with others.
 HOW = ("checkpoint_every", "grad_cache", "zero", "offload")
 _MINED = "mined"  # of a checkpoint's tensors
+_Passed = tuple[dict[str, torch.Tensor], torch.Tensor | None]  # what System.forward returns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +185,7 @@ class Trainer:
     def step(self, number: int) -> float:
         """One step over the batch at `number`; the loss over all of it."""
         batch = self.system.batch(number, self.rank, self.world)
-        total = self._together(number, batch) if batch.total else self._apart(number, batch)
+        total = self._together(number, batch) if batch.outputs else self._apart(number, batch)
         if not math.isfinite(total):
             raise self._not_finite(number, f"the loss is {total}")
         norm = self.stepper.step(self.options.learning_rate(number))
@@ -193,33 +194,43 @@ class Trainer:
         return total
 
     def _together(self, number: int, batch: Batch) -> float:
-        """Gradients of a loss over all vectors, and the loss."""
+        """Gradients of a loss over the outputs of the whole batch, and the loss."""
         chunks, cached = self._share(batch)
-        forward = functools.partial(self._forward, number)
-        with torch.set_grad_enabled(not cached):
-            passed = [forward(place, chunk) for place, chunk in enumerate(chunks)]
         own = len(batch.chunks)  # the others only keep workers in step
-        dim = passed[0][0].shape[1]
-        every = torch.zeros(batch.total, dim, device=self.device)
-        for chunk, (vectors, _) in zip(batch.chunks, passed[:own], strict=True):
-            every[torch.from_numpy(chunk.rows).to(self.device)] = vectors.detach()
+        whole = {
+            name: torch.zeros(1 if output.rows is None else output.rows, output.width, device=self.device)
+            for name, output in batch.outputs.items()
+        }
         extra = torch.zeros((), device=self.device)
-        for _, part in passed[:own]:
-            extra += 0.0 if part is None else part.detach()
+        kept: list[_Passed] = []
+        for place, chunk in enumerate(chunks):
+            with torch.set_grad_enabled(not cached):
+                outputs, part = self._forward(number, place, chunk)
+            if place < own:
+                check_outputs(outputs, chunk, batch)
+                for name, output in outputs.items():
+                    self._put(whole[name], output.detach(), chunk.rows.get(name))
+                extra += 0.0 if part is None else part.detach()
+            if not cached:
+                kept.append((outputs, part))
         if self.world > 1:
-            dist.all_reduce(every)
+            for total in whole.values():
+                dist.all_reduce(total)
             dist.all_reduce(extra)
-        every.requires_grad_()
-        loss = self.system.loss(every, batch)
+        for total in whole.values():
+            total.requires_grad_()
+        loss = self.system.loss(whole, batch)
         if loss.requires_grad:
             loss.backward()
-        gradient = torch.zeros_like(every) if every.grad is None else every.grad
+        gradients = {
+            name: torch.zeros_like(total) if total.grad is None else total.grad for name, total in whole.items()
+        }
         surrogates = []
         for place, chunk in enumerate(chunks):
-            vectors, part = forward(place, chunk) if cached else passed[place]
-            passed[place] = (vectors[:0].detach(), None)  # its graph ends with this turn
-            weight = gradient[torch.from_numpy(chunk.rows).to(self.device)]
-            surrogate = (vectors * weight).sum() if part is None else (vectors * weight).sum() + part
+            passed = self._forward(number, place, chunk) if cached else kept[place]
+            if not cached:
+                kept[place] = ({}, None)  # its graph ends with this turn
+            surrogate = self._surrogate(passed, chunk, gradients)
             surrogate = surrogate if place < own else 0 * surrogate
             if cached and (surrogate.requires_grad or self.stepper.equal):
                 self.stepper.backward(surrogate)
@@ -228,6 +239,25 @@ class Trainer:
         if surrogates:
             self.stepper.backward(torch.stack(surrogates).sum())
         return float(loss.detach() + extra)
+
+    def _put(self, whole: torch.Tensor, output: torch.Tensor, rows: np.ndarray | None) -> None:
+        """Puts a chunk's output into its rows of the whole output, or adds up its rows where it is summed."""
+        if rows is None:
+            whole += output.sum(0, keepdim=True, dtype=whole.dtype)
+        else:
+            whole[torch.from_numpy(rows).to(self.device)] = output.to(whole.dtype)
+
+    def _surrogate(self, passed: _Passed, chunk: Chunk, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Returns a scalar whose gradient is that of the whole batch's loss by way of this chunk."""
+        outputs, part = passed
+        terms = []
+        for name, output in outputs.items():
+            rows, gradient = chunk.rows.get(name), gradients[name]
+            weight = gradient if rows is None else gradient[torch.from_numpy(rows).to(self.device)]
+            terms.append((output * weight).sum())
+        if part is not None:
+            terms.append(part)
+        return functools.reduce(torch.add, terms)
 
     def _apart(self, number: int, batch: Batch) -> float:
         """Gradients of the chunks' own losses, one graph at a time, and what these losses add up to."""
@@ -257,11 +287,12 @@ class Trainer:
         choice = self.options.grad_cache
         return chunks, choice == "on" or (choice == "auto" and tokens > KEPT[self.device.type])
 
-    def _forward(self, number: int, place: int, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward(self, number: int, place: int, chunk: Chunk) -> _Passed:
         """A chunk through the model; dropout is a function of (seed, step, worker, chunk), so that it comes again."""
         seeds = np.random.SeedSequence([self.options.seed, 2, number, self.rank, place]).generate_state(1)
         torch.manual_seed(int(seeds[0]))
-        return self.stepper.forward(chunk)
+        passed: _Passed = self.stepper.forward(chunk)
+        return passed
 
     def _evaluate(self, evaluate: Evaluate, progress: Progress, hooks: Hooks) -> float:
         self.system.module.eval()
@@ -320,8 +351,9 @@ class Trainer:
             raise InputError(problem)
 
     def _touch(self) -> torch.Tensor:
-        vectors, part = self.stepper.forward(self.system.batch(0, self.rank, self.world).chunks[0])
-        return vectors if part is None else vectors.sum() + part
+        outputs, part = self.stepper.forward(self.system.batch(0, self.rank, self.world).chunks[0])
+        terms = [output.sum() for output in outputs.values()]
+        return functools.reduce(torch.add, terms if part is None else [*terms, part])
 
     def _not_finite(self, number: int, what: str) -> InputError:
         return InputError(f"step {number + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "

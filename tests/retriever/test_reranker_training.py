@@ -147,7 +147,7 @@ def test_the_pairs_of_a_query_stay_in_one_chunk(backbone: Path, monkeypatch: pyt
     [whole] = system.batch(3, 0, 1).chunks
     monkeypatch.setitem(reranker_training._CHUNK, "cpu", 200)
     shares = [system.batch(3, rank, 2) for rank in range(2)]
-    assert all(share.total == 0 for share in shares)
+    assert all(share.outputs == {} for share in shares)
     cut = [chunk for share in shares for chunk in share.chunks]
     assert len(cut) > 2
 
@@ -274,8 +274,8 @@ def test_a_loss_that_is_not_finite_is_refused(backbone: Path, tmp_path: Path) ->
     forward = system.forward
 
     def broken(chunk: Any) -> Any:
-        vectors, part = forward(chunk)
-        return vectors, part * float("nan") if len(checkpoints.notes) == 5 else part
+        outputs, part = forward(chunk)
+        return outputs, part * float("nan") if len(checkpoints.notes) == 5 else part
 
     system.forward = broken  # type: ignore[method-assign]
     with pytest.raises(InputError, match="step 6: the loss is nan; the last checkpoint is from before it"):

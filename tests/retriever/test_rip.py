@@ -64,8 +64,8 @@ def gather(system: RipSystem, step: int = 0, world: int = 1) -> dict[int, tuple[
     for rank in range(world):
         for chunk in system.batch(step, rank, world).chunks:
             ids, lengths, labels, _ = chunk.inputs
-            assert len(ids) == len(chunk.rows)
-            for row, one, length, label in zip(chunk.rows, ids, lengths, labels, strict=True):
+            assert len(ids) == len(chunk.rows["dense"])
+            for row, one, length, label in zip(chunk.rows["dense"], ids, lengths, labels, strict=True):
                 assert int(row) not in rows
                 rows[int(row)] = (one[:length].tolist(), label[:length].tolist())
                 assert (label[length:] == -100).all()
@@ -107,7 +107,7 @@ def test_a_batch_knows_its_passages_and_equal_units(bert: Path) -> None:
     assert len({passages[row] for row in range(14) if units[row] == shared}) == 2
     vectors = torch.randn(14, 32, generator=torch.Generator().manual_seed(0))
     expected = rip_loss(vectors, batch.given["passages"], batch.given["texts"])
-    assert float(system.loss(vectors, batch)) == float(expected) < float(rip_loss(vectors))
+    assert float(system.loss({"dense": vectors}, batch)) == float(expected) < float(rip_loss(vectors))
 
 
 def test_repeated_passages_with_two_workers_and_cached_gradients(
@@ -210,7 +210,7 @@ def test_the_batch_is_the_same_for_every_number_of_workers(bert: Path, changes: 
     expected = gather(system, step=3)
     batch = system.batch(3, 0, 1)
     mlm = changes.get("objective") == "mlm"
-    assert batch.total == (0 if mlm else 14)
+    assert {name: output.rows for name, output in batch.outputs.items()} == ({} if mlm else {"dense": 14})
     assert sorted(expected) == list(range(7 if mlm else 14))
     made_of_two = pytest.MonkeyPatch()
     made_of_two.setattr("torch.distributed.all_reduce", lambda tensor: None)
@@ -258,17 +258,17 @@ def test_the_masked_loss_equals_transformers(
     for chunk in system.batch(0, 0, 1).chunks:
         ids, lengths, labels, masked = chunk.inputs
         with torch.no_grad():
-            vectors, part = system.forward(chunk)
+            outputs, part = system.forward(chunk)
             loss += float(part)
             inside = (torch.arange(ids.shape[1])[None] < lengths[:, None]).long()
             output = reference(input_ids=ids, attention_mask=inside, labels=labels, output_hidden_states=True)
         here = int((labels != -100).sum())
         total, count = total + float(output.loss) * here, count + here
-        torch.testing.assert_close(vectors, output.hidden_states[-1][:, 0], atol=1e-5, rtol=1e-5)
-        rows[torch.from_numpy(chunk.rows)] = vectors
+        torch.testing.assert_close(outputs["dense"], output.hidden_states[-1][:, 0], atol=1e-5, rtol=1e-5)
+        rows[torch.from_numpy(chunk.rows["dense"])] = outputs["dense"]
     assert count == masked >= 14
     assert loss == pytest.approx(total / count, rel=1e-5)
-    assert float(system.loss(rows, system.batch(0, 0, 1))) == pytest.approx(float(rip_loss(rows)))
+    assert float(system.loss({"dense": rows}, system.batch(0, 0, 1))) == pytest.approx(float(rip_loss(rows)))
 
 
 def test_a_head_with_operations_after_its_table_gives_the_same_loss(
@@ -310,7 +310,7 @@ def test_an_architecture_without_a_class_gets_a_tied_head(tiny: Callable[..., Pa
     table = system.model.backbone.get_input_embeddings().weight
     assert system.model.head.decoder.weight is table
     [chunk, *_] = system.batch(0, 0, 1).chunks
-    vectors, part = system.forward(chunk)
+    outputs, part = system.forward(chunk)
     ids, lengths, labels, total = chunk.inputs
     inside = torch.arange(ids.shape[1])[None] < lengths[:, None]
     hidden = system.model.backbone(input_ids=ids, attention_mask=inside.long()).last_hidden_state
@@ -319,7 +319,7 @@ def test_an_architecture_without_a_class_gets_a_tied_head(tiny: Callable[..., Pa
     logits = torch.nn.functional.linear(words, table, head.decoder.bias)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / total
     torch.testing.assert_close(part, expected)
-    torch.testing.assert_close(vectors[0], hidden[0, : lengths[0]].mean(0))
+    torch.testing.assert_close(outputs["dense"][0], hidden[0, : lengths[0]].mean(0))
     system.save(tmp_path / "saved")
     stock = T5EncoderModel.from_pretrained(tmp_path / "saved")
     torch.testing.assert_close(stock.get_input_embeddings().weight, table)
@@ -374,10 +374,10 @@ def test_the_loop_computes_the_gradients_of_the_whole_batch(
     batch = system.batch(0, 0, 1)
     assert len(batch.chunks) > 2
     passed = [system.forward(chunk) for chunk in batch.chunks]
-    order = torch.from_numpy(np.concatenate([chunk.rows for chunk in batch.chunks])).argsort()
-    vectors = torch.cat([vectors for vectors, _ in passed])[order]
+    order = torch.from_numpy(np.concatenate([chunk.rows["dense"] for chunk in batch.chunks])).argsort()
+    vectors = torch.cat([outputs["dense"] for outputs, _ in passed])[order]
     masked = torch.stack([part for _, part in passed]).sum()
-    loss = system.loss(vectors, batch) + masked
+    loss = system.loss({"dense": vectors}, batch) + masked
     loss.backward()
     expected = {name: p.grad for name, p in trained(system.module).items() if p.grad is not None}
     value, actual = step(rip_system(bert, objective=objective, max_length=40), grad_cache="on")
@@ -439,7 +439,7 @@ def test_the_condenser_loss_reaches_all_layers(
 def test_condenser_masks_passages_and_pairs_nothing(bert: Path) -> None:
     system = rip_system(bert, objective="condenser", max_length=60)
     batch = system.batch(0, 0, 1)
-    assert batch.total == 0
+    assert batch.outputs == {}
     passages, _ = passages_at(system.options, np.arange(len(TEXTS)), 0)
     for row, (ids, labels) in gather(system).items():
         original = [label if label != -100 else number for number, label in zip(ids, labels, strict=True)]
@@ -517,9 +517,10 @@ def test_prompts_alone_train_over_a_frozen_backbone(bert: Path, tmp_path: Path) 
 def test_bfloat16_computes_nearly_the_same(bert: Path) -> None:
     system = rip_system(bert)
     [chunk, *_] = system.batch(0, 0, 1).chunks
-    vectors, part = system.forward(chunk)
+    outputs, part = system.forward(chunk)
     system.dtype = torch.bfloat16
-    low, low_part = system.forward(chunk)
+    low_outputs, low_part = system.forward(chunk)
+    vectors, low = outputs["dense"], low_outputs["dense"]
     assert low.dtype == torch.float32
     assert not torch.equal(low, vectors)
     assert float(torch.cosine_similarity(low, vectors).min()) > 0.99

@@ -51,7 +51,7 @@ def test_every_text_has_its_own_dropout_of_the_prompt(bert: Path, parametrisatio
 
     def vectors() -> torch.Tensor:
         torch.manual_seed(7)
-        return system.forward(chunk)[0].detach()
+        return system.forward(chunk)[0]["dense"].detach()
 
     system.module.train()
     found = vectors()
@@ -124,14 +124,15 @@ def test_a_batch_is_the_same_for_any_number_of_workers(bert: Path) -> None:
     system = dual_system(bert)
     whole = system.batch(7, 0, 1)
     shares = [system.batch(7, rank, 3) for rank in range(3)]
-    rows = np.concatenate([chunk.rows for share in shares for chunk in share.chunks])
-    assert sorted(rows) == list(range(whole.total))
+    rows = np.concatenate([chunk.rows["dense"] for share in shares for chunk in share.chunks])
+    assert sorted(rows) == list(range(whole.outputs["dense"].rows))
     for share in shares:
-        assert share.total == whole.total
+        assert share.outputs == whole.outputs
         assert torch.equal(share.given["ignored"], whole.given["ignored"])
     batches = [system.batch(step, 0, 1) for step in range(40)]
     assert any(bool(batch.given["ignored"].any()) for batch in batches), "another positive of a query is not a negative"
-    assert any(batch.total < 12 * 4 for batch in batches), "a passage that two queries share is in the batch once"
+    sizes = [batch.outputs["dense"].rows for batch in batches]
+    assert min(sizes) < 12 * 4, "a passage that two queries share is in the batch once"
     for batch in batches:
         assert not bool(batch.given["ignored"][torch.arange(12), batch.given["positives"]].any())
 
@@ -343,8 +344,8 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_step(bert: Path, tmp_pat
     system, checkpoints = dual_system(bert, method="finetune"), Checkpoints(tmp_path / "kept")
     before = system.loss
 
-    def loss(vectors: torch.Tensor, batch: Any) -> torch.Tensor:
-        return before(vectors, batch) * (float("nan") if len(checkpoints.notes) == 5 else 1.0)
+    def loss(outputs: Any, batch: Any) -> torch.Tensor:
+        return before(outputs, batch) * (float("nan") if len(checkpoints.notes) == 5 else 1.0)
 
     system.loss = loss  # type: ignore[method-assign]
     with pytest.raises(InputError, match="step 6: the loss is nan; the last checkpoint is from before it"):
@@ -380,7 +381,7 @@ def test_weights_that_are_not_finite_are_not_saved(bert: Path, tmp_path: Path) -
         return before(step, rank, world)
 
     system.batch = batch  # type: ignore[method-assign]
-    system.loss = lambda vectors, batch: vectors.nan_to_num().sum() * 0  # type: ignore[method-assign]
+    system.loss = lambda outputs, batch: outputs["dense"].nan_to_num().sum() * 0  # type: ignore[method-assign]
     with pytest.raises(InputError, match=r"step 4: (its weights are|the gradient's norm is)"):
         train(system, checkpoints)
     with safe_open(tmp_path / "kept" / "last", "pt") as file:
