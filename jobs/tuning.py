@@ -109,7 +109,7 @@ class TunePrompts(Contrastive):
     """Similarities are divided by this; default: 1, or 0.05 for vectors of length 1."""
     learn_temperature: bool = False
     """Train the temperature, starting from --temperature, but not below 0.01 (CLIP). The artifact's notes have the
-    learned value."""
+    learned value. Not with --zero 3."""
     pooling: Literal["cls", "mean", "last"] | None = None
     """Pooling of token vectors; default: the setting in the backbone's folder. This and the next options shape the
     vectors: use the values with which the store's embeddings were made."""
@@ -186,6 +186,9 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
         )
     prompt = {"length", "parametrisation", "prompt_dropout", "position_offset"} if frozen else set()
     tuning = TuneOptions(sides=sides, **{name: getattr(options, name) for name in shared | prompt})
+    if options.learn_temperature and options.zero == 3:
+        raise InputError("--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
+                         "on several workers; give --zero 0 to 2")  # fmt: skip
     check_offsets(read_recipe(resolve(spec.folder), encoder), offsets_of(tuning))
     data = training_data(corpus, queries, options.split, negatives, options.limit, teacher=tuning.distills)
     refresh = options.refresh_epochs

@@ -97,10 +97,8 @@ def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Pat
         assert_equal({name: actual[name] for name in expected}, expected, 1e-4)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_deepspeed_learns_the_temperature_of_torch(
-    two_deepspeed_workers: TwoWorkers, bert: Path, stage: int
-) -> None:
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_learns_the_temperature_of_torch(two_deepspeed_workers: TwoWorkers, bert: Path, stage: int) -> None:
     """Four steps, the last one from a state that was loaded."""
     method = "prompt" if stage < 2 else "finetune"
     tuning = {"loss": "kl", "learn_temperature": True}

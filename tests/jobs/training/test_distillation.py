@@ -105,6 +105,10 @@ def test_options_that_contradict_each_other_are_refused(
         (("--loss", "symmetric", "--contrastive-weight", 1), "contrastive_weight=1.0 loss=symmetric: expected a dist"),
         (("--loss", "kl", "--negatives-per-query", 0), "loss=kl negatives_per_query=0: expected at least 1"),
         (("--learn-temperature", "--temperature", "0.001"), "temperature=0.001: expected at least 0.01"),
+        (
+            ("--learn-temperature", "--zero", 3, "--method", "finetune"),
+            "--learn-temperature --zero 3: DeepSpeed's stage",
+        ),
     ):
         assert message in refused(*tune(world, "hand", *more))
     scores = {"probability": lists([[0.5] * len(row) for row in negatives(mined)]),
