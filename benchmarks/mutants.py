@@ -33,7 +33,7 @@ TESTS = {
     "indexing/metrics.py": ("tests/indexing/test_metrics.py",),
     "indexing/mining.py": ("tests/indexing/test_mining.py",),
     "retriever/losses/contrastive.py": ("tests/retriever/test_losses.py",),
-    "retriever/losses/distillation.py": ("tests/retriever/test_distillation.py",),
+    "retriever/losses/distillation.py": ("tests/retriever/test_distillation_losses.py",),
 }
 LIMIT_S = 120  # seconds of a test run, five times what it takes; a change that makes the tests hang is noticed too
 COMPARISONS = dict(
