@@ -47,6 +47,9 @@ class TuneMaker:
         checkpointing: Recompute activations in the backward pass.
         start: Start from prompts/NAME; None: from random values.
         refresh_depth: Negatives per query in each mining by the current model; 0: no such mining.
+
+    Raises:
+        InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
     """
 
     store: Store
@@ -65,6 +68,11 @@ class TuneMaker:
     start: str | None = None
     refresh_depth: int = 0
 
+    def __post_init__(self) -> None:
+        if self.refresh_depth and self.tuning.distills:
+            raise InputError(f"parameter loss {self.tuning.loss} with parameter refresh_epochs: negatives that are "
+                             "mined during training have no teacher scores; leave one of them out")  # fmt: skip
+
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[DualSystem, Evaluate | None, Refresh | None]:
@@ -73,7 +81,9 @@ class TuneMaker:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         negatives = self.store.open("negatives", self.negatives)
         queries = Queries.open(self.store, self.queries)
-        data = training_data(self.corpus, queries, self.split, negatives, self.limit)
+        data = training_data(
+            self.corpus, queries, self.split, negatives, self.limit, teacher=self.tuning.distills
+        )
         start = None if self.start is None else load_prompt(model_folder(self.store.open("prompts", self.start)))
         system = DualSystem(resolve(self.backbone.folder), self.backbone.options, self.tuning, data, device=device,
                             dtype=dtype, checkpointing=self.checkpointing, start=start)  # fmt: skip
@@ -82,6 +92,10 @@ class TuneMaker:
             return system, None, refresh
         dev = dev_set(self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, system)
         return system, lambda: dev.mrr(system, rank, world), refresh
+
+    def judge(self, system: DualSystem) -> dict[str, Any]:
+        """Returns the learned temperature for the notes of the artifact; see JudgingMaker."""
+        return {} if system.learned is None else {"temperature": system.learned.value()}
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ def print_summary(options: TunePrompts, artifact: Artifact) -> None:
     notes = artifact.notes
     best = "" if notes["best"] is None else f", {QUALITY} {notes['best']:.4f} at step {notes['best_step']:,}"
     size = sum(part.bytes for part in artifact.parts)
+    learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
     say(f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
-        f"{notes['loss']:.4f}{best}, {notes['numerics']}")  # fmt: skip
+        f"{notes['loss']:.4f}{learned}{best}, {notes['numerics']}")  # fmt: skip
     options.draw(artifact)
 
 

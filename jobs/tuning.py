@@ -25,6 +25,12 @@ from retriever.prompts import check_initial_prompt, check_offsets, load_prompt
 from retriever.recipe import read_recipe
 from retriever.training import HOW, LoopOptions
 
+# The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
+# made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
+_IF_SET: dict[str, Any] = {
+    "position_offset": False, "loss": "contrastive", "contrastive_weight": 0.0, "learn_temperature": False,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class TunePrompts(Contrastive):
@@ -92,8 +98,18 @@ class TunePrompts(Contrastive):
     """Weight decay; default: 0 for prompts, 0.01 for fine-tuning."""
     clip: float = 1.0
     """Scale the gradient down to this norm if its norm is larger. Lower it if the loss rises suddenly."""
+    loss: Literal["contrastive", "symmetric", "kl", "margin-mse"] = "contrastive"
+    """contrastive: softmax of each query over the passages of the batch (DPTDR); symmetric: the mean of that and of a
+    softmax of each positive over the queries of the batch; kl and margin-mse: distillation of the re-ranker that scored
+    the negatives (mine_negatives --teacher-scores), by the KL divergence over a query's positive and mined negatives,
+    or by the squared error of its margins (Hofstätter et al. 2020)."""
+    contrastive_weight: float = 0.0
+    """Add this times the contrastive loss to a distillation loss."""
     temperature: float | None = None
     """Similarities are divided by this; default: 1, or 0.05 for vectors of length 1."""
+    learn_temperature: bool = False
+    """Train the temperature, starting from --temperature, but not below 0.01 (CLIP). The artifact's notes have the
+    learned value. Not with --zero 3."""
     pooling: Literal["cls", "mean", "last"] | None = None
     """Pooling of token vectors; default: the setting in the backbone's folder. This and the next options shape the
     vectors: use the values with which the store's embeddings were made."""
@@ -154,7 +170,6 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     negatives = store.open("negatives", store.only("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
     corpus = mined_corpus(store, negatives)
-    data = training_data(corpus, queries, options.split, negatives, options.limit)
     if options.dev_split is not None:
         queries.qrels(options.dev_split)
     if options.patience and not (options.dev_split and options.evaluate_every):
@@ -163,14 +178,19 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     if options.dev_passages < 1 or (options.dev_limit is not None and options.dev_limit < 1):
         raise InputError(f"--dev-limit {options.dev_limit} --dev-passages {options.dev_passages}: expected at least 1")
     sides: Any = "query" if options.side == "query" else "untied" if options.untied else "tied"
-    shared = {"batch", "negatives_per_query", "draw_positive", "draw_negatives", "temperature", "seed", "method"}
+    shared = {"batch", "negatives_per_query", "draw_positive", "draw_negatives", "temperature", "seed", "method",
+              "loss", "contrastive_weight", "learn_temperature"}  # fmt: skip
     if not frozen and options.position_offset:
         raise InputError(
             "--method finetune --position-offset: fine-tuning trains no prompt after which a text could start"
         )
     prompt = {"length", "parametrisation", "prompt_dropout", "position_offset"} if frozen else set()
     tuning = TuneOptions(sides=sides, **{name: getattr(options, name) for name in shared | prompt})
+    if options.learn_temperature and options.zero == 3:
+        raise InputError("--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
+                         "on several workers; give --zero 0 to 2")  # fmt: skip
     check_offsets(read_recipe(resolve(spec.folder), encoder), offsets_of(tuning))
+    data = training_data(corpus, queries, options.split, negatives, options.limit, teacher=tuning.distills)
     refresh = options.refresh_epochs
     if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
         raise InputError(f"--refresh-epochs {refresh} --refresh-depth {options.refresh_depth}: expected more than 0, "
@@ -201,8 +221,8 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     dev = {"split": options.dev_split, "limit": options.dev_limit, "passages": options.dev_passages}
     config = {
         "backbone": described,
-        # position_offset is in the configuration only if it is set, as it is in prompt.json.
-        "tuning": {name: value for name, value in asdict(tuning).items() if name != "position_offset" or value},
+        "tuning": {name: value for name, value in asdict(tuning).items()
+                   if name not in _IF_SET or value != _IF_SET[name]},
         "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
         "split": options.split, "limit": options.limit, "dev": dev if options.dev_split else None,
         "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,

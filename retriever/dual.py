@@ -20,7 +20,7 @@ from retriever.encoder import load_backbone
 from retriever.errors import InputError
 from retriever.kernels import attention_dropouts, swap_dropout
 from retriever.loading.configuration import load_config
-from retriever.losses import contrastive_loss
+from retriever.losses import DISTILLATION, MAX_SCALE, Labels, LearnedTemperature, Loss, batch_loss, teacher_logits
 from retriever.options import EncoderOptions, Side
 from retriever.pooling import Head, Pooled
 from retriever.prompts import (
@@ -63,7 +63,10 @@ class TuneOptions:
         draw_positive: Which positive a query brings: "random" in each epoch, or always the "first".
         draw_negatives: Which mined negatives a query brings: "random" in each epoch, or "windows" of one shuffled
             order.
+        loss: The loss of a batch; "kl" and "margin-mse" need the teacher scores of a re-ranker.
+        contrastive_weight: A distillation loss is increased by this times the contrastive loss.
         temperature: Similarities are divided by it (None: 1, or 0.05 for cosines).
+        learn_temperature: Train the temperature, from that value, with 1 / temperature at most 100.
         seed: Seed of all random numbers.
     """
 
@@ -77,7 +80,10 @@ class TuneOptions:
     negatives_per_query: int = 1
     draw_positive: PositiveDraw = "random"
     draw_negatives: NegativeDraw = "random"
+    loss: Loss = "contrastive"
+    contrastive_weight: float = 0.0
     temperature: float | None = None
+    learn_temperature: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -88,6 +94,7 @@ class TuneOptions:
             ("parametrisation", get_args(Parametrisation)),
             ("draw_positive", get_args(PositiveDraw)),
             ("draw_negatives", get_args(NegativeDraw)),
+            ("loss", get_args(Loss)),
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
@@ -97,14 +104,30 @@ class TuneOptions:
         if not 0 <= self.prompt_dropout < 1 or (self.temperature is not None and not self.temperature > 0):
             raise InputError(f"prompt_dropout={self.prompt_dropout} temperature={self.temperature}: expected a share, "
                              "and more than 0")  # fmt: skip
+        if not (self.contrastive_weight >= 0 and math.isfinite(self.contrastive_weight)):
+            raise InputError(f"contrastive_weight={self.contrastive_weight}: expected 0 or more")
+        if self.contrastive_weight and not self.distills:
+            raise InputError(f"contrastive_weight={self.contrastive_weight} loss={self.loss}: expected a distillation "
+                             f"loss, to which it is added: {' or '.join(DISTILLATION)}")  # fmt: skip
+        if self.distills and not self.negatives_per_query:
+            raise InputError(f"loss={self.loss} negatives_per_query=0: expected at least 1 negative, whose score is "
+                             "compared with the teacher's")  # fmt: skip
+        if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
+            raise InputError(f"learn_temperature temperature={self.temperature}: expected at least {1 / MAX_SCALE}, "
+                             "below which a learned temperature does not fall")  # fmt: skip
         if self.method == "finetune" and self.position_offset:
             raise InputError("position_offset: fine-tuning trains no prompt after which a text could start")
         if self.method == "finetune" and self.sides != "tied":
             raise InputError("sides: fine-tuning trains one encoder for both sides; train prompts for one side only")
 
+    @property
+    def distills(self) -> bool:
+        """Whether the loss needs the teacher scores of a re-ranker."""
+        return self.loss in DISTILLATION
+
 
 class DualSystem:
-    """A System: one backbone for both sides, with or without prompts, its data and the loss of Eq. 3.
+    """A System: one backbone for both sides, with or without prompts, its data and its loss (Eq. 3, or another one).
 
     With dtype bfloat16, a frozen backbone is stored in bfloat16; a trained backbone is stored in float32 and computes
     under autocast.
@@ -164,6 +187,9 @@ class DualSystem:
         self.module = nn.ModuleDict({"backbone": self.pooled, "head": self.head, "prompts": self.prompts})
         cosine = self.head.normalized
         self.temperature = tuning.temperature or (COSINE_TEMPERATURE if cosine else 1.0)
+        self.learned = LearnedTemperature(self.temperature).to(device) if tuning.learn_temperature else None
+        if self.learned is not None:
+            self.module["temperature"] = self.learned
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
         """Returns the queries and passages of a step, each passage once; a worker gets every world-th of both."""
@@ -182,9 +208,13 @@ class DualSystem:
                              np.arange(rank, len(queries), world))  # fmt: skip
         texts = self.compose(passages[rank::world])
         chunks += self.chunks(texts, "passage", len(queries) + np.arange(rank, len(passages), world))
-        answers = {"positives": torch.from_numpy(positives), "ignored": torch.from_numpy(ignored)}
+        labels = Labels(torch.from_numpy(positives), torch.from_numpy(ignored))
+        if options.distills:
+            scores = [self.data.teacher_scores(query, group) for query, group in zip(queries, rows, strict=True)]
+            teacher = teacher_logits(torch.from_numpy(np.stack(scores)))
+            labels = labels._replace(groups=torch.from_numpy(places.reshape(rows.shape)), teacher=teacher)
         outputs = {"dense": Output(self.recipe.dim, len(queries) + len(passages))}
-        return Batch(outputs, chunks, {"queries": len(queries), **answers})
+        return Batch(outputs, chunks, {"queries": len(queries), **labels._asdict()})
 
     def compose(self, rows: np.ndarray) -> list[str]:
         """Returns the texts of passages, with titles as the options say."""
@@ -203,21 +233,31 @@ class DualSystem:
         ]
 
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
-        """Returns the vectors of a chunk as "dense", float32 [n, dim]."""
+        """Returns the vectors of a chunk for the loss as "dense", float32 [n, dim].
+
+        They are scaled if the temperature is learned.
+        """
+        vectors = self._vectors(chunk)
+        return {"dense": vectors if self.learned is None else vectors * self.learned()}, None
+
+    def _vectors(self, chunk: Chunk) -> torch.Tensor:
+        """Returns the vectors of a chunk, float32 [n, dim]."""
         side, ids, lengths = chunk.inputs
         ids, lengths = ids.to(self.device), lengths.to(self.device)
         prompt = self._prompt(side)
         extra = {} if prompt is None else {"prompt": prompt(PromptInputs(ids, lengths))}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             pooled = self.pooled(ids, lengths, **extra)
-        return {"dense": self.head(pooled[: len(chunk.rows["dense"])])}, None
+        vectors: torch.Tensor = self.head(pooled[: len(chunk.rows["dense"])])
+        return vectors
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Returns the loss of Eq. 3 over all queries and passages of the batch."""
-        vectors = outputs["dense"]
-        num_queries = batch.given["queries"]
-        positives, ignored = batch.given["positives"].to(vectors.device), batch.given["ignored"].to(vectors.device)
-        return contrastive_loss(vectors[:num_queries], vectors[num_queries:], positives, self.temperature, ignored)
+        """Returns the loss over all queries and passages of the batch."""
+        options, queries, vectors = self.tuning, batch.given["queries"], outputs["dense"]
+        labels = Labels(*(batch.given[name] for name in Labels._fields)).to(vectors.device)
+        temperature = self.temperature if self.learned is None else 1.0  # `forward` has applied it
+        return batch_loss(options.loss, vectors[:queries], vectors[queries:], labels, temperature,
+                          options.contrastive_weight)  # fmt: skip
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
@@ -237,9 +277,9 @@ class DualSystem:
             spare = chunks or self.chunks(texts[:1], side, np.arange(1))
             chunks += spare[-1:] * (int(most) - num_chunks)
         for place, chunk in enumerate(chunks):
-            outputs, _ = self.forward(chunk)
+            vectors = self._vectors(chunk)
             if place < num_chunks:
-                result[torch.from_numpy(chunk.rows["dense"]).to(self.device)] = outputs["dense"]
+                result[torch.from_numpy(chunk.rows["dense"]).to(self.device)] = vectors
         if world > 1:
             dist.all_reduce(result)
         self.module.train(training)

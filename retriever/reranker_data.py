@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +23,18 @@ class BatchOptions(Protocol):
     def seed(self) -> int: ...
 
 
+class TeacherScores(NamedTuple):
+    """A re-ranker's probabilities of the pairs of TrainingData.
+
+    Attributes:
+        positives: Of each query's positives, in the same order: float32 [any].
+        negatives: Of each query's mined negatives, in the same order: float32 [any].
+    """
+
+    positives: list[np.ndarray]
+    negatives: list[np.ndarray]
+
+
 @dataclass(frozen=True)
 class TrainingData:
     """Queries with their passages.
@@ -36,6 +48,7 @@ class TrainingData:
         deleted: Rows that are never drawn, int64, ascending.
         copies: Rows of other passages with the text of a positive of each query, int64 [any]: they are never drawn, and
             are no negatives in a batch; None: there are none.
+        teacher: The scores for distillation; None: there are none.
     """
 
     queries: Sequence[str]
@@ -45,12 +58,32 @@ class TrainingData:
     passages: Callable[[np.ndarray], tuple[list[str], list[str]]]
     deleted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     copies: Sequence[np.ndarray] | None = None
+    teacher: TeacherScores | None = None
 
     def relevant(self, query: int) -> np.ndarray:
         """Returns the rows that are no negatives of a query: its positives and their copies."""
         if self.copies is None:
             return self.positives[query]
         return np.concatenate([self.positives[query], self.copies[query]])
+
+    def teacher_scores(self, query: int, group: np.ndarray) -> np.ndarray:
+        """Returns the teacher's probabilities of the passages that `batch_at` draws for a query.
+
+        Args:
+            query: The number of the query.
+            group: Corpus rows int64 [1 + negatives], the positive first.
+
+        Returns:
+            float32 [1 + negatives], NaN for random passages, which are drawn for a query with few mined negatives.
+        """
+        assert self.teacher is not None
+        rows = np.concatenate([self.positives[query], self.negatives[query]])
+        scores = np.concatenate([self.teacher.positives[query], self.teacher.negatives[query]])
+        known = dict(zip(rows.tolist(), scores.tolist(), strict=True))
+        num_drawn = 1 + min(len(group) - 1, len(self.negatives[query]))
+        result = np.full(len(group), np.nan, np.float32)
+        result[:num_drawn] = [known[row] for row in group[:num_drawn].tolist()]
+        return result
 
 
 def batch_at(

@@ -175,7 +175,7 @@ def test_every_deepspeed_stage_equals_one_worker_of_torch(
     norms = record_norms(trainer)
     losses = [trainer.step(number) for number in range(4)]
     expected = {"loss": losses[-1], "norm": torch.tensor(norms[-1]), **trainer.stepper.state()}
-    actual, _ = two_deepspeed_workers.run(cases.resumed_steps, bert, method, stage)
+    actual, _ = two_deepspeed_workers.run(cases.resumed_steps, bert, method, stage, {})
     for name in [name for name in expected if name.endswith("key.bias")]:
         # This gradient is 0 except for rounding, which AdamW amplifies.
         del expected[name], actual[name]
