@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,7 +21,7 @@ from retriever.errors import InputError
 from retriever.kernels import attention_dropouts, swap_dropout
 from retriever.loading.configuration import load_config
 from retriever.losses import contrastive_loss
-from retriever.options import EncoderOptions, Side
+from retriever.options import SIDES, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
 from retriever.prompts import (
     PROVIDERS,
@@ -34,7 +34,7 @@ from retriever.prompts import (
     check_initial_prompt,
     check_offsets,
 )
-from retriever.recipe import Recipe, read_recipe, settings_of
+from retriever.recipe import read_recipe, settings_of
 from retriever.reranker_data import NegativeDraw, PositiveDraw, TrainingData, batch_at
 from retriever.saving import restored, save_encoder
 from retriever.system import Batch, Chunk, checkpoint_activations
@@ -52,7 +52,8 @@ class TuneOptions:
 
     Attributes:
         method: "prompt" trains deep prompts only, "finetune" all weights.
-        sides: "tied" trains one prompt for queries and passages, "untied" one for each, "query" one for queries only.
+        sides: "tied" trains one prompt, or one encoder, for queries and passages, "untied" one for each (DPR; DPTDR on
+            NQ; HYPER, Eq. 8), "query" one for queries only.
         length: Tokens of a prompt (DPTDR: 32; 128 on MS MARCO).
         parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them.
         prompt_dropout: Fraction of the prompt's values that are dropped out, with a separate mask for each text.
@@ -99,12 +100,10 @@ class TuneOptions:
                              "and more than 0")  # fmt: skip
         if self.method == "finetune" and self.position_offset:
             raise InputError("position_offset: fine-tuning trains no prompt after which a text could start")
-        if self.method == "finetune" and self.sides != "tied":
-            raise InputError("sides: fine-tuning trains one encoder for both sides; train prompts for one side only")
 
 
 class DualSystem:
-    """A System: one backbone for both sides, with or without prompts, its data and the loss of Eq. 3.
+    """A System: one backbone for both sides, or one for each, with or without prompts, its data and the loss of Eq. 3.
 
     With dtype bfloat16, a frozen backbone is stored in bfloat16; a trained backbone is stored in float32 and computes
     under autocast.
@@ -118,9 +117,11 @@ class DualSystem:
         dtype: The dtype of the forward and backward pass.
         checkpointing: Use activation checkpointing.
         start: Initial prompts.
+        vectors: Returns the stored vectors of passages, int64 [n] -> float16 [n, dim]; passages are then never encoded.
+            None: the model encodes them. Needed for training with sides "query".
 
     Raises:
-        InputError: If the backbone or the initial prompt cannot be used.
+        InputError: If the backbone or the initial prompt cannot be used, or if stored vectors are missing.
     """
 
     module: nn.Module
@@ -128,22 +129,24 @@ class DualSystem:
     def __init__(
         self, folder: Path, encoder: EncoderOptions, tuning: TuneOptions, data: TrainingData | None, *,
         device: torch.device, dtype: torch.dtype, checkpointing: bool = False, start: TaskPrompt | None = None,
+        vectors: Callable[[np.ndarray], np.ndarray] | None = None,
     ):  # fmt: skip
+        if tuning.sides == "query" and data is not None and vectors is None:
+            raise InputError("sides='query': expected stored vectors of the passages (vectors), which are not trained")
         torch.manual_seed(tuning.seed)
-        self.tuning, self.data, self.device, self.dtype = tuning, data, device, dtype
+        self.tuning, self.data, self.device, self.dtype, self.vectors = tuning, data, device, dtype, vectors
         self.encoder = encoder
         self.recipe = recipe = read_recipe(folder, encoder)
         self.tokenizer = TextTokenizer(recipe, encoder)
         frozen = tuning.method == "prompt"
         self.autocast = not frozen and dtype == torch.bfloat16
-        backbone, self._dropouts = _load(recipe, dtype if frozen else torch.float32)
-        backbone.to(device)
-        self.pooled = Pooled.over(backbone, recipe).requires_grad_(not frozen)
-        self.head = Head(recipe, encoder.dimension).to(device).requires_grad_(not frozen)
+        self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
+        self.pooled, self.head = self._open_encoder()
+        self.encoders: dict[Side, tuple[Pooled, Head]] = dict.fromkeys(SIDES, (self.pooled, self.head))
         self.prompts = nn.ModuleDict()
-        swap_dropout(backbone)
+        modules: dict[str, nn.Module] = {"backbone": self.pooled, "head": self.head, "prompts": self.prompts}
         if frozen:
-            shape = reach(backbone)
+            shape = reach(self.pooled.backbone)
             names = {"tied": ["both"], "untied": ["query", "passage"], "query": ["query"]}[tuning.sides]
             if tuning.position_offset:
                 self.pooled.check_offsets()
@@ -156,12 +159,15 @@ class DualSystem:
                     check_initial_prompt(start, settings_of(recipe, encoder), shape)
                     prompt.start(start.of("passage" if name == "passage" else "query"))
                 self.prompts[name] = prompt.to(device)
-        else:
-            with contextlib.suppress(InputError):  # other architectures train with torch's own attention
-                reach(backbone)
+        elif tuning.sides == "untied":
+            self.encoders["passage"] = self._open_encoder()
+            modules["passage"] = nn.ModuleDict(dict(zip(("backbone", "head"), self.encoders["passage"], strict=True)))
+        elif tuning.sides == "query":
+            del self.encoders["passage"]  # the model of passages is the one that made the stored vectors
         if checkpointing:
-            checkpoint_activations(backbone)
-        self.module = nn.ModuleDict({"backbone": self.pooled, "head": self.head, "prompts": self.prompts})
+            for model in {model for model, _ in self.encoders.values()}:
+                checkpoint_activations(model.backbone)
+        self.module = nn.ModuleDict(modules)
         cosine = self.head.normalized
         self.temperature = tuning.temperature or (COSINE_TEMPERATURE if cosine else 1.0)
 
@@ -180,8 +186,7 @@ class DualSystem:
             ignored[place, positives[place]] = False
         chunks = self.chunks([self.data.queries[query] for query in queries[rank::world]], "query",
                              np.arange(rank, len(queries), world))  # fmt: skip
-        texts = self.compose(passages[rank::world])
-        chunks += self.chunks(texts, "passage", len(queries) + np.arange(rank, len(passages), world))
+        chunks += self.passage_chunks(passages[rank::world], len(queries) + np.arange(rank, len(passages), world))
         answers = {"positives": torch.from_numpy(positives), "ignored": torch.from_numpy(ignored)}
         return Batch(len(queries) + len(passages), chunks, {"queries": len(queries), **answers})
 
@@ -189,6 +194,12 @@ class DualSystem:
         """Returns the texts of passages, with titles as the options say."""
         assert self.data is not None
         return self.tokenizer.compose(*self.data.passages(rows), self.encoder.title)
+
+    def passage_chunks(self, passages: np.ndarray, rows: np.ndarray) -> list[Chunk]:
+        """Cuts passages into chunks; `rows` are their positions in the batch. One chunk holds all stored vectors."""
+        if self.vectors is None:
+            return self.chunks(self.compose(passages), "passage", rows)
+        return [Chunk(rows, torch.from_numpy(self.vectors(passages).astype(np.float32)))] if len(passages) else []
 
     def chunks(self, texts: Sequence[str], side: Side, rows: np.ndarray) -> list[Chunk]:
         """Cuts texts into chunks of nearly equal length; `rows` are their positions in the batch."""
@@ -200,14 +211,16 @@ class DualSystem:
         return [Chunk(rows[text_rows], (side, ids, lengths), ids.numel()) for text_rows, ids, lengths in filled]
 
     def forward(self, chunk: Chunk) -> tuple[torch.Tensor, None]:
-        """Returns the vectors of a chunk, float32 [n, dim]."""
+        """Returns the vectors of a chunk, float32 [n, dim]; stored ones are constants."""
+        if isinstance(chunk.inputs, torch.Tensor):
+            return chunk.inputs.to(self.device), None
         side, ids, lengths = chunk.inputs
         ids, lengths = ids.to(self.device), lengths.to(self.device)
-        prompt = self._prompt(side)
+        prompt, (model, head) = self._prompt(side), self.encoders[side]
         extra = {} if prompt is None else {"prompt": prompt(PromptInputs(ids, lengths))}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            pooled = self.pooled(ids, lengths, **extra)
-        return self.head(pooled[: len(chunk.rows)]), None
+            pooled = model(ids, lengths, **extra)
+        return head(pooled[: len(chunk.rows)]), None
 
     def loss(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the loss of Eq. 3 over all queries and passages of the batch."""
@@ -241,13 +254,23 @@ class DualSystem:
         self.module.train(training)
         return result.cpu().numpy()
 
+    def encode_passages(self, passages: np.ndarray, rank: int = 0, world: int = 1) -> np.ndarray:
+        """Returns the vectors of passages by row, float32 [n, dim]: the stored ones, or those of the current model."""
+        if self.vectors is not None:
+            return self.vectors(passages).astype(np.float32)
+        return self.encode(self.compose(passages), "passage", rank, world)
+
     def save(self, folder: Path) -> None:
-        """Saves a task's prompt, or a model for sentence-transformers."""
-        if self.tuning.method == "finetune":
-            with restored(self.pooled.backbone.config, self._dropouts):
-                save_encoder(folder, self.recipe, self.pooled.backbone, self.head)
-        else:
+        """Saves a task's prompt, or models for sentence-transformers: one, or untied ones in `query/`, `passage/`."""
+        if self.tuning.method == "prompt":
             self.prompt().save(folder)
+            return
+        for side, (model, head) in self.encoders.items():
+            if self.tuning.sides == "tied" and side == "passage":
+                continue  # both sides have the same encoder
+            with restored(model.backbone.config, self._dropouts):
+                place = folder if self.tuning.sides == "tied" else folder / side
+                save_encoder(place, self.recipe, model.backbone, head)
 
     def prompt(self) -> TaskPrompt:
         """Returns the current prompts, in the form in which they are saved."""
@@ -257,6 +280,19 @@ class DualSystem:
         config = settings_of(self.recipe, self.encoder)
         options = replace(self.encoder, compile="auto")
         return TaskPrompt(backbone_of(config), options, query, passage, self.tuning.position_offset)
+
+    def _open_encoder(self) -> tuple[Pooled, Head]:
+        """Returns an encoder with the backbone's weights, without attention dropout, which prevents fused kernels."""
+        frozen = self.tuning.method == "prompt"
+        off: dict[str, Any] = dict.fromkeys(self._dropouts, 0.0)
+        backbone = load_backbone(self.recipe, self.dtype if frozen else torch.float32, **off).to(self.device)
+        pooled = Pooled.over(backbone, self.recipe).requires_grad_(not frozen)
+        head = Head(self.recipe, self.encoder.dimension).to(self.device).requires_grad_(not frozen)
+        swap_dropout(backbone)
+        if not frozen:
+            with contextlib.suppress(InputError):  # other architectures train with torch's own attention
+                reach(backbone)
+        return pooled, head
 
     def _prompt(self, side: Side) -> PromptProvider | None:
         prompts: dict[str, Any] = dict(self.prompts.items())
@@ -278,16 +314,22 @@ class DevSet:
         queries: Texts of the queries.
         positives: For each query, positions among the passages, int64 [any].
         texts: Texts of the passages.
+        rows: Rows of the passages, int64 [n], if the system reads their stored vectors; the texts are then not used.
     """
 
     queries: Sequence[str]
     positives: Sequence[np.ndarray]
     texts: Sequence[str]
+    rows: np.ndarray | None = None
 
     def mrr(self, system: DualSystem, rank: int = 0, world: int = 1, depth: int = 10) -> float:
         """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
         queries = system.encode(self.queries, "query", rank, world)
-        passages = system.encode(self.texts, "passage", rank, world)
+        passages = (
+            system.encode(self.texts, "passage", rank, world)
+            if self.rows is None
+            else system.encode_passages(self.rows, rank, world)
+        )
         scores = queries @ passages.T
         if not np.isfinite(scores).all():
             return math.nan
@@ -297,10 +339,3 @@ class DevSet:
             place = int((np.delete(line, positives) >= best).sum())
             total += 1 / (place + 1) if place < depth else 0.0
         return total / max(1, len(self.queries))
-
-
-def _load(recipe: Recipe, dtype: torch.dtype) -> tuple[Any, dict[str, float]]:
-    """Returns the backbone without attention dropout, which prevents fused kernels; and the original dropouts."""
-    dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
-    off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
-    return load_backbone(recipe, dtype, **off), dropouts
