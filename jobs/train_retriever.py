@@ -8,6 +8,7 @@ r"""Train a retriever: deep prompts over a frozen backbone, or all weights. An i
     --train prompts --sides tied      one prompt for queries and passages (DPTDR on MS MARCO)
     --train prompts --sides untied    a prompt of each side (DPTDR on NQ)
     --train prompts --sides query     a prompt for queries; the index of the backbone serves the task
+    --train lora                      LoRA adapters in place of prompts, merged into encoders as with --train all
     --train all --sides tied          one fine-tuned encoder
     --train all --sides untied        an encoder of each side (DPR): models/TASK holds query/ and passage/
     --train all --sides query         an encoder of queries; the index of the backbone serves the task
@@ -26,6 +27,7 @@ from indexing.artifact import Artifact
 from indexing.store import Store
 from retriever.files import resolve, weight_files
 from retriever.loading.configuration import load_config
+from retriever.lora.adapter import adapter_bytes
 from retriever.options import EncoderOptions
 from retriever.recipe import read_recipe
 
@@ -60,8 +62,12 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     weights = sum(file.stat().st_size for file in weight_files(resolve(opened.spec.folder)))
     loop, passages = opened.loop, options.batch * (1 + options.negatives_per_query)
     encoder = opened.spec.options
-    size = options.length * prompt_bytes(opened.spec.folder) if options.train == "prompts" else weights
-    size *= 2 if options.sides == "untied" else 1
+    written = size = options.length * prompt_bytes(opened.spec.folder) if options.train == "prompts" else weights
+    if (lora := opened.maker.tuning.lora) is not None:
+        size = adapter_bytes(read_recipe(resolve(opened.spec.folder), encoder), lora)
+        written = weights + size
+    copies = 2 if options.sides == "untied" else 1
+    size, written = copies * size, copies * written
     say(f"queries   {opened.queries:,} of {options.split}, with negatives in {opened.inputs['negatives'].key}")
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
         f"{options.workers} workers")  # fmt: skip
@@ -72,7 +78,7 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
         tokens = loop.steps * (options.batch * encoder.query_length + passages * (encoder.passage_length or 0))
         say(f"tokens    at most {tokens:,}, forward and backward")
     say(f"trains    {human(size)}, over a backbone of {human(weights)}")
-    say(f"writes    {human(size)}, and a checkpoint of {human(3 * size)} every {options.checkpoint_every} steps")
+    say(f"writes    {human(written)}, and a checkpoint of {human(3 * size)} every {options.checkpoint_every} steps")
 
 
 def prompt_bytes(folder: Path | str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from jobs.lora.options import LoraTraining
 from jobs.training import Contrastive, check_name, count_steps
 
 from indexing.artifact import Artifact
@@ -20,28 +21,32 @@ from indexing.tuning import TuneMaker, passage_embeddings
 from retriever.dual import Method, TuneOptions, offsets_of
 from retriever.errors import InputError
 from retriever.files import resolve
+from retriever.lora.adapter import adapter_bytes
 from retriever.options import EncoderOptions
 from retriever.prompts import Parametrisation, Sides, check_initial_prompt, check_offsets, load_prompt
 from retriever.recipe import read_recipe
 from retriever.training import HOW, LoopOptions
 
-Train = Literal["prompts", "all"]
+Train = Literal["prompts", "lora", "all"]
 Prompt = Literal["none", "matrix", "mlp"]
 # The names of these options in the configuration of an artifact.
-METHODS: dict[Train, Method] = {"prompts": "prompt", "all": "finetune"}
+METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
+LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
 PARAMETRISATIONS: dict[Prompt, Parametrisation] = {"matrix": "embedding", "mlp": "mlp"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRetriever(Contrastive):
+class TrainRetriever(Contrastive, LoraTraining):
     """--limit N trains on the first N queries of the split."""
 
     task: str
-    """Name of the task. The job makes prompts/TASK with --train prompts, and models/TASK with --train all."""
+    """Name of the task. The job makes prompts/TASK with --train prompts, otherwise models/TASK."""
     backbone: str
     """Backbone: a Hugging Face name, a folder, or models/NAME of the store."""
     train: Train
-    """prompts: train deep prompts over the frozen backbone; all: train all weights of the backbone (fine-tuning)."""
+    """prompts: train deep prompts over the frozen backbone; lora: train a LoRA adapter of the frozen backbone, which is
+    saved in PEFT's format and merged into the weights (needs the extra `lora`); all: train all weights of the backbone
+    (fine-tuning)."""
     prompt: Prompt | None = None
     """none: no prompt; matrix: train the prompt's values; mlp: train a small network that computes them (Li & Liang
     2021). Default: matrix with --train prompts, otherwise none."""
@@ -94,11 +99,12 @@ class TrainRetriever(Contrastive):
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
-    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 2e-5 for fine-tuning."""
+    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for
+    fine-tuning."""
     warm_up: float = 0.1
     """Fraction of the steps in which the learning rate rises."""
     weight_decay: float | None = None
-    """Weight decay; default: 0 for prompts, 0.01 for fine-tuning."""
+    """Weight decay; default: 0 for prompts and LoRA, 0.01 for fine-tuning."""
     clip: float = 1.0
     """Scale the gradient down to this norm if its norm is larger. Lower it if the loss rises suddenly."""
     temperature: float | None = None
@@ -141,13 +147,13 @@ class TrainRetriever(Contrastive):
             InputError: If options contradict each other.
         """
         has_prompt = self.train == "prompts"
+        trains_none = f"{'LoRA' if self.train == 'lora' else 'fine-tuning'} trains no prompt"
         prompt: Prompt = self.prompt or ("matrix" if has_prompt else "none")
         if has_prompt != (prompt != "none"):
-            expected = "matrix or mlp" if has_prompt else "none: fine-tuning trains no prompt"
+            expected = "matrix or mlp" if has_prompt else f"none: {trains_none}"
             raise InputError(f"--train {self.train} --prompt {prompt}: expected --prompt {expected}")
         if self.position_offset and not has_prompt:
-            raise InputError(f"--train {self.train} --position-offset: fine-tuning trains no prompt after which a text "
-                             "could start")  # fmt: skip
+            raise InputError(f"--train {self.train} --position-offset: {trains_none} after which a text could start")
         if self.embeddings is not None and self.sides != "query":
             raise InputError(f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
                              "--sides query, which trains queries only")  # fmt: skip
@@ -156,7 +162,7 @@ class TrainRetriever(Contrastive):
         if has_prompt:
             values |= {name: getattr(self, name) for name in ("length", "prompt_dropout", "position_offset")}
             values["parametrisation"] = PARAMETRISATIONS[prompt]
-        return TuneOptions(method=METHODS[self.train], **values)
+        return TuneOptions(method=METHODS[self.train], lora=self.lora(self.train), **values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +170,9 @@ class TunePrompts(TrainRetriever):
     """--limit N trains on the first N queries of the split."""
 
     train: Train = "prompts"
-    """prompts: train deep prompts over the frozen backbone; all: train all weights of the backbone (fine-tuning)."""
-    method: Literal["prompt", "finetune"] | None = None
+    """prompts: train deep prompts over the frozen backbone; lora: train a LoRA adapter of it; all: train all weights of
+    the backbone (fine-tuning)."""
+    method: Literal["prompt", "lora", "finetune"] | None = None
     """Another name for --train: prompt is prompts, finetune is all."""
     side: Literal["query", "both"] | None = None
     """Another name for --sides query; both: not query."""
@@ -183,10 +190,10 @@ class TunePrompts(TrainRetriever):
         if self.side == "query" and self.untied:
             raise InputError("--side query --untied: only one side has a prompt")
         values = {field.name: getattr(self, field.name) for field in fields(TrainRetriever)}
-        train = {"prompt": "prompts", "finetune": "all", None: None}[self.method]
+        train = {"prompt": "prompts", "lora": "lora", "finetune": "all", None: None}[self.method]
         sides = "query" if self.side == "query" else "untied" if self.untied else None
         prompt = {"embedding": "matrix", "mlp": "mlp", None: None}[self.parametrisation]
-        if (train or self.train) == "all":
+        if (train or self.train) != "prompts":
             prompt = None
         for alias, name, value in (("method", "train", train), ("side", "sides", sides),
                                    ("parametrisation", "prompt", prompt)):  # fmt: skip
@@ -216,8 +223,8 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
-    frozen = options.train == "prompts"
-    options.check("query", "--train prompts" if frozen else None)
+    frozen = options.train != "all"
+    options.check("query", f"--train {options.train}" if frozen else None)
     if options.sides != "tied" and (options.zero or 0) >= 2:
         raise InputError(f"--zero {options.zero} --sides {options.sides}: in stages 2 and 3 queries and passages must "
                          "train the same weights: give 0 or 1")  # fmt: skip
@@ -238,6 +245,8 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
                          "--evaluate-every")  # fmt: skip
     if options.dev_passages < 1 or (options.dev_limit is not None and options.dev_limit < 1):
         raise InputError(f"--dev-limit {options.dev_limit} --dev-passages {options.dev_passages}: expected at least 1")
+    if tuning.lora is not None:
+        adapter_bytes(read_recipe(resolve(spec.folder), encoder), tuning.lora)  # refuses layers that the backbone lacks
     check_offsets(read_recipe(resolve(spec.folder), encoder), offsets_of(tuning))
     refresh = options.refresh_epochs
     if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
@@ -246,7 +255,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
-        lr=options.lr if options.lr is not None else (7e-3 if frozen else 2e-5),
+        lr=options.lr if options.lr is not None else LEARNING_RATES[options.train],
         seed=options.seed, warm_up=options.warm_up,
         weight_decay=options.weight_decay if options.weight_decay is not None else (0.0 if frozen else 0.01),
         clip=options.clip, grad_cache=options.grad_cache, zero=options.zero, offload=options.offload,
@@ -254,8 +263,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         evaluate_every=options.evaluate_every if options.dev_split else 0, refresh_every=refresh_every,
     )  # fmt: skip
     start = None if options.init is None else options.init.removeprefix("prompts/")
-    if start is not None and not frozen:
-        raise InputError(f"--init {options.init} --train {options.train}: fine-tuning starts from the backbone alone")
+    if start is not None and options.train != "prompts":
+        trained = "LoRA" if options.train == "lora" else "fine-tuning"
+        raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
     init_inputs = {} if start is None else {"init": store.open("prompts", start)}
     for artifact in init_inputs.values():
         check_initial_prompt(load_prompt(model_folder(artifact)), described)
@@ -276,7 +286,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     config = {
         "backbone": described,
         # position_offset is in the configuration only if it is set, as it is in prompt.json.
-        "tuning": {name: value for name, value in asdict(tuning).items() if name != "position_offset" or value},
+        "tuning": tuning_config(tuning),
         "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
         "split": options.split, "limit": options.limit, "dev": dev if options.dev_split else None,
         "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
@@ -284,6 +294,18 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives,
               **spec.inputs(), **init_inputs, **vectors}  # fmt: skip
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
+
+
+def tuning_config(tuning: TuneOptions) -> dict[str, Any]:
+    """Returns the options of the trained weights and the batches for a configuration, JSON-able.
+
+    Options that came later are in it only if they are set, so that earlier artifacts keep their fingerprints.
+    """
+    config = {name: value for name, value in asdict(tuning).items() if name not in ("position_offset", "lora") or value}
+    if tuning.lora is not None:
+        targets = None if tuning.lora.targets is None else list(tuning.lora.targets)
+        config["lora"] = {**asdict(tuning.lora), "targets": targets}
+    return config
 
 
 def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:

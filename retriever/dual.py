@@ -1,4 +1,4 @@
-"""Training of the dual encoder (DPTDR, Eq. 1 and 3): deep prompts over a frozen backbone, or all weights."""
+"""Training of the dual encoder (DPTDR, Eq. 1 and 3): deep prompts or an adapter of a frozen backbone, or all of it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from retriever.encoder import load_backbone
 from retriever.errors import InputError
 from retriever.kernels import attention_dropouts, swap_dropout
 from retriever.loading.configuration import load_config
+from retriever.lora.adapter import FOLDER as ADAPTER_FOLDER
+from retriever.lora.adapter import add_adapter, merge_adapter, save_adapter
+from retriever.lora.options import LoraOptions
 from retriever.losses import contrastive_loss
 from retriever.options import SIDES, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
@@ -39,7 +42,7 @@ from retriever.reranker_data import NegativeDraw, PositiveDraw, TrainingData, ba
 from retriever.saving import restored, save_encoder
 from retriever.system import Batch, Chunk, checkpoint_activations
 
-Method = Literal["prompt", "finetune"]
+Method = Literal["prompt", "lora", "finetune"]
 
 COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine losses; inner products use 1 (DPTDR)
 _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
@@ -51,7 +54,7 @@ class TuneOptions:
     """Options of the trained weights and the batches.
 
     Attributes:
-        method: "prompt" trains deep prompts only, "finetune" all weights.
+        method: "prompt" trains deep prompts only, "lora" an adapter of the backbone, "finetune" all weights.
         sides: "tied" trains one prompt, or one encoder, for queries and passages, "untied" one for each (DPR; DPTDR on
             NQ; HYPER, Eq. 8), "query" one for queries only.
         length: Tokens of a prompt (DPTDR: 32; 128 on MS MARCO).
@@ -66,6 +69,7 @@ class TuneOptions:
             order.
         temperature: Similarities are divided by it (None: 1, or 0.05 for cosines).
         seed: Seed of all random numbers.
+        lora: Options of the adapter; None unless the method is "lora".
     """
 
     method: Method = "prompt"
@@ -80,6 +84,7 @@ class TuneOptions:
     draw_negatives: NegativeDraw = "random"
     temperature: float | None = None
     seed: int = 0
+    lora: LoraOptions | None = None
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
@@ -98,15 +103,19 @@ class TuneOptions:
         if not 0 <= self.prompt_dropout < 1 or (self.temperature is not None and not self.temperature > 0):
             raise InputError(f"prompt_dropout={self.prompt_dropout} temperature={self.temperature}: expected a share, "
                              "and more than 0")  # fmt: skip
-        if self.method == "finetune" and self.position_offset:
-            raise InputError("position_offset: fine-tuning trains no prompt after which a text could start")
+        if self.method != "prompt" and self.position_offset:
+            raise InputError(f"position_offset: method {self.method} trains no prompt after which a text could start")
+        if (self.method == "lora") != (self.lora is not None):
+            raise InputError(
+                f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
+            )
 
 
 class DualSystem:
     """A System: one backbone for both sides, or one for each, with or without prompts, its data and the loss of Eq. 3.
 
-    With dtype bfloat16, a frozen backbone is stored in bfloat16; a trained backbone is stored in float32 and computes
-    under autocast.
+    With dtype bfloat16, a frozen backbone is stored in bfloat16, and the adapter of LoRA in float32; a trained backbone
+    is stored in float32 and computes under autocast.
 
     Args:
         folder: Folder of the backbone.
@@ -138,14 +147,13 @@ class DualSystem:
         self.encoder = encoder
         self.recipe = recipe = read_recipe(folder, encoder)
         self.tokenizer = TextTokenizer(recipe, encoder)
-        frozen = tuning.method == "prompt"
-        self.autocast = not frozen and dtype == torch.bfloat16
+        self.autocast = tuning.method == "finetune" and dtype == torch.bfloat16
         self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
         self.pooled, self.head = self._open_encoder()
         self.encoders: dict[Side, tuple[Pooled, Head]] = dict.fromkeys(SIDES, (self.pooled, self.head))
         self.prompts = nn.ModuleDict()
         modules: dict[str, nn.Module] = {"backbone": self.pooled, "head": self.head, "prompts": self.prompts}
-        if frozen:
+        if tuning.method == "prompt":
             shape = reach(self.pooled.backbone)
             names = {"tied": ["both"], "untied": ["query", "passage"], "query": ["query"]}[tuning.sides]
             if tuning.position_offset:
@@ -261,15 +269,23 @@ class DualSystem:
         return self.encode(self.compose(passages), "passage", rank, world)
 
     def save(self, folder: Path) -> None:
-        """Saves a task's prompt, or models for sentence-transformers: one, or untied ones in `query/`, `passage/`."""
+        """Saves a task's prompt, or models for sentence-transformers: one, or untied ones in `query/`, `passage/`.
+
+        The model of an adapter has it merged into its weights, and in its folder `adapter/` in PEFT's format.
+        """
         if self.tuning.method == "prompt":
             self.prompt().save(folder)
             return
         for side, (model, head) in self.encoders.items():
             if self.tuning.sides == "tied" and side == "passage":
                 continue  # both sides have the same encoder
+            place = folder if self.tuning.sides == "tied" else folder / side
+            if self.tuning.method == "lora":
+                save_adapter(place / ADAPTER_FOLDER, model.backbone)
+                merged = merge_adapter(load_backbone(self.recipe, torch.float32), place / ADAPTER_FOLDER)
+                save_encoder(place, self.recipe, merged)
+                continue
             with restored(model.backbone.config, self._dropouts):
-                place = folder if self.tuning.sides == "tied" else folder / side
                 save_encoder(place, self.recipe, model.backbone, head)
 
     def prompt(self) -> TaskPrompt:
@@ -283,13 +299,15 @@ class DualSystem:
 
     def _open_encoder(self) -> tuple[Pooled, Head]:
         """Returns an encoder with the backbone's weights, without attention dropout, which prevents fused kernels."""
-        frozen = self.tuning.method == "prompt"
+        frozen = self.tuning.method != "finetune"
         off: dict[str, Any] = dict.fromkeys(self._dropouts, 0.0)
         backbone = load_backbone(self.recipe, self.dtype if frozen else torch.float32, **off).to(self.device)
         pooled = Pooled.over(backbone, self.recipe).requires_grad_(not frozen)
         head = Head(self.recipe, self.encoder.dimension).to(self.device).requires_grad_(not frozen)
         swap_dropout(backbone)
-        if not frozen:
+        if self.tuning.lora is not None:
+            add_adapter(backbone, self.tuning.lora)
+        if self.tuning.method != "prompt":
             with contextlib.suppress(InputError):  # other architectures train with torch's own attention
                 reach(backbone)
         return pooled, head
