@@ -1,4 +1,4 @@
-"""What `tune_prompts` trains on: queries and mined negatives of a store, and a dev split that measures quality."""
+"""What a retriever trains on: queries and mined negatives of a store, stored vectors, and a dev split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from indexing.corpus import Corpus
-from indexing.encoders import EncoderSpec
+from indexing.embeddings import Embeddings
+from indexing.encoders import EncoderSpec, differences
 from indexing.exact import ExactSearch
 from indexing.models import model_folder
 from indexing.negatives import training_data
@@ -29,7 +30,7 @@ _BLOCK = 65_536  # passages whose vectors are in memory at once
 
 @dataclass(frozen=True, kw_only=True)
 class TuneMaker:
-    """The Maker of `tune_prompts`.
+    """The Maker of a retriever: prompts over a backbone, or a fine-tuned backbone.
 
     Attributes:
         store: The store.
@@ -47,6 +48,7 @@ class TuneMaker:
         checkpointing: Recompute activations in the backward pass.
         start: Start from prompts/NAME; None: from random values.
         refresh_depth: Negatives per query in each mining by the current model; 0: no such mining.
+        embeddings: Read the vectors of passages from embeddings/NAME; None: the trained model encodes them.
 
     Raises:
         InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
@@ -67,6 +69,7 @@ class TuneMaker:
     checkpointing: bool
     start: str | None = None
     refresh_depth: int = 0
+    embeddings: str | None = None
 
     def __post_init__(self) -> None:
         if self.refresh_depth and self.tuning.distills:
@@ -85,8 +88,10 @@ class TuneMaker:
             self.corpus, queries, self.split, negatives, self.limit, teacher=self.tuning.distills
         )
         start = None if self.start is None else load_prompt(model_folder(self.store.open("prompts", self.start)))
+        stored = None if self.embeddings is None else Embeddings.open(self.store, self.embeddings, self.corpus)
         system = DualSystem(resolve(self.backbone.folder), self.backbone.options, self.tuning, data, device=device,
-                            dtype=dtype, checkpointing=self.checkpointing, start=start)  # fmt: skip
+                            dtype=dtype, checkpointing=self.checkpointing, start=start,
+                            vectors=None if stored is None else stored.open_vectors())  # fmt: skip
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
             return system, None, refresh
@@ -104,7 +109,8 @@ class RefreshedNegatives:
 
     A query's positives, and other passages with their text, are excluded.
 
-    The workers encode the corpus together, block by block. Each searches for its share of the queries.
+    The workers encode the corpus together, block by block, or read its stored vectors. Each searches for its share of
+    the queries.
 
     Attributes:
         system: The system that is trained.
@@ -128,7 +134,7 @@ class RefreshedNegatives:
         search = ExactSearch(queries[share], min(self.depth + max_relevant, data.num_passages))
         for first in range(0, data.num_passages, _BLOCK):
             rows = np.arange(first, min(first + _BLOCK, data.num_passages))
-            vectors = system.encode(system.compose(rows), "passage", self.rank, self.world)
+            vectors = system.encode_passages(rows, self.rank, self.world)
             search.add(vectors.astype(np.float16), first, data.deleted)
         mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
         for query, hits in zip(share.tolist(), search.result().rows, strict=True):
@@ -179,6 +185,51 @@ def dev_set(
     count = max(0, min(passages - len(needed), len(others)))
     drawn = np.random.default_rng(0).choice(others, count, replace=False)
     pool = np.sort(np.concatenate([needed, drawn])).astype(np.int64)
+    positives = [np.searchsorted(pool, sorted(rows)) for _, rows in texts]
+    if system.vectors is not None:
+        return DevSet([text for text, _ in texts], positives, [], pool)
     members = corpus.passages(pool)
     composed = system.tokenizer.compose([p.title for p in members], [p.text for p in members], system.encoder.title)
-    return DevSet([text for text, _ in texts], [np.searchsorted(pool, sorted(rows)) for _, rows in texts], composed)
+    return DevSet([text for text, _ in texts], positives, composed)
+
+
+def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None) -> Embeddings:
+    """Returns the embeddings whose vectors training reads in place of encoding passages by the frozen backbone.
+
+    Args:
+        store: The store.
+        backbone: The backbone, with the options that turn passages into vectors. The dtype may be another one.
+        corpus: The corpus that they must cover.
+        name: Name of the embeddings; None: the only ones that the backbone made with these options.
+
+    Raises:
+        InputError: If there are no such embeddings or several, or if they were made by another encoder, with other
+            options, or of a part of the corpus only.
+    """
+    described = backbone.describe("passage")
+    reasons: dict[str, str] = {}
+    for each in store.names("embeddings") if name is None else [store.only("embeddings", name)]:
+        try:
+            encoder = store.generations("embeddings", each)[-1].config["encoder"]
+        except InputError:
+            if name is not None:
+                raise
+            continue  # damaged, so the encoder of these embeddings is unknown
+        reasons[each] = differences(encoder, {**described, "dtype": encoder.get("dtype")}, passages=True)
+    fitting = [each for each, reason in reasons.items() if not reason]
+    if len(fitting) > 1:
+        raise InputError(f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
+                         "name one with parameter embeddings")  # fmt: skip
+    encode = f"run jobs/encode_corpus.py --encoder {backbone.name} first"
+    if not fitting and not reasons:
+        raise InputError(f"{store.url}: there are no embeddings, from which training with parameter sides query reads "
+                         f"the vectors of passages: {encode}")  # fmt: skip
+    if not fitting:
+        other, reason = next(iter(reasons.items()))
+        raise InputError(f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
+                         f"settings of the embeddings, or {encode} with these under another name")  # fmt: skip
+    embeddings = Embeddings.open(store, fitting[0], corpus)
+    if embeddings.num_rows < corpus.num_rows:
+        raise InputError(f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "
+                         f"{corpus.num_rows:,} passages: encode all of them, under another name")  # fmt: skip
+    return embeddings

@@ -90,11 +90,11 @@ def test_training_and_encoding_place_texts_alike(bert: Path, tmp_path: Path, sid
     with pytest.raises(InputError, match="passage_length=48 and a prompt of 17 tokens need 65 positions"):
         make(tuning=replace(tuning, length=17))
     make(tuning=replace(tuning, length=17, sides="query"))
-    with pytest.raises(InputError, match="position_offset: fine-tuning trains no prompt"):
+    with pytest.raises(InputError, match="position_offset: method finetune trains no prompt"):
         TuneOptions(method="finetune", position_offset=True)
 
 
-@pytest.mark.parametrize("method", ["prompt", "finetune"])
+@pytest.mark.parametrize("method", ["prompt", "lora", "finetune"])
 @pytest.mark.parametrize("temperature", [1.0, 0.07])
 def test_grad_cache_gives_the_gradients_of_the_whole_batch(bert: Path, method: str, temperature: float) -> None:
     make = functools.partial(dual_system, bert, method=method, temperature=temperature)
@@ -157,7 +157,7 @@ def test_a_copy_of_a_positive_is_no_negative_in_the_batch(bert: Path) -> None:
     assert masked > 10
 
 
-@pytest.mark.parametrize("method", ["prompt", "finetune"])
+@pytest.mark.parametrize("method", ["prompt", "lora", "finetune"])
 def test_two_workers_compute_the_gradients_of_one(two_workers: TwoWorkers, bert: Path, method: str) -> None:
     """The passages of the other worker are negatives, and receive gradients."""
     actual, _ = two_workers.run(cases.summed_gradients, bert, method)
@@ -403,7 +403,7 @@ def test_a_prompt_starts_from_another(bert: Path, tmp_path: Path) -> None:
         assert actual is not None
         assert start.query is not None
         assert torch.equal(actual, start.query)
-    query = dual_system(bert, sides="query").prompt()
+    query = make(tuning=replace(tied, sides="query")).prompt()
     for tuning, message in [
         (replace(tied, length=5), "expected \\(2, 2, 4, 5, 8\\): use its length"),
         (replace(tied, parametrisation="mlp"), "mlp cannot start from an initial prompt"),

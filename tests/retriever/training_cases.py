@@ -15,6 +15,7 @@ from tiny import VOCABULARY
 
 from retriever import dual, training
 from retriever.dual import DualSystem, TuneOptions
+from retriever.lora.options import LoraOptions
 from retriever.options import EncoderOptions
 from retriever.reranker_data import TeacherScores, TrainingData
 from retriever.stepping import trained
@@ -59,8 +60,12 @@ def dual_system(
         chunk: Tokens per chunk, so that a batch has several chunks; by default one chunk per side.
         **tuning: Options of TuneOptions.
     """
-    own = {} if dropout is None else {"prompt_dropout": dropout}
-    options = TuneOptions(**{"length": 4, "batch": 12, "negatives_per_query": 2, **own, **tuning})
+    defaults: dict[str, Any] = {"length": 4, "batch": 12, "negatives_per_query": 2}
+    if dropout is not None:
+        defaults["prompt_dropout"] = dropout
+    if tuning.get("method") == "lora":
+        defaults["lora"] = LoraOptions(rank=4, alpha=8)
+    options = TuneOptions(**{**defaults, **tuning})
     system = DualSystem(bert, ENCODER, options, make_data(), device=CPU, dtype=dtype)
     for module in system.module.modules():
         if isinstance(module, torch.nn.Dropout) and dropout is not None:
