@@ -13,7 +13,7 @@ from jobs.training import Contrastive, check_name, count_steps
 from indexing.artifact import Artifact
 from indexing.encoders import EncoderSpec, differences, differing
 from indexing.models import model_folder
-from indexing.negatives import mined_corpus, training_data
+from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set
 from indexing.queries import Queries
 from indexing.store import Store
 from indexing.tuning import TuneMaker
@@ -54,15 +54,19 @@ class TunePrompts(Contrastive):
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
     negatives: str | None = None
-    """Name of the mined negatives; may be left out if the store has only one."""
+    """Name of the mined negatives; may be left out if the store has only one. none: train on the judged pairs of the
+    split, with the other passages of the batch as negatives; copies of a positive are then not excluded."""
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""
     split: str = "train"
     """The split to train on."""
-    dev_split: str | None = None
-    """Measure MRR@10 on this split during training, and keep the best weights."""
-    dev_limit: int | None = 500
-    """Use the first N queries of the dev split."""
+    also_train: tuple[str, ...] = ()
+    """Further training sets over the same corpus, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME:
+    without negatives, the judged pairs are used; the split is train if it is left out. A query of weight 2 comes twice
+    as often as one of --queries, whose weight is 1."""
+    batches: Literal["mixed", "one-task"] = "mixed"
+    """With --also-train: mixed: each batch holds queries of all training sets; one-task: queries of one set, and sets
+    take turns."""
     dev_passages: int = 2000
     """Search the dev queries in N passages: their relevant ones, and random others."""
     epochs: float = 1.0
@@ -76,10 +80,12 @@ class TunePrompts(Contrastive):
     """Negatives per query in each of these minings."""
     batch: int = 32
     """Queries per step, summed over all workers."""
-    negatives_per_query: int = 1
-    """Mined negatives per query and step."""
-    draw_positive: Literal["random", "first"] = "random"
-    """Which positive a query brings: random, drawn in each epoch; or the first that is judged, in all epochs, as
+    negatives_per_query: int | None = None
+    """Mined negatives per query and step; default: 1, or 0 with --negatives none. A query that has fewer gets random
+    passages."""
+    draw_positive: Literal["random", "first", "weighted"] = "random"
+    """Which positive a query brings: random, drawn in each epoch; weighted, drawn in each epoch with a probability in
+    proportion to the score of its judgement; or the first that is judged, in all epochs, as
     DPTDR's authors do with --positive_passage_no_shuffle (without it, they take the next one in each epoch)."""
     draw_negatives: Literal["random", "windows"] = "random"
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
@@ -115,10 +121,6 @@ class TunePrompts(Contrastive):
     """End every text with the end-of-sequence token if the tokenizer does not add it."""
     padding_side: Literal["right", "left"] | None = None
     """The side on which batches are padded; default: the tokenizer's."""
-    evaluate_every: int = 100
-    """Steps between two measurements on the dev split."""
-    patience: int = 0
-    """Stop after N measurements without an improvement; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -151,25 +153,24 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     encoder = EncoderOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
     spec = EncoderSpec(store, options.backbone, encoder)
     described = spec.describe("query")
-    negatives = store.open("negatives", store.only("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
-    corpus = mined_corpus(store, negatives)
-    data = training_data(corpus, queries, options.split, negatives, options.limit)
-    if options.dev_split is not None:
-        queries.qrels(options.dev_split)
-    if options.patience and not (options.dev_split and options.evaluate_every):
-        raise InputError(f"--patience {options.patience}: expected --dev-split too, which measures quality, and "
-                         "--evaluate-every")  # fmt: skip
-    if options.dev_passages < 1 or (options.dev_limit is not None and options.dev_limit < 1):
-        raise InputError(f"--dev-limit {options.dev_limit} --dev-passages {options.dev_passages}: expected at least 1")
+    sets = training_sets(store, options, queries)
+    weighted = options.draw_positive == "weighted"
+    training = open_sets(store, sets, limit=options.limit, batches=options.batches, weighted=weighted)
+    data = training.data
+    options.dev_split_of(queries)
     sides: Any = "query" if options.side == "query" else "untied" if options.untied else "tied"
-    shared = {"batch", "negatives_per_query", "draw_positive", "draw_negatives", "temperature", "seed", "method"}
+    per_query = options.negatives_per_query
+    if per_query is None:
+        per_query = 0 if options.negatives == NO_NEGATIVES else 1
+    shared = {"batch", "draw_positive", "draw_negatives", "temperature", "seed", "method"}
     if not frozen and options.position_offset:
         raise InputError(
             "--method finetune --position-offset: fine-tuning trains no prompt after which a text could start"
         )
     prompt = {"length", "parametrisation", "prompt_dropout", "position_offset"} if frozen else set()
-    tuning = TuneOptions(sides=sides, **{name: getattr(options, name) for name in shared | prompt})
+    values = {name: getattr(options, name) for name in shared | prompt}
+    tuning = TuneOptions(sides=sides, negatives_per_query=per_query, **values)
     check_offsets(read_recipe(resolve(spec.folder), encoder), offsets_of(tuning))
     refresh = options.refresh_epochs
     if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
@@ -182,8 +183,8 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
         seed=options.seed, warm_up=options.warm_up,
         weight_decay=options.weight_decay if options.weight_decay is not None else (0.0 if frozen else 0.01),
         clip=options.clip, grad_cache=options.grad_cache, zero=options.zero, offload=options.offload,
-        checkpoint_every=options.checkpoint_every, patience=options.patience,
-        evaluate_every=options.evaluate_every if options.dev_split else 0, refresh_every=refresh_every,
+        checkpoint_every=options.checkpoint_every, refresh_every=refresh_every,
+        evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
     start = None if options.init is None else options.init.removeprefix("prompts/")
     if start is not None and not frozen:
@@ -192,24 +193,40 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     for artifact in init_inputs.values():
         check_initial_prompt(load_prompt(model_folder(artifact)), described)
     maker = TuneMaker(
-        store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus,
-        queries=queries.artifact.key.partition("/")[2], negatives=negatives.key.partition("/")[2],
-        split=options.split, limit=options.limit, dev_split=options.dev_split, dev_limit=options.dev_limit,
+        store=store, backbone=spec, described=described, tuning=tuning, corpus=training.corpus, sets=sets,
+        batches=options.batches, limit=options.limit, dev_split=options.dev_split, dev_limit=options.dev_limit,
         dev_passages=options.dev_passages, checkpointing=options.checkpointing, start=start,
         refresh_depth=options.refresh_depth if refresh_every else 0,
     )  # fmt: skip
-    dev = {"split": options.dev_split, "limit": options.dev_limit, "passages": options.dev_passages}
-    config = {
+    config: dict[str, Any] = {
         "backbone": described,
         # position_offset is in the configuration only if it is set, as it is in prompt.json.
         "tuning": {name: value for name, value in asdict(tuning).items() if name != "position_offset" or value},
         "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
-        "split": options.split, "limit": options.limit, "dev": dev if options.dev_split else None,
+        "split": options.split, "limit": options.limit, "dev": options.dev_config(),
         "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
-    inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives,
-              **spec.inputs(), **init_inputs}  # fmt: skip
+    if options.also_train:
+        config["also_train"], config["batches"] = [asdict(name) for name in sets[1:]], options.batches
+    inputs = {"corpus": training.corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs}
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
+
+
+def training_sets(store: Store, options: TunePrompts, queries: Queries) -> tuple[SetName, ...]:
+    """Returns the training sets that the options name, the one of --queries first.
+
+    Raises:
+        InputError: If a set cannot be read, or if "none" is the name of mined negatives.
+    """
+    negatives = None
+    if options.negatives != NO_NEGATIVES:
+        negatives = store.only("negatives", options.negatives)
+    elif NO_NEGATIVES in store.names("negatives"):
+        raise InputError(f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
+                         "training without any; store them under another name")  # fmt: skip
+    name = queries.artifact.key.partition("/")[2]
+    first = SetName(queries=name, split=options.split, negatives=negatives)
+    return (first, *map(parse_set, options.also_train))
 
 
 def serving_warnings(store: Store, options: TunePrompts, opened: Opened) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from retriever.attention import reach
 from retriever.batching import TextTokenizer, Tokens, padded, plan
 from retriever.encoder import load_backbone
 from retriever.errors import InputError
+from retriever.evaluation.workers import share_items
 from retriever.kernels import attention_dropouts, swap_dropout
 from retriever.loading.configuration import load_config
 from retriever.losses import contrastive_loss
@@ -60,7 +59,8 @@ class TuneOptions:
         batch: Queries per step over all workers, each with one positive and `negatives_per_query` mined negatives; the
             other passages of the batch are negatives too.
         negatives_per_query: Mined negatives per query.
-        draw_positive: Which positive a query brings: "random" in each epoch, or always the "first".
+        draw_positive: Which positive a query brings: "random" in each epoch, "weighted" by the weights of the
+            positives, or always the "first".
         draw_negatives: Which mined negatives a query brings: "random" in each epoch, or "windows" of one shuffled
             order.
         temperature: Similarities are divided by it (None: 1, or 0.05 for cosines).
@@ -215,31 +215,17 @@ class DualSystem:
         positives, ignored = batch.given["positives"].to(vectors.device), batch.given["ignored"].to(vectors.device)
         return contrastive_loss(vectors[:num_queries], vectors[num_queries:], positives, self.temperature, ignored)
 
-    @torch.no_grad()
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns vectors of the current model, float32 [n, dim].
-
-        The workers share the texts, and all get the result. All of them run the same number of forward passes, because
-        sharded weights are gathered in each pass.
-        """
-        training = self.module.training
-        self.module.eval()
-        result = torch.zeros(len(texts), self.recipe.dim, device=self.device)
-        chunks = self.chunks(texts[rank::world], side, np.arange(rank, len(texts), world))
-        num_chunks = len(chunks)
-        if world > 1:
-            most = torch.tensor(num_chunks, device=self.device)
-            dist.all_reduce(most, dist.ReduceOp.MAX)
-            spare = chunks or self.chunks(texts[:1], side, np.arange(1))
-            chunks += spare[-1:] * (int(most) - num_chunks)
-        for place, chunk in enumerate(chunks):
-            vectors, _ = self.forward(chunk)
-            if place < num_chunks:
-                result[torch.from_numpy(chunk.rows).to(self.device)] = vectors
-        if world > 1:
-            dist.all_reduce(result)
-        self.module.train(training)
-        return result.cpu().numpy()
+        """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
+        return share_items(
+            self.module,
+            lambda rows: self.chunks([texts[row] for row in rows], side, rows),
+            lambda chunk: self.forward(chunk)[0],
+            (len(texts), self.recipe.dim),
+            device=self.device,
+            rank=rank,
+            world=world,
+        )
 
     def save(self, folder: Path) -> None:
         """Saves a task's prompt, or a model for sentence-transformers."""
@@ -268,35 +254,6 @@ def offsets_of(tuning: TuneOptions) -> dict[Side, int]:
     """Returns by how many positions the texts of each side start later than usual."""
     offset = tuning.length if tuning.position_offset else 0
     return {"query": offset, "passage": 0 if tuning.sides == "query" else offset}
-
-
-@dataclass(frozen=True)
-class DevSet:
-    """A dev split for evaluation during training: queries, and the passages to search.
-
-    Attributes:
-        queries: Texts of the queries.
-        positives: For each query, positions among the passages, int64 [any].
-        texts: Texts of the passages.
-    """
-
-    queries: Sequence[str]
-    positives: Sequence[np.ndarray]
-    texts: Sequence[str]
-
-    def mrr(self, system: DualSystem, rank: int = 0, world: int = 1, depth: int = 10) -> float:
-        """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
-        queries = system.encode(self.queries, "query", rank, world)
-        passages = system.encode(self.texts, "passage", rank, world)
-        scores = queries @ passages.T
-        if not np.isfinite(scores).all():
-            return math.nan
-        total = 0.0
-        for line, positives in zip(scores, self.positives, strict=True):
-            best = line[positives].max()
-            place = int((np.delete(line, positives) >= best).sum())
-            total += 1 / (place + 1) if place < depth else 0.0
-        return total / max(1, len(self.queries))
 
 
 def _load(recipe: Recipe, dtype: torch.dtype) -> tuple[Any, dict[str, float]]:

@@ -13,9 +13,11 @@ from indexing.queries import Queries
 from indexing.store import Store
 
 
-def mine(store: Store, name: str = "hand", *, rows: dict | None = None, **inputs: Artifact) -> Artifact:
-    """Commits negatives/NAME in two parts: the relevant passages of every query of the store, and random others."""
-    queries = Queries.open(store)
+def mine(
+    store: Store, name: str = "hand", *, rows: dict | None = None, query_set: str | None = None, **inputs: Artifact
+) -> Artifact:
+    """Commits negatives/NAME in two parts: the relevant passages of every query of a query set, and random others."""
+    queries = Queries.open(store, query_set)
     corpus = Corpus.open(store)
     selected = queries.split("all")
     judged = pa.concat_tables(queries.qrels(split) for split in queries.splits).to_pylist()
