@@ -115,26 +115,26 @@ class MeasureEmbeddings:
         self._encoder = QueryEncoder(store, self.embeddings, options or SearchOptions())
         pairs = judged_pairs(corpus, queries, split, limit)
         encoded = [rows[rows < self.embeddings.num_rows] for rows in pairs.rows]
-        kept = [number for number, rows in enumerate(encoded) if len(rows)]
+        numbers = [number for number, rows in enumerate(encoded) if len(rows)]
         where = f"{queries.artifact.key} {split}"
-        if not kept:
+        if not numbers:
             raise InputError(
                 f"{where}: none of its {pairs.num_queries:,} queries has a relevant passage among the "
                 f"{self.embeddings.num_rows:,} passages of embeddings/{self.embeddings.name}: name another split or "
                 "query set, or encode the whole corpus"
             )
-        self._relevant = [encoded[number] for number in kept]
-        self.texts = [pairs.texts[number] for number in kept]
-        self.query_rows = np.repeat(np.arange(len(kept)), [len(rows) for rows in self._relevant])
+        self._relevant = [encoded[number] for number in numbers]
+        self.texts = [pairs.texts[number] for number in numbers]
+        self.query_rows = np.repeat(np.arange(len(numbers)), [len(rows) for rows in self._relevant])
         self.passage_rows = np.concatenate(self._relevant)
         alive = np.setdiff1d(np.arange(self.embeddings.num_rows), corpus.deleted)
-        if len(kept) < 2 or len(alive) < 2:
+        if len(numbers) < 2 or len(alive) < 2:
             raise InputError(
-                f"{where}, embeddings/{self.embeddings.name}: {len(kept)} queries and {len(alive)} passages, expected "
-                "at least 2 of each, as uniformity is measured on pairs of them"
+                f"{where}, embeddings/{self.embeddings.name}: {len(numbers)} queries and {len(alive)} passages, "
+                "expected at least 2 of each, as uniformity is measured on pairs of them"
             )
         self._draw = np.random.default_rng(seed)
-        self.queries = self._sample(np.arange(len(kept)), sample)
+        self.queries = self._sample(np.arange(len(numbers)), sample)
         self.passages = self._sample(alive, sample)
         self._others = self._draw_others(alive)
 

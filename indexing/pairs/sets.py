@@ -98,7 +98,7 @@ def open_sets(
         InputError: If an artifact is missing or does not fit the others, or if a set has no query to train on.
     """
     inputs: dict[str, Artifact] = {}
-    opened: list[tuple[SetName, Queries, Artifact | None]] = []
+    artifacts: list[tuple[SetName, Queries, Artifact | None]] = []
     for number, name in enumerate(names, 1):
         suffix = "" if number == 1 else f":{number}"
         queries = Queries.open(store, name.queries)
@@ -106,11 +106,11 @@ def open_sets(
         inputs[f"queries{suffix}"] = queries.artifact
         if negatives is not None:
             inputs[f"negatives{suffix}"] = negatives
-        opened.append((name, queries, negatives))
-    corpora = [mined_corpus(store, negatives or queries.artifact) for _, queries, negatives in opened]
+        artifacts.append((name, queries, negatives))
+    corpora = [mined_corpus(store, negatives or queries.artifact) for _, queries, negatives in artifacts]
     corpus = max(corpora, key=lambda each: len(each.generations))
     sets = []
-    for name, queries, negatives in opened:
+    for name, queries, negatives in artifacts:
         if negatives is None:
             data = pair_data(corpus, queries, name.split, limit, weighted=weighted)
         else:
@@ -143,13 +143,13 @@ def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *
             f"{queries.artifact.url}: none of the {pairs.num_queries:,} queries of the split {split!r} has a relevant "
             "passage in the corpus; name another split, or import the passages"
         )
-    nothing = [np.empty(0, np.int64)] * len(pairs.ids)
-    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, nothing)
+    no_rows = [np.empty(0, np.int64)] * len(pairs.ids)
+    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, no_rows)
     weights = [scores.astype(np.float64) for scores in pairs.scores] if weighted else None
     return TrainingData(
         pairs.texts,
         pairs.rows,
-        nothing,
+        no_rows,
         corpus.num_rows,
         passages_of(corpus),
         deleted=corpus.deleted,
