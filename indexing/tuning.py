@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 
@@ -15,13 +14,15 @@ from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec, differences
 from indexing.exact import ExactSearch
+from indexing.judging.dev import dev_set
 from indexing.models import model_folder
-from indexing.negatives import training_data
+from indexing.pairs.sets import SetName, open_sets
 from indexing.queries import Queries
 from indexing.store import Store
-from retriever.dual import DevSet, DualSystem, TuneOptions
+from retriever.dual import DualSystem, TuneOptions
 from retriever.errors import InputError
 from retriever.files import resolve
+from retriever.mixture.schedule import Batches
 from retriever.prompts import load_prompt
 from retriever.system import Evaluate, Refresh
 
@@ -38,10 +39,9 @@ class TuneMaker:
         described: The description of the backbone, which must be the same on every node.
         tuning: Options of the trained system.
         corpus: The corpus.
-        queries: Name of the query set.
-        negatives: Name of the mined negatives.
-        split: The split to train on.
-        limit: Use only its first N queries; None: all.
+        sets: The training sets. The dev split is one of the first set's query set.
+        batches: Whether a batch mixes the training sets.
+        limit: Use only the first N queries of each training split; None: all.
         dev_split: The split that measures quality; None: no measurement.
         dev_limit: Use only the first N queries of the dev split; None: all.
         dev_passages: Number of passages in which they are searched: relevant ones, and random others.
@@ -59,9 +59,8 @@ class TuneMaker:
     described: dict[str, Any]
     tuning: TuneOptions
     corpus: Corpus
-    queries: str
-    negatives: str
-    split: str
+    sets: tuple[SetName, ...]
+    batches: Batches
     limit: int | None
     dev_split: str | None
     dev_limit: int | None
@@ -82,11 +81,11 @@ class TuneMaker:
         """Makes the system of a worker; see Maker."""
         if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
-        negatives = self.store.open("negatives", self.negatives)
-        queries = Queries.open(self.store, self.queries)
-        data = training_data(
-            self.corpus, queries, self.split, negatives, self.limit, teacher=self.tuning.distills
-        )
+        tuning = self.tuning
+        data = open_sets(
+            self.store, self.sets, limit=self.limit, batches=self.batches,
+            weighted=tuning.draw_positive == "weighted", teacher=tuning.distills,
+        ).data  # fmt: skip
         start = None if self.start is None else load_prompt(model_folder(self.store.open("prompts", self.start)))
         stored = None if self.embeddings is None else Embeddings.open(self.store, self.embeddings, self.corpus)
         system = DualSystem(resolve(self.backbone.folder), self.backbone.options, self.tuning, data, device=device,
@@ -95,7 +94,13 @@ class TuneMaker:
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
             return system, None, refresh
-        dev = dev_set(self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, system)
+
+        def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+            return system.tokenizer.compose(titles, texts, system.encoder.title)
+
+        queries = Queries.open(self.store, self.sets[0].queries)
+        dev = dev_set(self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, compose,
+                      vectors=system.vectors)
         return system, lambda: dev.mrr(system, rank, world), refresh
 
     def judge(self, system: DualSystem) -> dict[str, Any]:
@@ -150,47 +155,6 @@ class RefreshedNegatives:
         data = self.system.data
         assert data is not None
         self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined.numpy()])
-
-
-def dev_set(
-    corpus: Corpus, queries: Queries, split: str, limit: int | None, passages: int, system: DualSystem
-) -> DevSet:
-    """Returns the queries and passages that measure quality; the same on every worker.
-
-    Args:
-        corpus: The corpus.
-        queries: The query set.
-        split: The split.
-        limit: Use only its first N queries; None: all.
-        passages: Number of passages: the relevant ones, and random others.
-        system: The system, which composes the texts.
-
-    Raises:
-        InputError: If no query has a relevant passage in the corpus.
-    """
-    selected = queries.split(split, limit)
-    qrels = queries.qrels(split).filter(pc.field("score") > 0)
-    ids = pc.cast(pa.array(selected.ids, pa.string()), qrels["query_id"].type)
-    qrels = qrels.filter(pc.is_in(qrels["query_id"], ids))
-    rows = corpus.rows_of(qrels["corpus_id"].to_pylist())
-    relevant: dict[str, list[int]] = {}
-    for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
-        if row >= 0:
-            relevant.setdefault(query, []).append(row)
-    texts = [(text, relevant[id]) for id, text in zip(*selected, strict=True) if id in relevant]
-    if not texts:
-        raise InputError(f"{queries.artifact.url}: no query of the split {split!r} has an answer in the corpus")
-    needed = np.unique(np.concatenate([rows for _, rows in texts]))
-    others = np.setdiff1d(np.arange(corpus.num_rows), np.concatenate([needed, corpus.deleted]))
-    count = max(0, min(passages - len(needed), len(others)))
-    drawn = np.random.default_rng(0).choice(others, count, replace=False)
-    pool = np.sort(np.concatenate([needed, drawn])).astype(np.int64)
-    positives = [np.searchsorted(pool, sorted(rows)) for _, rows in texts]
-    if system.vectors is not None:
-        return DevSet([text for text, _ in texts], positives, [], pool)
-    members = corpus.passages(pool)
-    composed = system.tokenizer.compose([p.title for p in members], [p.text for p in members], system.encoder.title)
-    return DevSet([text for text, _ in texts], positives, composed)
 
 
 def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None) -> Embeddings:

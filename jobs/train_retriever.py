@@ -20,10 +20,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs.cli import human, run, say
-from jobs.training import QUALITY
+from jobs.training import describe_best
 from jobs.tuning import Opened, TrainRetriever, open_all, serving_warnings
 
 from indexing.artifact import Artifact
+from indexing.pairs.sets import SetName
 from indexing.store import Store
 from retriever.files import resolve, weight_files
 from retriever.loading.configuration import load_config
@@ -50,18 +51,17 @@ def main(options: TrainRetriever) -> None:
 def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     """Prints a summary of the trained artifact, and draws its curves if --curves is set."""
     notes = artifact.notes
-    best = "" if notes["best"] is None else f", {QUALITY} {notes['best']:.4f} at step {notes['best_step']:,}"
     size = sum(part.bytes for part in artifact.parts)
     learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
     say(f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
-        f"{notes['loss']:.4f}{learned}{best}, {notes['numerics']}")  # fmt: skip
+        f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
     options.draw(artifact)
 
 
 def plan(options: TrainRetriever, opened: Opened) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
     weights = sum(file.stat().st_size for file in weight_files(resolve(opened.spec.folder)))
-    loop, passages = opened.loop, options.batch * (1 + options.negatives_per_query)
+    loop, passages = opened.loop, options.batch * (1 + opened.maker.tuning.negatives_per_query)
     encoder = opened.spec.options
     written = size = options.length * prompt_bytes(opened.spec.folder) if options.train == "prompts" else weights
     if (lora := opened.maker.tuning.lora) is not None:
@@ -69,7 +69,7 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
         written = weights + size
     copies = 2 if options.sides == "untied" else 1
     size, written = copies * size, copies * written
-    say(f"queries   {opened.queries:,} of {options.split}, with negatives in {opened.inputs['negatives'].key}")
+    say(f"queries   {opened.queries:,} of {', '.join(map(describe_set, opened.maker.sets))}")
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
         f"{options.workers} workers")  # fmt: skip
     if opened.maker.embeddings is not None:
@@ -80,6 +80,13 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
         say(f"tokens    at most {tokens:,}, forward and backward")
     say(f"trains    {human(size)}, over a backbone of {human(weights)}")
     say(f"writes    {human(written)}, and a checkpoint of {human(3 * size)} every {options.checkpoint_every} steps")
+
+
+def describe_set(name: SetName) -> str:
+    """Returns a training set in words."""
+    negatives = "without negatives" if name.negatives is None else f"with negatives in negatives/{name.negatives}"
+    weight = "" if name.weight == 1 else f", weight {name.weight:g}"
+    return f"{name.split}, {negatives}{weight}"
 
 
 def prompt_bytes(folder: Path | str) -> int:

@@ -14,7 +14,7 @@ from jobs.training import Contrastive, check_name, count_steps
 from indexing.artifact import Artifact
 from indexing.encoders import EncoderSpec, differences, differing
 from indexing.models import model_folder
-from indexing.negatives import mined_corpus, training_data
+from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set
 from indexing.queries import Queries
 from indexing.store import Store
 from indexing.tuning import TuneMaker, passage_embeddings
@@ -74,15 +74,19 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
     negatives: str | None = None
-    """Name of the mined negatives; may be left out if the store has only one."""
+    """Name of the mined negatives; may be left out if the store has only one. none: train on the judged pairs of the
+    split, with the other passages of the batch as negatives; copies of a positive are then not excluded."""
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""
     split: str = "train"
     """The split to train on."""
-    dev_split: str | None = None
-    """Measure MRR@10 on this split during training, and keep the best weights."""
-    dev_limit: int | None = 500
-    """Use the first N queries of the dev split."""
+    also_train: tuple[str, ...] = ()
+    """Further training sets over the same corpus, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME:
+    without negatives, the judged pairs are used; the split is train if it is left out. A query of weight 2 comes twice
+    as often as one of --queries, whose weight is 1."""
+    batches: Literal["mixed", "one-task"] = "mixed"
+    """With --also-train: mixed: each batch holds queries of all training sets; one-task: queries of one set, and sets
+    take turns."""
     dev_passages: int = 2000
     """Search the dev queries in N passages: their relevant ones, and random others."""
     epochs: float = 1.0
@@ -96,10 +100,12 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Negatives per query in each of these minings."""
     batch: int = 32
     """Queries per step, summed over all workers."""
-    negatives_per_query: int = 1
-    """Mined negatives per query and step."""
-    draw_positive: Literal["random", "first"] = "random"
-    """Which positive a query brings: random, drawn in each epoch; or the first that is judged, in all epochs, as
+    negatives_per_query: int | None = None
+    """Mined negatives per query and step; default: 1, or 0 with --negatives none. A query that has fewer gets random
+    passages."""
+    draw_positive: Literal["random", "first", "weighted"] = "random"
+    """Which positive a query brings: random, drawn in each epoch; weighted, drawn in each epoch with a probability in
+    proportion to the score of its judgement; or the first that is judged, in all epochs, as
     DPTDR's authors do with --positive_passage_no_shuffle (without it, they take the next one in each epoch)."""
     draw_negatives: Literal["random", "windows"] = "random"
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
@@ -146,10 +152,6 @@ class TrainRetriever(Contrastive, LoraTraining):
     """End every text with the end-of-sequence token if the tokenizer does not add it."""
     padding_side: Literal["right", "left"] | None = None
     """The side on which batches are padded; default: the tokenizer's."""
-    evaluate_every: int = 100
-    """Steps between two measurements on the dev split."""
-    patience: int = 0
-    """Stop after N measurements without an improvement; 0: never."""
 
     @property
     def kind(self) -> Literal["prompts", "models"]:
@@ -173,9 +175,12 @@ class TrainRetriever(Contrastive, LoraTraining):
         if self.embeddings is not None and self.sides != "query":
             raise InputError(f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
                              "--sides query, which trains queries only")  # fmt: skip
-        names = {"batch", "negatives_per_query", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
+        names = {"batch", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
                  "loss", "contrastive_weight", "learn_temperature"}  # fmt: skip
         values = {name: getattr(self, name) for name in names}
+        values["negatives_per_query"] = self.negatives_per_query
+        if self.negatives_per_query is None:
+            values["negatives_per_query"] = 0 if self.negatives == NO_NEGATIVES else 1
         if has_prompt:
             values |= {name: getattr(self, name) for name in ("length", "prompt_dropout", "position_offset")}
             values["parametrisation"] = PARAMETRISATIONS[prompt]
@@ -251,23 +256,20 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     encoder = EncoderOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
     spec = EncoderSpec(store, options.backbone, encoder)
     described = spec.describe("query")
-    negatives = store.open("negatives", store.only("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
-    corpus = mined_corpus(store, negatives)
-    if options.dev_split is not None:
-        queries.qrels(options.dev_split)
-    if options.patience and not (options.dev_split and options.evaluate_every):
-        raise InputError(f"--patience {options.patience}: expected --dev-split too, which measures quality, and "
-                         "--evaluate-every")  # fmt: skip
-    if options.dev_passages < 1 or (options.dev_limit is not None and options.dev_limit < 1):
-        raise InputError(f"--dev-limit {options.dev_limit} --dev-passages {options.dev_passages}: expected at least 1")
+    sets = training_sets(store, options, queries)
+    weighted = options.draw_positive == "weighted"
+    training = open_sets(
+        store, sets, limit=options.limit, batches=options.batches, weighted=weighted, teacher=tuning.distills
+    )
+    data, corpus = training.data, training.corpus
+    options.dev_split_of(queries)
     if options.learn_temperature and options.zero == 3:
         raise InputError("--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
                          "on several workers; give --zero 0 to 2")  # fmt: skip
     if tuning.lora is not None:
         adapter_bytes(read_recipe(resolve(spec.folder), encoder), tuning.lora)  # refuses layers that the backbone lacks
     check_offsets(read_recipe(resolve(spec.folder), encoder), offsets_of(tuning))
-    data = training_data(corpus, queries, options.split, negatives, options.limit, teacher=tuning.distills)
     refresh = options.refresh_epochs
     if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
         raise InputError(f"--refresh-epochs {refresh} --refresh-depth {options.refresh_depth}: expected more than 0, "
@@ -279,8 +281,8 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         seed=options.seed, warm_up=options.warm_up,
         weight_decay=options.weight_decay if options.weight_decay is not None else (0.0 if frozen else 0.01),
         clip=options.clip, grad_cache=options.grad_cache, zero=options.zero, offload=options.offload,
-        checkpoint_every=options.checkpoint_every, patience=options.patience,
-        evaluate_every=options.evaluate_every if options.dev_split else 0, refresh_every=refresh_every,
+        checkpoint_every=options.checkpoint_every, refresh_every=refresh_every,
+        evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
     start = None if options.init is None else options.init.removeprefix("prompts/")
     if start is not None and options.train != "prompts":
@@ -295,23 +297,22 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         for number, artifact in enumerate(stored.generations[: len(corpus.generations)])
     }  # fmt: skip
     maker = TuneMaker(
-        store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus,
-        queries=queries.artifact.key.partition("/")[2], negatives=negatives.key.partition("/")[2],
-        split=options.split, limit=options.limit, dev_split=options.dev_split, dev_limit=options.dev_limit,
+        store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus, sets=sets,
+        batches=options.batches, limit=options.limit, dev_split=options.dev_split, dev_limit=options.dev_limit,
         dev_passages=options.dev_passages, checkpointing=options.checkpointing, start=start,
         refresh_depth=options.refresh_depth if refresh_every else 0,
         embeddings=None if stored is None else stored.name,
     )  # fmt: skip
-    dev = {"split": options.dev_split, "limit": options.dev_limit, "passages": options.dev_passages}
-    config = {
+    config: dict[str, Any] = {
         "backbone": described,
         "tuning": tuning_config(tuning),
         "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
-        "split": options.split, "limit": options.limit, "dev": dev if options.dev_split else None,
+        "split": options.split, "limit": options.limit, "dev": options.dev_config(),
         "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
-    inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives,
-              **spec.inputs(), **init_inputs, **vectors}  # fmt: skip
+    if options.also_train:
+        config["also_train"], config["batches"] = [asdict(name) for name in sets[1:]], options.batches
+    inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
 
 
@@ -325,6 +326,23 @@ def tuning_config(tuning: TuneOptions) -> dict[str, Any]:
         targets = None if tuning.lora.targets is None else list(tuning.lora.targets)
         config["lora"] = {**asdict(tuning.lora), "targets": targets}
     return config
+
+
+def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[SetName, ...]:
+    """Returns the training sets that the options name, the one of --queries first.
+
+    Raises:
+        InputError: If a set cannot be read, or if "none" is the name of mined negatives.
+    """
+    negatives = None
+    if options.negatives != NO_NEGATIVES:
+        negatives = store.only("negatives", options.negatives)
+    elif NO_NEGATIVES in store.names("negatives"):
+        raise InputError(f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
+                         "training without any; store them under another name")  # fmt: skip
+    name = queries.artifact.key.partition("/")[2]
+    first = SetName(queries=name, split=options.split, negatives=negatives)
+    return (first, *map(parse_set, options.also_train))
 
 
 def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:

@@ -11,13 +11,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from retriever.attention import reach
 from retriever.batching import TextTokenizer, Tokens, padded, plan
 from retriever.encoder import load_backbone
 from retriever.errors import InputError
+from retriever.evaluation.workers import share_items
 from retriever.kernels import attention_dropouts, swap_dropout
 from retriever.loading.configuration import load_config
 from retriever.lora.adapter import FOLDER as ADAPTER_FOLDER
@@ -64,7 +64,8 @@ class TuneOptions:
         batch: Queries per step over all workers, each with one positive and `negatives_per_query` mined negatives; the
             other passages of the batch are negatives too.
         negatives_per_query: Mined negatives per query.
-        draw_positive: Which positive a query brings: "random" in each epoch, or always the "first".
+        draw_positive: Which positive a query brings: "random" in each epoch, "weighted" by the weights of the
+            positives, or always the "first".
         draw_negatives: Which mined negatives a query brings: "random" in each epoch, or "windows" of one shuffled
             order.
         loss: The loss of a batch; "kl" and "margin-mse" need the teacher scores of a re-ranker.
@@ -282,31 +283,17 @@ class DualSystem:
         return batch_loss(options.loss, vectors[:queries], vectors[queries:], labels, temperature,
                           options.contrastive_weight)  # fmt: skip
 
-    @torch.no_grad()
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns vectors of the current model, float32 [n, dim].
-
-        The workers share the texts, and all get the result. All of them run the same number of forward passes, because
-        sharded weights are gathered in each pass.
-        """
-        training = self.module.training
-        self.module.eval()
-        result = torch.zeros(len(texts), self.recipe.dim, device=self.device)
-        chunks = self.chunks(texts[rank::world], side, np.arange(rank, len(texts), world))
-        num_chunks = len(chunks)
-        if world > 1:
-            most = torch.tensor(num_chunks, device=self.device)
-            dist.all_reduce(most, dist.ReduceOp.MAX)
-            spare = chunks or self.chunks(texts[:1], side, np.arange(1))
-            chunks += spare[-1:] * (int(most) - num_chunks)
-        for place, chunk in enumerate(chunks):
-            vectors = self._vectors(chunk)
-            if place < num_chunks:
-                result[torch.from_numpy(chunk.rows["dense"]).to(self.device)] = vectors
-        if world > 1:
-            dist.all_reduce(result)
-        self.module.train(training)
-        return result.cpu().numpy()
+        """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
+        return share_items(
+            self.module,
+            lambda rows: self.chunks([texts[row] for row in rows], side, rows),
+            self._vectors,
+            (len(texts), self.recipe.dim),
+            device=self.device,
+            rank=rank,
+            world=world,
+        )
 
     def encode_passages(self, passages: np.ndarray, rank: int = 0, world: int = 1) -> np.ndarray:
         """Returns the vectors of passages by row, float32 [n, dim]: the stored ones, or those of the current model."""
@@ -370,36 +357,3 @@ def offsets_of(tuning: TuneOptions) -> dict[Side, int]:
     return {"query": offset, "passage": 0 if tuning.sides == "query" else offset}
 
 
-@dataclass(frozen=True)
-class DevSet:
-    """A dev split for evaluation during training: queries, and the passages to search.
-
-    Attributes:
-        queries: Texts of the queries.
-        positives: For each query, positions among the passages, int64 [any].
-        texts: Texts of the passages.
-        rows: Rows of the passages, int64 [n], if the system reads their stored vectors; the texts are then not used.
-    """
-
-    queries: Sequence[str]
-    positives: Sequence[np.ndarray]
-    texts: Sequence[str]
-    rows: np.ndarray | None = None
-
-    def mrr(self, system: DualSystem, rank: int = 0, world: int = 1, depth: int = 10) -> float:
-        """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
-        queries = system.encode(self.queries, "query", rank, world)
-        passages = (
-            system.encode(self.texts, "passage", rank, world)
-            if self.rows is None
-            else system.encode_passages(self.rows, rank, world)
-        )
-        scores = queries @ passages.T
-        if not np.isfinite(scores).all():
-            return math.nan
-        total = 0.0
-        for line, positives in zip(scores, self.positives, strict=True):
-            best = line[positives].max()
-            place = int((np.delete(line, positives) >= best).sum())
-            total += 1 / (place + 1) if place < depth else 0.0
-        return total / max(1, len(self.queries))

@@ -18,9 +18,10 @@ from training_cases import CPU, ENCODER, LONG_AND_SHORT, Checkpoints, dual_syste
 from two_workers import TwoWorkers
 
 from retriever import training
-from retriever.dual import DevSet, DualSystem, TuneOptions
+from retriever.dual import DualSystem, TuneOptions
 from retriever.encoder import Encoder
 from retriever.errors import InputError
+from retriever.evaluation.dev import DevSet
 from retriever.options import EncoderOptions
 from retriever.prompts import DeepPrompt, load_prompt
 from retriever.reranker_data import batch_at
@@ -363,7 +364,7 @@ def test_a_collapsed_model_is_not_the_best(bert: Path, tmp_path: Path) -> None:
     system.encode = lambda texts, *_: np.ones((len(texts), 4), np.float32)  # type: ignore[method-assign]
     assert dev.mrr(system) == 0.0
     system.encode = lambda texts, *_: np.full((len(texts), 4), np.nan, np.float32)  # type: ignore[method-assign]
-    with pytest.raises(InputError, match="step 3: the vectors of the dev split are not finite; the last checkpoint"):
+    with pytest.raises(InputError, match="step 3: the vectors or scores of the dev split are not finite; the last"):
         train(system, checkpoints, lambda: dev.mrr(system), evaluate_every=3)
     assert [*(tmp_path / "kept").iterdir()] == [tmp_path / "kept" / "last"]
     with safe_open(tmp_path / "kept" / "last", "pt") as file:

@@ -13,19 +13,22 @@ from indexing.queries import Queries
 from indexing.store import Store
 
 
-def mine(store: Store, name: str = "hand", *, rows: dict | None = None, **inputs: Artifact) -> Artifact:
-    """Commits negatives/NAME in two parts: the relevant passages of every query of the store, and random others.
+def mine(
+    store: Store, name: str = "hand", *, rows: dict | None = None, query_set: str | None = None, **inputs: Artifact
+) -> Artifact:
+    """Commits negatives/NAME in two parts: the relevant passages of every query of a query set, and random others.
 
     Args:
         store: The store.
         name: The name of the negatives.
         rows: Values of columns that replace those of a column, or add one.
-        **inputs: Inputs other than the corpus and the queries of the store.
+        query_set: The name of the query set; None: the only one of the store.
+        **inputs: Inputs other than the corpus and the queries.
 
     Returns:
         The negatives.
     """
-    queries = Queries.open(store)
+    queries = Queries.open(store, query_set)
     corpus = Corpus.open(store)
     selected = queries.split("all")
     judged = pa.concat_tables(queries.qrels(split) for split in queries.splits).to_pylist()
