@@ -70,15 +70,15 @@ class Embeddings:
 
     def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a `take` that keeps the files of the parts open, for many calls: int64 [n] -> float16 [n, dim]."""
-        opened: dict[int, np.ndarray] = {}
+        files: dict[int, np.ndarray] = {}
 
         def take(rows: np.ndarray) -> np.ndarray:
-            found = np.empty((len(rows), self.dim), np.float16)
+            vectors = np.empty((len(rows), self.dim), np.float16)
             for part, positions, local in split_rows(self.parts, rows):
-                if part.first_row not in opened:
-                    opened[part.first_row] = self.vectors(part)
-                found[positions] = opened[part.first_row][local]
-            return found
+                if part.first_row not in files:
+                    files[part.first_row] = self.vectors(part)
+                vectors[positions] = files[part.first_row][local]
+            return vectors
 
         return take
 

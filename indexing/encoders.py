@@ -70,7 +70,7 @@ class EncoderSpec:
 
     @property
     def is_untied(self) -> bool:
-        """Whether queries and passages have encoders of their own."""
+        """Whether queries and passages have separate encoders."""
         from retriever.files import untied_sides
 
         return self.query_model is not None or bool(untied_sides(Path(self.folder).expanduser()))

@@ -70,7 +70,7 @@ def resolve_model(store: Store, name: str) -> str:
 
 
 def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
-    """Returns the sides that have an encoder of their own in models/NAME, from its record; empty for one model."""
+    """Returns the sides that have a separate encoder in models/NAME, from its record; empty for one model."""
     files = {str(part.facts["path"]) for part in artifact.group("file")}
     return tuple(side for side in SIDES if {f"{side}/config.json", f"{side}/modules.json"} & files)
 

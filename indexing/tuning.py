@@ -196,12 +196,12 @@ def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name
     reasons: dict[str, str] = {}
     for each in store.names("embeddings") if name is None else [store.only("embeddings", name)]:
         try:
-            made = store.generations("embeddings", each)[-1].config["encoder"]
+            encoder = store.generations("embeddings", each)[-1].config["encoder"]
         except InputError:
             if name is not None:
                 raise
             continue  # damaged, so the encoder of these embeddings is unknown
-        reasons[each] = differences(made, {**described, "dtype": made.get("dtype")}, passages=True)
+        reasons[each] = differences(encoder, {**described, "dtype": encoder.get("dtype")}, passages=True)
     fitting = [each for each, reason in reasons.items() if not reason]
     if len(fitting) > 1:
         raise InputError(f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
@@ -214,8 +214,8 @@ def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name
         other, reason = next(iter(reasons.items()))
         raise InputError(f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
                          f"settings of the embeddings, or {encode} with these under another name")  # fmt: skip
-    found = Embeddings.open(store, fitting[0], corpus)
-    if found.num_rows < corpus.num_rows:
-        raise InputError(f"{store.url}/embeddings/{fitting[0]} covers {found.num_rows:,} of the {corpus.num_rows:,} "
-                         "passages: encode all of them, under another name")  # fmt: skip
-    return found
+    embeddings = Embeddings.open(store, fitting[0], corpus)
+    if embeddings.num_rows < corpus.num_rows:
+        raise InputError(f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "
+                         f"{corpus.num_rows:,} passages: encode all of them, under another name")  # fmt: skip
+    return embeddings

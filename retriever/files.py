@@ -81,7 +81,7 @@ def resolve(name_or_path: str | Path) -> Path:
 
 
 def untied_sides(folder: Path) -> tuple[Side, ...]:
-    """Returns the sides that have an encoder of their own in a folder, `query/` and `passage/`; empty for one model.
+    """Returns the sides that have a separate encoder in a folder, `query/` and `passage/`; empty for one model.
 
     Untied fine-tuning (DPR; DPTDR on NQ) saves an encoder of each side, training of the query encoder only `query/`.
     """

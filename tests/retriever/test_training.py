@@ -402,7 +402,7 @@ def test_a_prompt_starts_from_another(bert: Path, tmp_path: Path) -> None:
         assert actual is not None
         assert start.query is not None
         assert torch.equal(actual, start.query)
-    query = dual_system(bert, sides="query").prompt()
+    query = make(tuning=replace(tied, sides="query")).prompt()
     for tuning, message in [
         (replace(tied, length=5), "expected \\(2, 2, 4, 5, 8\\): use its length"),
         (replace(tied, parametrisation="mlp"), "mlp cannot start from an initial prompt"),
