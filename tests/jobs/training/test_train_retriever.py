@@ -99,13 +99,13 @@ def test_queries_are_trained_against_the_bytes_of_the_index(
     made = Embeddings.open(mined, "enc", Corpus.open(mined))
     loss, chunks, steps = DualSystem.loss, DualSystem.chunks, []
 
-    def record(system: DualSystem, vectors: torch.Tensor, batch: Any) -> torch.Tensor:
+    def record(system: DualSystem, outputs: dict[str, torch.Tensor], batch: Any) -> torch.Tensor:
         assert system.data is not None
         options = system.tuning
         _, rows = batch_at(system.data, options, len(steps), draw_positive=options.draw_positive,
                            draw_negatives=options.draw_negatives)  # fmt: skip
-        steps.append((vectors[batch.given["queries"] :].detach().numpy().copy(), np.unique(rows)))
-        return loss(system, vectors, batch)
+        steps.append((outputs["dense"][batch.given["queries"] :].detach().numpy().copy(), np.unique(rows)))
+        return loss(system, outputs, batch)
 
     def of_queries(system: DualSystem, texts: Any, side: Any, rows: Any) -> Any:
         assert side == "query"
@@ -151,7 +151,7 @@ def test_embeddings_that_do_not_fit_are_refused(
     line = refused(*probe, "--passage-length", 32)
     assert "embeddings/enc are not those of the backbone, which would have passage_length 32 instead of 64" in line
     case = "train_retriever --sides query with another passage length than the embeddings have"
-    documented("Training", case, line, 1)
+    documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
     done(*probe, "--query-length", 16)  # of queries only
     done("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "again", *EXACT)
     line = refused(*probe)
@@ -170,7 +170,8 @@ def test_embeddings_that_do_not_fit_are_refused(
                 mined.storage.delete(key)
     line = refused(*probe)
     assert f"run jobs/encode_corpus.py --encoder {world.model} first" in line
-    documented("Training", "train_retriever --sides query without embeddings", line, 1)
+    case = "train_retriever --sides query without embeddings"
+    documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
     assert mined.names("prompts") == mined.incomplete() == []
 
 
