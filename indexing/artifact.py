@@ -345,7 +345,7 @@ class Draft:
 
         Args:
             name: Name of the part.
-            suffix: Suffix of the file.
+            suffix: Suffix of the file; not ".json", in which the records of parts end.
             write: Writes the file at a given path.
             rows: Number of rows in the part.
             facts: Further data about the part, stored in its record.
@@ -356,6 +356,8 @@ class Draft:
         Raises:
             InputError: If the draft was removed or replaced.
         """
+        if suffix == ".json":
+            raise ValueError("suffix .json: expected another one, as the records of parts end in it")
         if done := self.find(name):
             return done
         path = self._storage.scratch(suffix)

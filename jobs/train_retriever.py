@@ -16,24 +16,36 @@ r"""Train a retriever: deep prompts over a frozen backbone, or all weights. An i
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from jobs.cli import human, run, say
-from jobs.training import describe_best
+from jobs.cli import Stage, human, run, say, say_complete, say_stages
+from jobs.sweeps.grid import Run, parse_grid
+from jobs.sweeps.report import chosen_line, draw, table
+from jobs.sweeps.work import SweepWork, choose, read_outcomes
+from jobs.training import QUALITY, check_name, describe_best
 from jobs.tuning import Opened, TrainRetriever, open_all, serving_warnings
 
 from indexing.artifact import Artifact
 from indexing.pairs.sets import SetName
 from indexing.store import Store
+from indexing.work.local import LocalRunner
+from indexing.work.work import complete_artifact, run_work
+from retriever.errors import InputError
 from retriever.files import resolve, weight_files
 from retriever.loading.configuration import load_config
 from retriever.lora.adapter import adapter_bytes
 from retriever.options import EncoderOptions
 from retriever.recipe import read_recipe
 
+# Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
+FIXED = ("store", "task", "sweep", "plan", "curves", "ray", "limit", "workers", "wait", "checkpoint_every")
+
 
 def main(options: TrainRetriever) -> None:
+    if options.sweep:
+        sweep(options)
+        return
     store = Store(options.store).require()
     opened = open_all(store, options)
     for warning in serving_warnings(store, options, opened):
@@ -42,10 +54,53 @@ def main(options: TrainRetriever) -> None:
         if not options.plan_complete(store, options.kind, options.task, opened.inputs, opened.config):
             plan(options, opened)
         return
+    print_summary(options, train(store, options, opened))
+
+
+def sweep(options: TrainRetriever) -> None:
+    """Trains every combination of the options in --sweep, and chooses one by the dev split."""
+    store = Store(options.store).require()
+    check_name("sweeps", options.task)
+    runs = parse_grid(options.sweep, replace(options, sweep=()), FIXED)
+    runs = [replace(run, options=run.options.as_run(f"{options.task}-{run.suffix}")) for run in runs]
+    if not options.steps_per_evaluation:
+        raise InputError(f"--sweep {' '.join(options.sweep)}: expected --dev-split too, which chooses a run, and "
+                         "--evaluate-every")  # fmt: skip
+    opened = {run.options.task: open_all(store, run.options) for run in runs}
+    first = opened[runs[0].options.task]
+    configs = [opened[run.options.task].config for run in runs]
+    inputs = {role: artifact for each in opened.values() for role, artifact in each.inputs.items()}
+
+    def train_run(each: Run) -> Artifact:
+        artifact = train(store, each.options, opened[each.options.task])
+        each.options.draw(artifact)
+        return artifact
+
+    work = SweepWork(options.task, runs, inputs, configs, train_run)
+    if options.plan:
+        if (artifact := complete_artifact(store, work)) is not None:
+            say_complete(artifact.url, options.curves)
+            return
+        say_stages(work)
+        for run in runs:
+            say(f"run      {run.options.kind}/{run.options.task}")
+        plan(runs[0].options, first)
+        return
+    [artifact] = run_work(store, work, LocalRunner(), Stage)
+    outcomes = read_outcomes(artifact)
+    choice = choose(outcomes)
+    for line in table(outcomes, QUALITY):
+        say(line)
+    say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
+    if options.curves:
+        say(str(draw(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
+
+
+def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
+    """Trains a task, unless it is complete."""
     notes = {"backbone": options.backbone, "options": asdict(opened.spec.options), "queries": opened.queries}
-    artifact = options.make(store, options.kind, options.task, inputs=opened.inputs, config=opened.config,
-                            prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
-    print_summary(options, artifact)
+    return options.make(store, options.kind, options.task, inputs=opened.inputs, config=opened.config,
+                        prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
 
 
 def print_summary(options: TrainRetriever, artifact: Artifact) -> None:

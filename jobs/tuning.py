@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from jobs.lora.options import LoraTraining
 from jobs.training import Contrastive, check_name, count_steps
@@ -152,6 +153,15 @@ class TrainRetriever(Contrastive, LoraTraining):
     """End every text with the end-of-sequence token if the tokenizer does not add it."""
     padding_side: Literal["right", "left"] | None = None
     """The side on which batches are padded; default: the tokenizer's."""
+
+    sweep: tuple[str, ...] = ()
+    """Train with every combination of the values of some options, and choose one by --dev-split: lr=1e-2,3e-2
+    seed=0,1,2 makes six runs, prompts/TASK-lr0.01-seed0 and so on, and sweeps/TASK, which names the chosen one.
+    Settings are compared by their mean over the seeds. --curves gets a table and a picture."""
+
+    def as_run(self, task: str) -> Self:
+        """Returns the options of one run of a sweep."""
+        return replace(self, task=task, sweep=(), curves=self.curves and str(Path(self.curves) / task))
 
     @property
     def kind(self) -> Literal["prompts", "models"]:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from retriever.errors import InputError
+from retriever.errors import Diverged, InputError
 from retriever.numerics import describe_numerics
 from retriever.stepping import DeepSpeedStepper, PlainStepper, Stepper
 from retriever.system import Batch, Chunk, Evaluate, Refresh, System, check_outputs
@@ -355,8 +355,8 @@ class Trainer:
         terms = [output.sum() for output in outputs.values()]
         return functools.reduce(torch.add, terms if part is None else [*terms, part])
 
-    def _not_finite(self, number: int, what: str) -> InputError:
-        return InputError(f"step {number + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "
+    def _not_finite(self, number: int, what: str) -> Diverged:
+        return Diverged(f"step {number + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "
                           f"{self.options.lr}, or --dtype float32, under another name")  # fmt: skip
 
 

@@ -112,7 +112,7 @@ class SweepStage(StageDefaults):
         except Diverged as error:  # a learning rate that is too high is an answer, and not a failure of the sweep
             outcome = Outcome("", run.settings, None, problem=str(error))
         text = json.dumps(vars(outcome), sort_keys=True) + "\n"
-        draft.commit(unit.names[0], ".json", lambda path: path.write_text(text, encoding="utf-8"), rows=1)
+        draft.commit(unit.names[0], ".jsonl", lambda path: path.write_text(text, encoding="utf-8"), rows=1)
         counter.count(1)
 
 

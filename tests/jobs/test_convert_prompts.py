@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from foreign_prompts import dptdr_state, random_rows, save_dptdr, save_peft
@@ -309,15 +308,3 @@ def test_too_few_positions_are_found_before_anything_is_written(world, refused: 
     )
     assert "use query_length=59 or less, or a shorter prompt" in line
     assert files_of(world.store) == before
-
-
-def test_vectors_of_a_converted_prompt_are_finite(world, done: Done, tmp_path: Path) -> None:
-    """The encoder that the store's artifacts name opens with the prompt."""
-    from indexing.encoders import spec_of
-    from retriever.options import EncoderOptions
-
-    save_peft(tmp_path / "source", Path(world.model), 1)
-    done(*source_of(world, tmp_path / "source"))
-    spec = spec_of(Store(str(world.store)), None, "nq", EncoderOptions(dtype="float32", compile="never"))
-    vectors = spec.open(device="cpu").encode(["bada"], task="nq")
-    assert np.isfinite(vectors).all()

@@ -13,9 +13,10 @@ from sentence_transformers import SentenceTransformer
 from tiny import save_bert
 from training_cases import CPU, ENCODER, LONG_AND_SHORT, dual_system, gradients, make_data
 
-from retriever.dual import DevSet, DualSystem, TuneOptions
+from retriever.dual import DualSystem, TuneOptions
 from retriever.encoder import Encoder
 from retriever.errors import InputError
+from retriever.evaluation.dev import DevSet
 from retriever.stepping import trained
 from retriever.training import LoopOptions, Trainer
 
@@ -107,10 +108,10 @@ def test_workers_share_the_stored_vectors_of_a_step(bert: Path) -> None:
     system = query_system(bert, stored)
     [*_, whole] = system.batch(2, 0, 1).chunks
     shares = [system.batch(2, rank, 3).chunks[-1] for rank in range(3)]
-    assert sorted(np.concatenate([share.rows for share in shares])) == whole.rows.tolist()
-    expected = dict(zip(whole.rows.tolist(), whole.inputs, strict=True))
+    assert sorted(np.concatenate([share.rows["dense"] for share in shares])) == whole.rows["dense"].tolist()
+    expected = dict(zip(whole.rows["dense"].tolist(), whole.inputs, strict=True))
     for share in shares:
-        for row, vector in zip(share.rows.tolist(), share.inputs, strict=True):
+        for row, vector in zip(share.rows["dense"].tolist(), share.inputs, strict=True):
             assert torch.equal(vector, expected[row])
 
 
@@ -124,9 +125,9 @@ def test_the_dev_split_is_searched_in_stored_vectors(bert: Path) -> None:
     stored = np.zeros((60, 32), np.float16)
     stored[rows] = encoded
     system = query_system(bert, stored, "finetune")  # not trained: the backbone's own vectors
-    assert DevSet(queries, positives, [], rows).mrr(system) == 1.0
+    assert DevSet(queries, positives, [], system.encode_passages(rows)).mrr(system) == 1.0
     stored[rows] = np.roll(encoded, 1, axis=0)
-    assert DevSet(queries, positives, [], rows).mrr(query_system(bert, stored, "finetune")) < 1.0
+    assert DevSet(queries, positives, [], system.encode_passages(rows)).mrr(system) < 1.0
 
 
 def test_queries_are_not_trained_without_stored_vectors(bert: Path) -> None:

@@ -1,0 +1,93 @@
+"""Sweeps of a small training: every run once, the dev split chooses, and an interrupted sweep resumes run by run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs import train_retriever
+from jobs.tuning import Opened
+
+import pytest
+from mined import weights
+from training_commands import TUNE, command
+
+from indexing.artifact import Artifact
+from indexing.store import Store
+
+Done = Callable[..., str]
+GRID = ("--sweep", "lr=1e-3,1e-2", "seed=0,1")
+RUNS = ("grid-lr0.001-seed0", "grid-lr0.001-seed1", "grid-lr0.01-seed0", "grid-lr0.01-seed1")
+
+
+def test_a_sweep_trains_every_run_and_names_the_chosen_one(world, mined: Store, done: Done, tmp_path: Path) -> None:
+    out = done(*command(TUNE, world, "grid", "--steps", 4, *GRID, "--curves", tmp_path / "c"))
+    assert sorted(mined.names("prompts")) == sorted(RUNS)
+    artifact = mined.open("sweeps", "grid")
+    qualities = {name: mined.open("prompts", name).notes["best"] for name in RUNS}
+    means = {lr: (qualities[f"grid-lr{lr}-seed0"] + qualities[f"grid-lr{lr}-seed1"]) / 2 for lr in ("0.001", "0.01")}
+    lr = max(means, key=lambda each: means[each])
+    chosen = max((f"grid-lr{lr}-seed{seed}" for seed in (0, 1)), key=lambda name: qualities[name])
+    assert artifact.notes["chosen"] == f"prompts/{chosen}"
+    assert artifact.notes["mean"] == pytest.approx(means[lr])
+    assert f"chosen: prompts/{chosen}, dev MRR@10 {qualities[chosen]:.4f}, the best of 2 seeds" in out
+    assert json.loads((tmp_path / "c/sweep.json").read_text())["chosen"]["artifact"] == f"prompts/{chosen}"
+    assert (tmp_path / "c/sweep.png").exists()
+    assert all((tmp_path / "c" / name / "curves.png").exists() for name in RUNS)
+    done(*command(TUNE, world, "alone", "--steps", 4, "--lr", 1e-2, "--seed", 1))
+    assert weights(mined, f"prompts/{RUNS[3]}") == weights(mined, "prompts/alone"), "a run is the same job alone"
+
+
+def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
+    world, mined: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, trained = train_retriever.train, []
+
+    def interrupted(store: Store, options: train_retriever.TrainRetriever, opened: Opened) -> Artifact:
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(options.task)
+        return train(store, options, opened)
+
+    ask = command(TUNE, world, "grid", "--steps", 4, *GRID)
+    monkeypatch.setattr(train_retriever, "train", interrupted)
+    assert job(*ask).status == 130
+    assert trained == [*RUNS[:2]]
+
+    def counted(store: Store, options: train_retriever.TrainRetriever, opened: Opened) -> Artifact:
+        trained.append(options.task)
+        return train(store, options, opened)
+
+    monkeypatch.setattr(train_retriever, "train", counted)
+    done(*ask)
+    assert trained == [*RUNS]
+    assert "nothing to make" in done(*ask, "--plan")
+
+
+def test_a_run_that_diverges_is_an_answer(world, mined: Store, done: Done) -> None:
+    """A learning rate of 1e30 makes weights that are not finite."""
+    out = done(*command(TUNE, world, "grid", "--steps", 4, "--sweep", "lr=1e-3,1e30"))
+    assert "1e+30" in out
+    assert "diverged" in out
+    assert mined.open("sweeps", "grid").notes["chosen"] == "prompts/grid-lr0.001"
+
+
+def test_bad_sweeps_write_nothing(world, mined: Store, refused: Done, documented: Callable[..., None]) -> None:
+    ask = command(TUNE, world, "grid", "--steps", 4)
+    line = refused(*ask, "--sweep", "lrate=1e-2,3e-2")
+    assert line == "error: --sweep lrate=1e-2,3e-2: lrate is not an option that can be swept; --help lists the options"
+    documented("Training", "a sweep over an unknown option", line, 1)
+    job, *rest = ask
+    without_dev = [argument for argument in rest if argument not in ("--dev-split", "test")]
+    line = refused(job, *without_dev, "--sweep", "seed=0,1")
+    assert "expected --dev-split too, which chooses a run" in line
+    assert mined.names("prompts") == mined.names("sweeps") == mined.incomplete() == []
+
+
+def test_the_plan_of_a_sweep_lists_its_runs(world, mined: Store, done: Done) -> None:
+    out = done(*command(TUNE, world, "grid", "--steps", 4, *GRID, "--plan"))
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("run ")] == [
+        f"prompts/{run}" for run in RUNS
+    ]
+    assert mined.names("prompts") == mined.names("sweeps") == []
