@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,9 @@ def test_passages_of_a_step_are_the_stored_vectors(bert: Path, method: str, grad
     system = query_system(bert, stored, method)
     loss, chunks, seen = system.loss, system.chunks, []
 
-    def record(vectors: torch.Tensor, batch: Any) -> torch.Tensor:
-        seen.append((vectors.detach().numpy().copy(), batch))
-        return loss(vectors, batch)
+    def record(outputs: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
+        seen.append((outputs["dense"].detach().numpy().copy(), batch))
+        return loss(outputs, batch)
 
     def of_queries(texts: Any, side: str, rows: np.ndarray) -> Any:
         assert side == "query"
@@ -95,7 +96,7 @@ def test_passages_of_a_step_are_the_stored_vectors(bert: Path, method: str, grad
     num_queries = batch.given["queries"]
     found = {row.tobytes() for row in vectors[num_queries:]}
     assert found <= {row.tobytes() for row in stored.astype(np.float32)}
-    assert len(found) == batch.total - num_queries > 24
+    assert len(found) == batch.outputs["dense"].rows - num_queries > 24
     assert system.data is not None
     positives = vectors[num_queries + batch.given["positives"].numpy()]
     rows = [int(np.flatnonzero((stored.astype(np.float32) == row).all(axis=1))[0]) for row in positives]
