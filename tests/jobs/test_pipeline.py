@@ -152,7 +152,7 @@ BAD = [
     ({"search": {"store": "x"}}, "step 2 search: store belongs to the chain, not to a step"),
     ({"search": {"plan": True}}, "step 2 search: plan belongs to the chain, not to a step"),
     ({"search": ["bm25"]}, "step 2 search: expected {option: value}, found ['bm25']"),
-    ({"evaluate": {"split": "test"}}, "step 2 evaluate: missing key 'run'"),
+    ({"train_reranker": {"split": "train"}}, "step 2 train_reranker: missing key 'backbone'"),
     ({"store": {"action": "list"}}, "step 2 store: "),
     ({"search": {}, "evaluate": {}}, "step 2: expected one `job: {option: value}`, found "),
     ("build_bm25", "step 2: expected one `job: {option: value}`, found 'build_bm25'"),
