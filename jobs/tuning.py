@@ -23,7 +23,7 @@ from retriever.files import resolve
 from retriever.options import EncoderOptions
 from retriever.prompts import check_initial_prompt, check_offsets, load_prompt
 from retriever.recipe import read_recipe
-from retriever.training import HOW, LoopOptions
+from retriever.training import LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +85,11 @@ class TunePrompts(Contrastive):
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
-    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 2e-5 for fine-tuning."""
+    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor."""
     warm_up: float = 0.1
     """Fraction of the steps in which the learning rate rises."""
     weight_decay: float | None = None
-    """Weight decay; default: 0 for prompts, 0.01 for fine-tuning."""
+    """Weight decay; default: 0 for prompts and with --optimizer adafactor, 0.01 for fine-tuning."""
     clip: float = 1.0
     """Scale the gradient down to this norm if its norm is larger. Lower it if the loss rises suddenly."""
     temperature: float | None = None
@@ -178,9 +178,9 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
-        lr=options.lr if options.lr is not None else (7e-3 if frozen else 2e-5),
+        lr=options.peak_lr(options.lr, 7e-3 if frozen else 2e-5), optimizer=options.optimizer,
         seed=options.seed, warm_up=options.warm_up,
-        weight_decay=options.weight_decay if options.weight_decay is not None else (0.0 if frozen else 0.01),
+        weight_decay=options.decay(options.weight_decay, 0.0 if frozen else 0.01),
         clip=options.clip, grad_cache=options.grad_cache, zero=options.zero, offload=options.offload,
         checkpoint_every=options.checkpoint_every, patience=options.patience,
         evaluate_every=options.evaluate_every if options.dev_split else 0, refresh_every=refresh_every,
@@ -203,7 +203,7 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
         "backbone": described,
         # position_offset is in the configuration only if it is set, as it is in prompt.json.
         "tuning": {name: value for name, value in asdict(tuning).items() if name != "position_offset" or value},
-        "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
+        "loop": loop.shaping(),
         "split": options.split, "limit": options.limit, "dev": dev if options.dev_split else None,
         "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
