@@ -377,7 +377,8 @@ def measure_rip(setting: Setting) -> dict[str, Any]:
 
 def measure_prompts(setting: Setting) -> dict[str, Any]:
     """Measures prompt tuning on the SQuAD sample: rate, losses, and test MRR@10 among its passages before and after."""
-    from retriever.dual import DevSet, DualSystem, TuneOptions
+    from retriever.dual import DualSystem, TuneOptions
+    from retriever.evaluation.dev import DevSet
     from retriever.numerics import choose_dtype
     from retriever.options import EncoderOptions
     from retriever.reranker_data import TrainingData

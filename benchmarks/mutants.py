@@ -32,7 +32,8 @@ TESTS = {
     "indexing/fusion.py": ("tests/indexing/test_fusion.py",),
     "indexing/metrics.py": ("tests/indexing/test_metrics.py",),
     "indexing/mining.py": ("tests/indexing/test_mining.py",),
-    "retriever/losses.py": ("tests/retriever/test_losses.py",),
+    "retriever/losses/contrastive.py": ("tests/retriever/test_losses.py",),
+    "retriever/losses/distillation.py": ("tests/retriever/test_distillation_losses.py",),
 }
 LIMIT_S = 120  # seconds of a test run, five times what it takes; a change that makes the tests hang is noticed too
 COMPARISONS = dict(

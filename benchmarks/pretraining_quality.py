@@ -48,7 +48,7 @@ def judge(store: str, folder: str, name: str, length: int, asked: str | None) ->
     from jobs import encode_corpus, evaluate, search
 
     from indexing.corpus import Corpus
-    from indexing.metrics import alignment, uniformity
+    from indexing.measures.vectors import alignment, uniformity
     from indexing.queries import Queries
     from indexing.store import Store
     from retriever.encoder import Encoder, EncoderOptions
@@ -61,7 +61,8 @@ def judge(store: str, folder: str, name: str, length: int, asked: str | None) ->
     opened = Store(store)
     queries, corpus = Queries.open(opened, asked), Corpus.open(opened)
     qrels = queries.qrels("test")
-    measured = evaluate.measure_of(opened, queries, qrels, ["RR@10", "R@100"])(
+    ids = queries.split("test").ids
+    measured = evaluate.measure_of(opened, queries, qrels, ids, ["RR@10", "R@100"])(
         evaluate.load(opened, f"{name}-test", queries, "test")
     )
     figures = {metric: float(values.mean()) for metric, values in measured.items()}

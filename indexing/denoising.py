@@ -1,7 +1,7 @@
 """Denoises a pool with a re-ranker and samples negatives from it (DPTDR, section 3.3).
 
-scores/NAME/g0000    part-*.parquet   the pairs of the pool's part that a re-ranker scored; for margins also those of
-                                      the queries and their positives
+scores/NAME/g0000    part-*.parquet   the pairs of the pool's part that a re-ranker scored; for margins and for teacher
+                                      scores also those of the queries and their positives
 negatives/NAME       part-*.parquet   the sampled negatives, a row for each query (mining.sample)
 
 A later generation of scores holds only pairs that no earlier one has, so no pair is scored twice. Each part records the
@@ -65,6 +65,7 @@ class NegativeOptions:
         score_all: Whether pairs that are not needed are scored too.
         seed: The seed of the sampling.
         margins: Limits on the scores of negatives. With a re-ranker all pairs are scored then, and the positives too.
+        teacher_scores: Whether the re-ranker scores all sampled negatives, and the positives, for distillation.
     """
 
     pool_negatives: int = 30
@@ -73,6 +74,12 @@ class NegativeOptions:
     score_all: bool = False
     seed: int = 0
     margins: mining.Margins = mining.NO_MARGINS
+    teacher_scores: bool = False
+
+    @property
+    def needs_positives(self) -> bool:
+        """Whether a re-ranker scores the positives too."""
+        return bool(self.margins) or self.teacher_scores
 
     @property
     def needs(self) -> dict[str, Any]:
@@ -82,7 +89,8 @@ class NegativeOptions:
             "denoise_threshold": self.denoise_threshold,
             "score_all": self.score_all or bool(self.margins),
             "seed": self.seed,
-            **({"positives": True} if self.margins else {}),
+            **({"positives": True} if self.needs_positives else {}),
+            **({"pool_negatives": self.pool_negatives} if self.teacher_scores else {}),
         }
 
     def __post_init__(self) -> None:
@@ -128,13 +136,13 @@ class ScoreCandidates(WorkDefaults):
             reranker: Name of the re-ranker.
             draw: The options that decide which pairs are scored.
             numerics: The numerics class of the scores.
-            parts: The queries of each part of the pool, which margins need.
+            parts: The queries of each part of the pool, whose positives may be scored too.
 
         Raises:
             InputError: If the scores under this name are those of another re-ranker or pool.
         """
         self.store, self.candidates, self.draw = store, candidates, draw
-        self.parts = parts if draw.margins else None
+        self.parts = parts if draw.needs_positives else None
         options, config = open_reranker(store, reranker)
         self.spec = RerankerSpec(store, reranker, options, config, numerics)
         self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
@@ -200,7 +208,7 @@ def score_candidates(
         draw: The options that decide which pairs are scored.
         runner: What spreads the parts over workers.
         progress: Shows the progress.
-        parts: The queries of each part of the pool, which margins need.
+        parts: The queries of each part of the pool, whose positives may be scored too.
 
     Returns:
         The work, complete, with all generations.
@@ -274,6 +282,7 @@ def satisfies(done: dict[str, Any], draw: NegativeOptions) -> bool:
         and done["seed"] == draw.seed
         and done["denoised_negatives"] >= draw.denoised_negatives
         and done["denoise_threshold"] <= draw.denoise_threshold
+        and done.get("pool_negatives", 0) >= needs.get("pool_negatives", 0)
     )
 
 
@@ -321,6 +330,7 @@ def score_part(
             threshold=draw.denoise_threshold,
             seed=draw.seed,
             all_pairs=draw.needs["score_all"],
+            pool_negatives=draw.needs.get("pool_negatives", 0),
         )
     ):
         pairs = [texts[id] for id in table["query_id"].take(chosen).to_pylist()]
@@ -421,6 +431,8 @@ class SampleNegatives(WorkDefaults):
             "pool_draws": "all candidates",
         }
         del self.config["score_all"], self.config["margins"]
+        if not draw.teacher_scores:
+            del self.config["teacher_scores"]
 
     @property
     def targets(self) -> list[Target]:
@@ -516,6 +528,7 @@ def draw_part(
         denoised_negatives=draw.denoised_negatives if scores else 0, threshold=draw.denoise_threshold, seed=draw.seed,
         copies=read_copies(candidates).of(queries.positives), margins=draw.margins,
         reranked_positives=_lowest_positives(queries, name, scores) if scores else None,
+        teacher_positives=positive_scores(queries, name, scores) if draw.teacher_scores else None,
     )  # fmt: skip
 
     def write(path: Path) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexing.artifact import Artifact
-from indexing.models import model_folder, resolve_model
+from indexing.models import model_folder, resolve_model, untied_sides_of
 from indexing.store import Store
 from retriever.errors import InputError
 from retriever.options import SIDES, EncoderOptions, Side
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 # Settings of an encoder that apply to queries only: the vectors of passages do not depend on them.
 _QUESTIONS = ("query_prefix", "query_length")
 # Settings of an encoder whose values are sha256 hashes of contents, which mean nothing to a reader.
-_CONTENTS = ("backbone", "weights", "tokenizer", "tokenizer_args", "head", "prompt")
+_CONTENTS = ("backbone", "weights", "tokenizer", "tokenizer_args", "head", "prompt", "query_encoder")
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,48 @@ class EncoderSpec:
 
     Attributes:
         store: The store that the names refer to.
-        name: A Hugging Face name, a folder, or models/NAME of the store.
+        name: A Hugging Face name, a folder, or models/NAME of the store. It may hold an encoder of each side, in
+            `query/` and `passage/`.
         options: The options of the encoder.
         task: Use the prompts of prompts/TASK; None: no prompts.
+        query_model: models/NAME that holds the encoder of queries, in `query/`; None: `name` encodes queries too.
     """
 
     store: Store
     name: str
     options: EncoderOptions
     task: str | None = None
+    query_model: str | None = None
 
     @property
     def folder(self) -> str:
+        """The folder of `name`, which holds one model or an encoder of each side."""
         return resolve_model(self.store, self.name)
+
+    def folder_of(self, side: Side) -> str:
+        """Returns the folder of the encoder of a side.
+
+        Raises:
+            InputError: If the model has an encoder of the other side only.
+        """
+        from retriever.files import untied_sides
+
+        name = self.query_model if side == "query" and self.query_model else self.name
+        folder = resolve_model(self.store, name)
+        sides = untied_sides(Path(folder).expanduser())
+        if not sides:
+            return folder
+        if side not in sides:
+            raise InputError(f"{name}: has an encoder of {sides[0]} texts only: encode passages with the backbone that "
+                             "it was trained over, and search their embeddings with it as parameter task")  # fmt: skip
+        return str(Path(folder).expanduser() / side)
+
+    @property
+    def is_untied(self) -> bool:
+        """Whether queries and passages have separate encoders."""
+        from retriever.files import untied_sides
+
+        return self.query_model is not None or bool(untied_sides(Path(self.folder).expanduser()))
 
     def prompt(self) -> TaskPrompt | None:
         """Returns the task's prompt; None without a task. Raises InputError if the prompt is damaged."""
@@ -52,38 +82,65 @@ class EncoderSpec:
         return None if self.task is None else load_prompt(model_folder(self.store.open("prompts", self.task)))
 
     def describe(self, side: Side) -> dict[str, Any]:
-        """Returns the settings that shape the vectors of a side, JSON-able; loads no model."""
+        """Returns the settings that shape the vectors of a side, JSON-able; loads no model.
+
+        Those of passages name the encoder of queries that belongs to them, if it is another one.
+        """
         from retriever.prompt_table import task_config
         from retriever.recipe import describe
 
-        return task_config(describe(self.folder, self.options), self.prompt(), side)
+        settings = describe(self.folder_of(side), self.options)
+        if side == "passage" and self.query_model:
+            self._check_backbone(settings)
+        return task_config(settings, self.prompt(), side) | self._other_side(side)
 
-    def open(self, *, device: str, threads: int | None = None) -> Encoder:
-        """Loads the model with the task's prompt. The device is the one that the caller's runner assigned."""
+    def open(self, *, side: Side, device: str, threads: int | None = None) -> Encoder:
+        """Loads the encoder of a side, with the task's prompt. The device is the one that the caller's runner assigned.
+
+        A model that has one encoder gives the same for both sides.
+        """
         from retriever.encoder import Encoder
 
         prompt = self.prompt()
         tasks = None if prompt is None or self.task is None else {self.task: prompt}
-        return Encoder(self.folder, self.options, device=device, threads=threads, tasks=tasks)
+        return Encoder(self.folder_of(side), self.options, device=device, threads=threads, tasks=tasks)
 
     def config_of(self, encoder: Encoder, side: Side) -> dict[str, Any]:
         """Returns the same as `describe`, for an open encoder, from the files of this node."""
         from retriever.prompt_table import task_config
 
-        return task_config(encoder.config, self.prompt(), side)
+        return task_config(encoder.config, self.prompt(), side) | self._other_side(side)
 
     def inputs(self) -> dict[str, Artifact]:
         """Returns the artifacts of the store that the encoder consists of."""
         artifacts = {"prompt": self.store.open("prompts", self.task)} if self.task else {}
         kind, _, name = self.name.partition("/")
-        return artifacts | ({"model": self.store.open(kind, name)} if kind == "models" and name else {})
+        artifacts |= {"model": self.store.open(kind, name)} if kind == "models" and name else {}
+        if self.query_model:
+            artifacts["query_model"] = self.store.open("models", self.query_model.partition("/")[2])
+        return artifacts
+
+    def _check_backbone(self, settings: Mapping[str, Any]) -> None:
+        """Raises InputError if the encoder of queries was trained over another backbone than the one that is opened."""
+        trained = self.inputs()["query_model"].config["backbone"]
+        if differ := differences({**trained, "dtype": settings["dtype"]}, settings, passages=True):
+            raise InputError(f"{self.query_model}: was trained over another backbone than {self.name} is now "
+                             f"({differ}): train it again over this one")  # fmt: skip
+
+    def _other_side(self, side: Side) -> dict[str, str]:
+        """Returns the fingerprint of the encoder of queries that belongs to an encoder of passages."""
+        if side == "query" or not self.is_untied:
+            return {}
+        from retriever.recipe import describe, fingerprint_of
+
+        return {"query_encoder": fingerprint_of(describe(self.folder_of("query"), self.options))}
 
 
 def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOptions) -> EncoderSpec:
     """Returns the encoder that `--encoder NAME` or `--task T` names.
 
     A task is prompts/T, or models/T if it was fine-tuned. It has its own options, of which only dtype and compile are
-    replaced by those of `options`.
+    replaced by those of `options`. If only its encoder of queries was trained, passages are encoded by its backbone.
 
     Raises:
         InputError: If not exactly one of them is named, or if it does not exist.
@@ -101,8 +158,11 @@ def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOp
         task_options = EncoderOptions(**artifact.notes["options"])
         return EncoderSpec(store, artifact.notes["backbone"], _as_asked(task_options, options), task)
     if task in store.names("models"):
-        task_options = EncoderOptions(**store.open("models", task).notes.get("options", {}))
-        return EncoderSpec(store, f"models/{task}", _as_asked(task_options, options))
+        artifact = store.open("models", task)
+        task_options = _as_asked(EncoderOptions(**artifact.notes.get("options", {})), options)
+        if untied_sides_of(artifact) == ("query",):
+            return EncoderSpec(store, artifact.notes["backbone"], task_options, query_model=f"models/{task}")
+        return EncoderSpec(store, f"models/{task}", task_options)
     have = ", ".join([*store.names("prompts"), *store.names("models")]) or "none"
     raise InputError(f"--task {task}: {store.url} has no such prompt and no such model (there are: {have})")
 
@@ -117,9 +177,12 @@ def differing(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passage
     Args:
         expected: The result of `describe` for the first encoder.
         actual: The result of `describe` for the second encoder.
-        passages: Compare only the settings that the vectors of passages depend on.
+        passages: Compare only the settings that the vectors of passages depend on, and the encoders of queries that
+            belong to them if both have one.
     """
-    ignored = _QUESTIONS if passages else ()
+    ignored: tuple[str, ...] = _QUESTIONS if passages else ()
+    if passages and not ("query_encoder" in expected and "query_encoder" in actual):
+        ignored = (*ignored, "query_encoder")
     return [key for key in {**expected, **actual} if key not in ignored and expected.get(key) != actual.get(key)]
 
 

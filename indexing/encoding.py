@@ -163,7 +163,7 @@ class EncodeWorker:
 
     def _open(self) -> Encoder:
         task, pinned = self.task, self.task.drafts[0]
-        encoder = task.spec.open(device=self.place.device, threads=self.place.cores)
+        encoder = task.spec.open(side="passage", device=self.place.device, threads=self.place.cores)
         check_encoder(task.spec.config_of(encoder, "passage"), pinned.config["encoder"])
         if encoder.numerics != task.numerics:
             raise InputError(

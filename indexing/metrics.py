@@ -1,4 +1,4 @@
-"""Metrics of ranked lists (by ir-measures) with a paired test between runs (by scipy), and metrics of vectors."""
+"""Metrics of ranked lists (by ir-measures) and a paired test between runs (by scipy)."""
 
 from __future__ import annotations
 
@@ -98,25 +98,3 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))
         adjusted[name] = largest
     return {name: adjusted[name] for name in p_values}
-
-
-def alignment(one: np.ndarray, other: np.ndarray) -> float:
-    """Returns the alignment of pairs of vectors: mean |x - x+|^2 over rows (Wang & Isola 2020; lower is better).
-
-    Args:
-        one: float [n, dim]. The vectors are not normalised: the figures of DPTDR are of raw vectors.
-        other: float [n, dim]; row i is the partner of row i of `one`.
-    """
-    return float(((one.astype(np.float64) - other.astype(np.float64)) ** 2).sum(axis=1).mean())
-
-
-def uniformity(vectors: np.ndarray) -> float:
-    """Returns the uniformity of vectors, float [n, dim]: log mean e^(-2 |x - y|^2) over pairs of different rows.
-
-    From Wang & Isola 2020; lower is better.
-    """
-    from scipy.spatial.distance import pdist
-    from scipy.special import logsumexp
-
-    exponents = -2 * pdist(vectors.astype(np.float64), "sqeuclidean")
-    return float(logsumexp(exponents) - np.log(len(exponents)))

@@ -187,7 +187,14 @@ def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarra
 
 
 def to_score(
-    table: pa.Table, known: np.ndarray, *, wanted: int, threshold: float, seed: int, all_pairs: bool = False
+    table: pa.Table,
+    known: np.ndarray,
+    *,
+    wanted: int,
+    threshold: float,
+    seed: int,
+    all_pairs: bool = False,
+    pool_negatives: int = 0,
 ) -> np.ndarray:
     """Returns the pairs that a re-ranker scores next: positions int64, empty when it is done.
 
@@ -202,19 +209,26 @@ def to_score(
         threshold: The threshold.
         seed: The seed of the order.
         all_pairs: Whether all pairs are scored.
+        pool_negatives: The first pairs of the order in which `sample` draws from the whole pool that are scored too,
+            for each query.
     """
     fresh = np.isnan(known)
     if all_pairs:
         return np.flatnonzero(fresh)
     hopeful = fresh | (known < threshold)
-    keys = seeded_order(seed, table["query_id"].combine_chunks(), table["row"].to_numpy(), SCORING)
-    chosen = []
+    ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
+    keys = seeded_order(seed, ids, rows, SCORING)
+    is_chosen = np.zeros(len(table), bool)
+    if pool_negatives:
+        drawing = seeded_order(seed, ids, rows, DRAWING)
+        for _, start, end in _query_ranges(table):
+            is_chosen[start + np.argsort(drawing[start:end], kind="stable")[:pool_negatives]] = True
     for _, start, end in _query_ranges(table):
         order = start + np.argsort(keys[start:end], kind="stable")
         # At best the first `wanted` that may be below the threshold are so: every unknown one among them is needed.
         needed = np.cumsum(hopeful[order]) <= wanted
-        chosen.append(order[needed & fresh[order]])
-    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
+        is_chosen[order[needed]] = True
+    return np.flatnonzero(is_chosen & fresh)
 
 
 def exceeding(
@@ -271,6 +285,7 @@ def sample(
     copies: Sequence[np.ndarray] | None = None,
     margins: Margins = NO_MARGINS,
     reranked_positives: np.ndarray | None = None,
+    teacher_positives: Sequence[np.ndarray] | None = None,
 ) -> pa.Table:
     """Samples the negatives of each query.
 
@@ -293,12 +308,15 @@ def sample(
         margins: Limits on the scores of negatives.
         reranked_positives: The re-ranker's lowest score of each query's positives, float32 [queries], NaN for none;
             needed for margins on re-ranker scores.
+        teacher_positives: The re-ranker's scores of each query's positives, float32 [any], as training by distillation
+            needs them; None: they are not stored.
 
     Returns:
-        One row per query, with empty lists if it has no candidate: query_id, positives list<int64>, copies
-        list<int64>, negatives list<int64> (denoised ones first), is_denoised list<bool>, is_from_pool list<bool>,
-        probability list<float32> (null: never scored), for each source S `rank:S` list<int32> (null: not found), and
-        the candidates that exceed a limit: dropped list<int64>, dropped_by list<string> ("LIMIT:SCORER").
+        One row per query, with empty lists if it has no candidate: query_id, positives list<int64>, with
+        `teacher_positives` also positive_probability list<float32> (null: never scored), copies list<int64>, negatives
+        list<int64> (denoised ones first), is_denoised list<bool>, is_from_pool list<bool>, probability
+        list<float32> (null: never scored), for each source S `rank:S` list<int32> (null: not found), and the candidates
+        that exceed a limit: dropped list<int64>, dropped_by list<string> ("LIMIT:SCORER").
     """
     sources = sources_of(table)
     rows = table["row"].to_numpy()
@@ -323,9 +341,11 @@ def sample(
     every, left_out = np.concatenate([*chosen, none]), np.concatenate([*dropped, none])
     probability = scored[every]
     of_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
-    columns = {
-        "query_id": pa.array(query_ids, pa.string()),
-        "positives": _row_lists(positives),
+    columns = {"query_id": pa.array(query_ids, pa.string()), "positives": _row_lists(positives)}
+    if teacher_positives is not None:
+        values = np.concatenate([*teacher_positives, np.empty(0, np.float32)])
+        columns["positive_probability"] = _lists(pa.array(values, pa.float32(), mask=np.isnan(values)), positives)
+    columns |= {
         "copies": _row_lists([none] * len(query_ids) if copies is None else copies),
         "negatives": _lists(pa.array(rows[every]), chosen),
         "is_denoised": _lists(pa.array(np.concatenate([*is_denoised, np.empty(0, bool)])), chosen),

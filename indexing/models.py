@@ -23,6 +23,7 @@ from indexing.cache import CorruptError, file_sha256, node_cache
 from indexing.storage import full_disk
 from indexing.store import Store
 from retriever.errors import InputError
+from retriever.options import SIDES, Side
 
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 
@@ -66,6 +67,12 @@ def resolve_model(store: Store, name: str) -> str:
     """The folder of the store's model for "models/NAME"; any other name or path as it is. Raises InputError."""
     kind, _, own = name.partition("/")
     return str(model_folder(store.open(kind, own))) if kind == "models" and own else name
+
+
+def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
+    """Returns the sides that have a separate encoder in models/NAME, from its record; empty for one model."""
+    files = {str(part.facts["path"]) for part in artifact.group("file")}
+    return tuple(side for side in SIDES if {f"{side}/config.json", f"{side}/modules.json"} & files)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,12 @@ import pyarrow.parquet as pq
 
 from indexing.artifact import Artifact
 from indexing.corpus import Corpus
+from indexing.distillation.teacher import check_teacher, read_teacher
+from indexing.pairs.judged import positive_weights
 from indexing.queries import Queries
 from indexing.store import Store
 from retriever.errors import InputError
-from retriever.reranker_data import TrainingData
+from retriever.reranker_data import TeacherScores, TrainingData
 
 
 class Groups(NamedTuple):
@@ -55,16 +58,21 @@ def read_groups(artifact: Artifact) -> Groups:
 def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
     """Returns the corpus as it was when the negatives were mined, up to the last generation that has deleted since.
 
+    For a query set, it is the corpus that the judgements need, up to that generation.
+
     Raises:
         InputError: If the corpus of the store is another one.
     """
     generations = Corpus.open(store).generations
+    done, remedy = ("mined from", "mine the negatives")
+    if negatives.key.startswith("queries/"):
+        done, remedy = ("judged on", "import the queries")
     mined_from = negatives.inputs.get("corpus", {}).get("fingerprint")
     fingerprints = [artifact.fingerprint for artifact in generations]
     if mined_from not in fingerprints:
         raise InputError(
-            f"{negatives.url} was mined from the corpus {str(mined_from)[:12]}, the store's is "
-            f"{fingerprints[-1][:12]}: mine the negatives again"
+            f"{negatives.url} was {done} the corpus {str(mined_from)[:12]}, the store's is {fingerprints[-1][:12]}: "
+            f"{remedy} again"
         )
     last = fingerprints.index(mined_from)
     for number in range(last + 1, len(generations)):
@@ -73,13 +81,26 @@ def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
     return Corpus(generations[: last + 1])
 
 
-def training_data(corpus: Corpus, queries: Queries, split: str, negatives: Artifact, limit: int | None) -> TrainingData:
+def training_data(
+    corpus: Corpus, queries: Queries, split: str, negatives: Artifact, limit: int | None, *, teacher: bool = False,
+    weighted: bool = False,
+) -> TrainingData:
     """Returns the mined queries among the split's first `limit` that have a positive, in the split's order.
 
-    Deleted passages are neither positives nor negatives.
+    Deleted passages are neither positives nor negatives. With `weighted`, the scores of the judgements are the sampling
+    weights of the positives.
+
+    Args:
+        corpus: The corpus.
+        queries: The query set.
+        split: The split.
+        negatives: The mined negatives.
+        limit: Use only the first N queries; None: all.
+        teacher: Whether the scores of a re-ranker are read too, for distillation.
 
     Raises:
-        InputError: If there are none, or if the negatives are of other queries or name rows that the corpus lacks.
+        InputError: If there are none, or if the negatives are of other queries, name rows that the corpus lacks, or
+            lack a score of the teacher.
     """
     mined_for = negatives.inputs.get("queries", {}).get("fingerprint")
     if mined_for != queries.artifact.fingerprint:
@@ -91,34 +112,63 @@ def training_data(corpus: Corpus, queries: Queries, split: str, negatives: Artif
     groups = read_groups(negatives)
     places = {query_id: place for place, query_id in enumerate(groups.query_ids)}
     chosen = [(places[query_id], text) for query_id, text in zip(*selected, strict=True) if query_id in places]
-    alive = [_without(lists, corpus.deleted) for lists in (groups.positives, groups.negatives, groups.copies)]
-    groups = Groups(groups.query_ids, *alive)
-    chosen = [(place, text) for place, text in chosen if len(groups.positives[place])]
+    rows, lists = [*groups[1:]], [*groups[1:]]
+    if teacher:
+        rows += rows[:2]
+        lists += read_teacher(negatives, *groups[:3])
+    lists = [_without(own, corpus.deleted, of) for own, of in zip(lists, rows, strict=True)]
+    chosen = [(place, text) for place, text in chosen if len(lists[0][place])]
     if not chosen:
         raise InputError(f"{negatives.url}: none of the {len(selected.ids):,} queries of the split {split!r} has "
                          "positives and negatives there")  # fmt: skip
-    positives, mined, copies = ([lists[place] for place, _ in chosen] for lists in groups[1:])
-    for (place, _), rows, same in zip(chosen, positives, copies, strict=True):
-        if len(rows) + len(same) + len(corpus.deleted) >= corpus.num_rows:
-            deleted = " or deleted" if len(corpus.deleted) else ""
-            raise InputError(f"{negatives.url}: each of the {corpus.num_rows} passages is a positive of the query "
-                             f"{groups.query_ids[place]!r}{deleted}, so none is left for a negative")  # fmt: skip
+    positives, mined, copies, *scores = ([own[place] for place, _ in chosen] for own in lists)
+    query_ids = [groups.query_ids[place] for place, _ in chosen]
+    check_room(corpus, negatives.url, query_ids, positives, copies)
     every = np.concatenate([*positives, *mined, *copies])
     if every.min() < 0 or every.max() >= corpus.num_rows:
         raise InputError(f"{negatives.url}: names rows {every.min()} to {every.max()} of a corpus of {corpus.num_rows}")
+    teacher_scores = TeacherScores(*scores) if teacher else None
+    if teacher_scores is not None:
+        check_teacher(negatives, corpus, query_ids, positives, mined, teacher_scores)
+    weights = positive_weights(corpus, queries, split, query_ids, positives) if weighted else None
+    return TrainingData(
+        [text for _, text in chosen], positives, mined, corpus.num_rows, passages_of(corpus), deleted=corpus.deleted,
+        copies=copies, weights=weights, teacher=teacher_scores,
+    )  # fmt: skip
+
+
+def check_room(
+    corpus: Corpus, url: str, query_ids: Sequence[str], positives: Sequence[np.ndarray], copies: Sequence[np.ndarray]
+) -> None:
+    """Raises InputError if all passages of the corpus are positives of a query, so that none can be a negative.
+
+    Args:
+        corpus: The corpus.
+        url: Where the positives are from, for the message.
+        query_ids: Ids of the queries.
+        positives: Rows of each query's positives.
+        copies: Rows of the copies of each query's positives.
+    """
+    for query, rows, same in zip(query_ids, positives, copies, strict=True):
+        if len(rows) + len(same) + len(corpus.deleted) >= corpus.num_rows:
+            deleted = " or deleted" if len(corpus.deleted) else ""
+            raise InputError(f"{url}: each of the {corpus.num_rows} passages is a positive of the query {query!r}"
+                             f"{deleted}, so none is left for a negative")  # fmt: skip
+
+
+def passages_of(corpus: Corpus) -> Callable[[np.ndarray], tuple[list[str], list[str]]]:
+    """Returns a function that maps rows int64 [n] to n titles and n texts."""
 
     def passages(rows: np.ndarray) -> tuple[list[str], list[str]]:
         found = corpus.passages(rows)
         return [passage.title for passage in found], [passage.text for passage in found]
 
-    return TrainingData(
-        [text for _, text in chosen], positives, mined, corpus.num_rows, passages, deleted=corpus.deleted, copies=copies
-    )
+    return passages
 
 
-def _without(lists: list[np.ndarray], deleted: np.ndarray) -> list[np.ndarray]:
-    """Returns lists of rows without the deleted ones."""
-    if not lists or not len(deleted):
+def _without(lists: list[np.ndarray], deleted: np.ndarray, rows: list[np.ndarray]) -> list[np.ndarray]:
+    """Returns lists, each with a value for each of `rows`, without those of deleted rows."""
+    if not rows or not len(deleted):
         return lists
-    kept = np.split(~np.isin(np.concatenate(lists), deleted), np.cumsum([len(rows) for rows in lists])[:-1])
-    return [rows[mask] for rows, mask in zip(lists, kept, strict=True)]
+    kept = np.split(~np.isin(np.concatenate(rows), deleted), np.cumsum([len(own) for own in rows])[:-1])
+    return [values[mask] for values, mask in zip(lists, kept, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,15 @@ import torch
 
 from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table
+from indexing.judging.dev import DevSplit, dev_set
+from indexing.queries import Queries
 from indexing.store import Store
 from indexing.training.worker import open_backbone
 from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner
 from retriever.condenser.head import describe_head
 from retriever.errors import InputError
 from retriever.rip import RipData, RipOptions, RipSystem, eligible
+from retriever.system import Evaluate
 
 PLAN_SAMPLE = 50_000  # passages of a corpus that a plan examines; splitting them into sentences takes some seconds
 
@@ -34,6 +37,7 @@ class RipMaker:
         checkpointing: Recompute activations in the backward pass.
         head: The description of the backbone's saved head, which must be the same on every node; None if absent or
             not used.
+        dev: The dev split that measures quality; None: no measurement.
     """
 
     store: Store
@@ -43,8 +47,11 @@ class RipMaker:
     rows: Any
     checkpointing: bool
     head: dict[str, str] | None = None
+    dev: DevSplit | None = None
 
-    def make(self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int) -> tuple[RipSystem, None, None]:
+    def make(
+        self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
+    ) -> tuple[RipSystem, Evaluate | None, None]:
         """Makes the system of a worker; see Maker."""
         folder = open_backbone(self.store, self.backbone, self.described)
         if self.options.has_head and describe_head(folder) != self.head:
@@ -62,7 +69,15 @@ class RipMaker:
             rows = ray.get(self.rows)
         data = RipData(corpus.num_rows, texts, rows)
         system = RipSystem(folder, self.options, data, device=device, dtype=dtype, checkpointing=self.checkpointing)
-        return system, None, None
+        if self.dev is None:
+            return system, None, None
+
+        def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+            return system.tokenizer.compose(titles, texts, system.encoder.title)
+
+        queries = Queries.open(self.store, self.dev.queries)
+        dev = dev_set(corpus, queries, self.dev.split, self.dev.limit, self.dev.passages, compose)
+        return system, lambda: dev.mrr(system, rank, world), None
 
 
 @dataclass(frozen=True)

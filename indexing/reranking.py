@@ -1,4 +1,4 @@
-"""What `train_reranker` trains on: queries and mined negatives of a store; and the comparison of orders at its end."""
+"""What `train_reranker` trains on: queries and mined negatives of a store; its dev split; the comparison of orders."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from indexing.artifact import Artifact
 from indexing.corpus import Corpus
+from indexing.judging.dev import DevSplit, check_lists, dev_lists
 from indexing.judging.order import RankedLists, compare_orders
-from indexing.negatives import training_data
+from indexing.negatives import mined_corpus, training_data
 from indexing.queries import Queries
 from indexing.store import Store
 from indexing.training.worker import open_backbone
-from retriever.batching import padded, plan
-from retriever.recipe import positions_of
+from retriever.errors import InputError
+from retriever.reranker_data import TrainingData
 from retriever.reranker_training import CrossOptions, CrossSystem
-
-_BUDGET = {"cpu": 4096, "cuda": 65536}  # tokens per scored batch, padding included
-_STEP = 16  # the number of columns of such a batch is a multiple of this
+from retriever.system import Evaluate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,8 @@ class CrossMaker:
         split: The split to train on.
         limit: Use only its first N queries; None: all.
         checkpointing: Recompute activations in the backward pass.
+        dev: The dev split that measures quality; None: no measurement.
+        dev_negatives: Name of the mined negatives of its queries; None: `negatives`.
         lists: Hits that the trained model orders again, to compare both orders; None: no comparison.
     """
 
@@ -51,17 +53,27 @@ class CrossMaker:
     split: str
     limit: int | None
     checkpointing: bool
+    dev: DevSplit | None = None
+    dev_negatives: str | None = None
     lists: RankedLists | None = None
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
-    ) -> tuple[CrossSystem, None, None]:
+    ) -> tuple[CrossSystem, Evaluate | None, None]:
         """Makes the system of a worker; see Maker."""
         folder = open_backbone(self.store, self.backbone, self.described)
         negatives = self.store.open("negatives", self.negatives)
         data = training_data(self.corpus, Queries.open(self.store, self.queries), self.split, negatives, self.limit)
         system = CrossSystem(folder, self.options, data, device=device, dtype=dtype, checkpointing=self.checkpointing)
-        return system, None, None
+        if self.dev is None:
+            return system, None, None
+
+        def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+            return system.tokenizer.compose(titles, texts, self.options.title)
+
+        data = open_dev_data(self.store, self.dev, self.store.open("negatives", self.dev_negatives or self.negatives))
+        dev = dev_lists(data, self.dev.split, self.dev.passages, compose)
+        return system, lambda: dev.mrr(system, rank, world), None
 
     def judge(self, system: CrossSystem) -> dict[str, Any]:
         """Returns {"order": metrics of the lists before and after the model has ordered them}; {} without lists."""
@@ -69,22 +81,29 @@ class CrossMaker:
             return {}
 
         def score(queries: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-            return score_pairs(system, queries, system.tokenizer.compose(titles, texts, self.options.title))
+            return system.score(queries, system.tokenizer.compose(titles, texts, self.options.title))
 
         return {"order": compare_orders(self.lists, system.data.passages, score)}
 
 
-def score_pairs(system: CrossSystem, queries: Sequence[str], passages: Sequence[str]) -> np.ndarray:
-    """Returns the logits of pairs by the current model of a system: float32 [n]."""
-    tokens, types = system.tokenizer(list(queries), list(passages))
-    batches = plan(tokens.lengths, _BUDGET[system.device.type], _STEP, positions_of(system.model.config))
-    pairs = padded(tokens, batches, side="right", pad_id=system.tokenizer.pad_id)
-    kinds = padded(types, batches, side="right", pad_id=0)
-    logits = np.empty(len(tokens), np.float32)
-    system.module.eval()
-    bfloat16 = system.dtype == torch.bfloat16
-    with torch.no_grad(), torch.autocast(system.device.type, torch.bfloat16, enabled=bfloat16):
-        for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True):
-            inputs = (tensor.to(system.device) for tensor in (ids, type_ids, lengths))
-            logits[rows] = system.scored(*inputs)[: len(rows), 0].float().cpu().numpy()
-    return logits
+def open_dev_data(store: Store, dev: DevSplit, negatives: Artifact) -> TrainingData:
+    """Returns the queries of a dev split that have a positive and negatives, which a re-ranker orders again.
+
+    Args:
+        store: The store.
+        dev: The dev split.
+        negatives: The mined negatives of its queries.
+
+    Raises:
+        InputError: If the negatives are of other queries or of another corpus, or if no query has any.
+    """
+    queries = Queries.open(store, dev.queries)
+    try:
+        data = training_data(mined_corpus(store, negatives), queries, dev.split, negatives, dev.limit)
+    except InputError as error:
+        raise InputError(
+            f"parameter dev_split {dev.split}: {error}; mine the negatives of this split, and name them with parameter "
+            "dev_negatives"
+        ) from None
+    check_lists(data, dev.split)
+    return data

@@ -143,7 +143,7 @@ class EncodeQueriesTask:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
         from indexing.encoding import check_encoder
 
-        encoder = self.spec.open(device=place.device, threads=place.cores)
+        encoder = self.spec.open(side="query", device=place.device, threads=place.cores)
         check_encoder(self.spec.config_of(encoder, "query"), self.pinned)
         return lambda texts, report: (encoder.encode(texts, side="query", task=self.spec.task), encoder.numerics)
 

@@ -1,26 +1,28 @@
-"""What `tune_prompts` trains on: queries and mined negatives of a store, and a dev split that measures quality."""
+"""What a retriever trains on: queries and mined negatives of a store, stored vectors, and a dev split."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 
 from indexing.corpus import Corpus
-from indexing.encoders import EncoderSpec
+from indexing.embeddings import Embeddings
+from indexing.encoders import EncoderSpec, differences
 from indexing.exact import ExactSearch
+from indexing.judging.dev import dev_set
 from indexing.models import model_folder
-from indexing.negatives import training_data
+from indexing.pairs.sets import SetName, open_sets
 from indexing.queries import Queries
 from indexing.store import Store
-from retriever.dual import DevSet, DualSystem, TuneOptions
+from retriever.dual import DualSystem, TuneOptions
 from retriever.errors import InputError
 from retriever.files import resolve
+from retriever.mixture.schedule import Batches
 from retriever.prompts import load_prompt
 from retriever.system import Evaluate, Refresh
 
@@ -29,7 +31,7 @@ _BLOCK = 65_536  # passages whose vectors are in memory at once
 
 @dataclass(frozen=True, kw_only=True)
 class TuneMaker:
-    """The Maker of `tune_prompts`.
+    """The Maker of a retriever: prompts over a backbone, or a fine-tuned backbone.
 
     Attributes:
         store: The store.
@@ -37,16 +39,19 @@ class TuneMaker:
         described: The description of the backbone, which must be the same on every node.
         tuning: Options of the trained system.
         corpus: The corpus.
-        queries: Name of the query set.
-        negatives: Name of the mined negatives.
-        split: The split to train on.
-        limit: Use only its first N queries; None: all.
+        sets: The training sets. The dev split is one of the first set's query set.
+        batches: Whether a batch mixes the training sets.
+        limit: Use only the first N queries of each training split; None: all.
         dev_split: The split that measures quality; None: no measurement.
         dev_limit: Use only the first N queries of the dev split; None: all.
         dev_passages: Number of passages in which they are searched: relevant ones, and random others.
         checkpointing: Recompute activations in the backward pass.
         start: Start from prompts/NAME; None: from random values.
         refresh_depth: Negatives per query in each mining by the current model; 0: no such mining.
+        embeddings: Read the vectors of passages from embeddings/NAME; None: the trained model encodes them.
+
+    Raises:
+        InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
     """
 
     store: Store
@@ -54,9 +59,8 @@ class TuneMaker:
     described: dict[str, Any]
     tuning: TuneOptions
     corpus: Corpus
-    queries: str
-    negatives: str
-    split: str
+    sets: tuple[SetName, ...]
+    batches: Batches
     limit: int | None
     dev_split: str | None
     dev_limit: int | None
@@ -64,6 +68,12 @@ class TuneMaker:
     checkpointing: bool
     start: str | None = None
     refresh_depth: int = 0
+    embeddings: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.refresh_depth and self.tuning.distills:
+            raise InputError(f"parameter loss {self.tuning.loss} with parameter refresh_epochs: negatives that are "
+                             "mined during training have no teacher scores; leave one of them out")  # fmt: skip
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
@@ -71,17 +81,31 @@ class TuneMaker:
         """Makes the system of a worker; see Maker."""
         if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
-        negatives = self.store.open("negatives", self.negatives)
-        queries = Queries.open(self.store, self.queries)
-        data = training_data(self.corpus, queries, self.split, negatives, self.limit)
+        tuning = self.tuning
+        data = open_sets(
+            self.store, self.sets, limit=self.limit, batches=self.batches,
+            weighted=tuning.draw_positive == "weighted", teacher=tuning.distills,
+        ).data  # fmt: skip
         start = None if self.start is None else load_prompt(model_folder(self.store.open("prompts", self.start)))
+        stored = None if self.embeddings is None else Embeddings.open(self.store, self.embeddings, self.corpus)
         system = DualSystem(resolve(self.backbone.folder), self.backbone.options, self.tuning, data, device=device,
-                            dtype=dtype, checkpointing=self.checkpointing, start=start)  # fmt: skip
+                            dtype=dtype, checkpointing=self.checkpointing, start=start,
+                            vectors=None if stored is None else stored.open_vectors())  # fmt: skip
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
             return system, None, refresh
-        dev = dev_set(self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, system)
+
+        def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+            return system.tokenizer.compose(titles, texts, system.encoder.title)
+
+        queries = Queries.open(self.store, self.sets[0].queries)
+        dev = dev_set(self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, compose,
+                      vectors=system.vectors)
         return system, lambda: dev.mrr(system, rank, world), refresh
+
+    def judge(self, system: DualSystem) -> dict[str, Any]:
+        """Returns the learned temperature for the notes of the artifact; see JudgingMaker."""
+        return {} if system.learned is None else {"temperature": system.learned.value()}
 
 
 @dataclass(frozen=True)
@@ -90,7 +114,8 @@ class RefreshedNegatives:
 
     A query's positives, and other passages with their text, are excluded.
 
-    The workers encode the corpus together, block by block. Each searches for its share of the queries.
+    The workers encode the corpus together, block by block, or read its stored vectors. Each searches for its share of
+    the queries.
 
     Attributes:
         system: The system that is trained.
@@ -114,7 +139,7 @@ class RefreshedNegatives:
         search = ExactSearch(queries[share], min(self.depth + max_relevant, data.num_passages))
         for first in range(0, data.num_passages, _BLOCK):
             rows = np.arange(first, min(first + _BLOCK, data.num_passages))
-            vectors = system.encode(system.compose(rows), "passage", self.rank, self.world)
+            vectors = system.encode_passages(rows, self.rank, self.world)
             search.add(vectors.astype(np.float16), first, data.deleted)
         mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
         for query, hits in zip(share.tolist(), search.result().rows, strict=True):
@@ -132,39 +157,43 @@ class RefreshedNegatives:
         self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined.numpy()])
 
 
-def dev_set(
-    corpus: Corpus, queries: Queries, split: str, limit: int | None, passages: int, system: DualSystem
-) -> DevSet:
-    """Returns the queries and passages that measure quality; the same on every worker.
+def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None) -> Embeddings:
+    """Returns the embeddings whose vectors training reads in place of encoding passages by the frozen backbone.
 
     Args:
-        corpus: The corpus.
-        queries: The query set.
-        split: The split.
-        limit: Use only its first N queries; None: all.
-        passages: Number of passages: the relevant ones, and random others.
-        system: The system, which composes the texts.
+        store: The store.
+        backbone: The backbone, with the options that turn passages into vectors. The dtype may be another one.
+        corpus: The corpus that they must cover.
+        name: Name of the embeddings; None: the only ones that the backbone made with these options.
 
     Raises:
-        InputError: If no query has a relevant passage in the corpus.
+        InputError: If there are no such embeddings or several, or if they were made by another encoder, with other
+            options, or of a part of the corpus only.
     """
-    selected = queries.split(split, limit)
-    qrels = queries.qrels(split).filter(pc.field("score") > 0)
-    ids = pc.cast(pa.array(selected.ids, pa.string()), qrels["query_id"].type)
-    qrels = qrels.filter(pc.is_in(qrels["query_id"], ids))
-    rows = corpus.rows_of(qrels["corpus_id"].to_pylist())
-    relevant: dict[str, list[int]] = {}
-    for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
-        if row >= 0:
-            relevant.setdefault(query, []).append(row)
-    texts = [(text, relevant[id]) for id, text in zip(*selected, strict=True) if id in relevant]
-    if not texts:
-        raise InputError(f"{queries.artifact.url}: no query of the split {split!r} has an answer in the corpus")
-    needed = np.unique(np.concatenate([rows for _, rows in texts]))
-    others = np.setdiff1d(np.arange(corpus.num_rows), np.concatenate([needed, corpus.deleted]))
-    count = max(0, min(passages - len(needed), len(others)))
-    drawn = np.random.default_rng(0).choice(others, count, replace=False)
-    pool = np.sort(np.concatenate([needed, drawn])).astype(np.int64)
-    members = corpus.passages(pool)
-    composed = system.tokenizer.compose([p.title for p in members], [p.text for p in members], system.encoder.title)
-    return DevSet([text for text, _ in texts], [np.searchsorted(pool, sorted(rows)) for _, rows in texts], composed)
+    described = backbone.describe("passage")
+    reasons: dict[str, str] = {}
+    for each in store.names("embeddings") if name is None else [store.only("embeddings", name)]:
+        try:
+            encoder = store.generations("embeddings", each)[-1].config["encoder"]
+        except InputError:
+            if name is not None:
+                raise
+            continue  # damaged, so the encoder of these embeddings is unknown
+        reasons[each] = differences(encoder, {**described, "dtype": encoder.get("dtype")}, passages=True)
+    fitting = [each for each, reason in reasons.items() if not reason]
+    if len(fitting) > 1:
+        raise InputError(f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
+                         "name one with parameter embeddings")  # fmt: skip
+    encode = f"run jobs/encode_corpus.py --encoder {backbone.name} first"
+    if not fitting and not reasons:
+        raise InputError(f"{store.url}: there are no embeddings, from which training with parameter sides query reads "
+                         f"the vectors of passages: {encode}")  # fmt: skip
+    if not fitting:
+        other, reason = next(iter(reasons.items()))
+        raise InputError(f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
+                         f"settings of the embeddings, or {encode} with these under another name")  # fmt: skip
+    embeddings = Embeddings.open(store, fitting[0], corpus)
+    if embeddings.num_rows < corpus.num_rows:
+        raise InputError(f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "
+                         f"{corpus.num_rows:,} passages: encode all of them, under another name")  # fmt: skip
+    return embeddings

@@ -82,6 +82,9 @@ def main(options: EncodeCorpus) -> None:
     store = Store(options.store).require()
     encoder_options = options.encoder_options()
     spec = spec_of(store, options.encoder, options.task, encoder_options)
+    if spec.query_model:
+        raise InputError(f"--task {options.task}: {spec.query_model} is an encoder of queries only, and the backbone "
+                         f"encodes its passages: give --encoder {spec.name}")  # fmt: skip
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     described = spec.describe("passage")
     encoded = is_encoded(store, name, described, options.limit)
@@ -157,7 +160,7 @@ def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: 
 
         if options.max_workers is None and (line := describe_size(ray.nodes(), "--max-workers N")):
             say(line)
-        weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder)))
+        weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder_of("passage"))))
         pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights,
                            lambda: packs(kind, spec.options, choose_device("cpu")))  # fmt: skip
         return RayActors(pool), pool.resources(CALLS)

@@ -1,6 +1,11 @@
-"""Measure runs against qrels, side by side, with a paired test of each run against the first.
+"""Measure runs against qrels, side by side, with a paired test of each run against the first; measure embeddings.
 
-python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
+    python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
+
+The vectors of embeddings are measured with the judged pairs of the split, by alignment and uniformity (Wang and Isola
+2020); lower is better:
+
+    python jobs/evaluate.py --store data/squad --embeddings minilm --split test
 """
 
 from __future__ import annotations
@@ -8,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.cli import Common, run, say
 
@@ -28,6 +33,9 @@ from indexing.runs import falling, read_run, read_trec, whole_file
 from indexing.store import Store
 from retriever.errors import InputError
 
+if TYPE_CHECKING:
+    from indexing.measures.embeddings import EmbeddingMeasures, MeasureEmbeddings
+
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
 NAME_LENGTH = 60  # characters of the runs' names in the name of the file
 _ANSWER = re.compile(r"Answer@([1-9]\d*)")
@@ -37,8 +45,12 @@ _ANSWER = re.compile(r"Answer@([1-9]\d*)")
 class Evaluate(Common):
     """--limit N measures the first N queries of the split."""
 
-    run: tuple[str, ...]
+    run: tuple[str, ...] = ()
     """Names of runs in the store, or TREC files."""
+    embeddings: tuple[str, ...] = ()
+    """Names of embeddings whose vectors are measured: alignment (mean squared distance of a query and a relevant
+    passage), uniformity of the queries and of the passages, and cosines. unit: vectors scaled to length 1 (Topic-DPR);
+    raw: vectors as they are (DPTDR), left out if the encoder normalises them."""
     split: str = "test"
     """The split of the queries whose judgements count; all: every query of the query set, judged or not, by Answer@K
     alone."""
@@ -47,24 +59,69 @@ class Evaluate(Common):
     metrics: tuple[str, ...] = ("nDCG@10", "R@100", "RR@10")
     """Metrics by their names in ir-measures, and Answer@K: whether one of the first K hits contains an answer of the
     query (DPR's top-K accuracy)."""
+    encoder: str | None = None
+    """With --embeddings: where the query encoder is now; default: where it was when the corpus was encoded."""
+    task: str | None = None
+    """With --embeddings: tuned task of the queries; default: the task that the corpus was encoded for, if any."""
+    sample: int = 10_000
+    """With --embeddings: measure uniformity over all pairs of N random queries, and of N random passages."""
+    seed: int = 0
+    """With --embeddings: seed of the random queries and passages."""
     json: str | None = None
-    """Output file for the metrics, per-query values included; default: results/evaluation-SPLIT-RUNS-DIGITS.json, where
-    the digits are a hash of queries, runs and metrics."""
+    """Output file for the metrics, per-query values included; default: results/evaluation-SPLIT-NAMES-DIGITS.json, of
+    the names of runs and embeddings. The digits are a hash of what is measured and how."""
     overwrite: bool = False
     """Replace the file of --json if it has other content."""
 
 
 def main(options: Evaluate) -> None:
+    if not options.run and not options.embeddings:
+        raise InputError("no --run and no --embeddings: expected something to measure; name runs, embeddings, or both")
     store = Store(options.store).require()
     queries = Queries.open(store, options.queries)
-    metrics = [metric for word in options.metrics for metric in word.split()]
+    metrics = [metric for word in options.metrics for metric in word.split()] if options.run else []
     qrels = judgements(queries, options.split, metrics)
+    works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
     judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
     qrels = qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
     if options.plan:
-        say(f"{len(options.run)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(metrics)}")
+        if options.run:
+            say(f"{len(options.run)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(metrics)}")
+        for name, work in works.items():
+            say(f"embeddings {name}: {len(work.texts):,} queries to encode, {describe_counts(work)}")
         return
+    document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": len(set(ids))}
+    if options.run:
+        document |= measure_runs(store, queries, qrels, options, metrics, ids, judged)
+    if works:
+        document["embeddings"] = measure_embeddings(store, works, options)
+    path = options.json or default_path(store, queries, options, metrics)
+    with whole_file(path, overwrite=options.overwrite) as file:
+        file.write_text(json.dumps(document, indent=1) + "\n")
+    say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
+
+
+def measure_runs(
+    store: Store,
+    queries: Queries,
+    qrels: pa.Table,
+    options: Evaluate,
+    metrics: list[str],
+    ids: list[str],
+    judged: set[str],
+) -> dict[str, Any]:
+    """Measures the runs, prints warnings and the table, and returns the figures for the JSON file.
+
+    Args:
+        store: The store.
+        queries: The query set.
+        qrels: The judgements of the queries that are measured.
+        options: The options of the job.
+        metrics: Names of metrics.
+        ids: The queries that are measured.
+        judged: Ids of all queries that the split judges.
+    """
     measure = measure_of(store, queries, qrels, ids, metrics)
     values = {}
     for name in options.run:
@@ -80,19 +137,70 @@ def main(options: Evaluate) -> None:
     tests = {m: {n: paired_test(values[options.run[0]][m], values[n][m]) for n in options.run[1:]} for m in metrics}
     p_values = {metric: holm(metric_tests) for metric, metric_tests in tests.items()}
     say(format_table(values, p_values, metrics))
-    document = {
-        "queries": queries.artifact.key,
-        "split": options.split,
-        "num_queries": len(set(ids)),
+    return {
         "mean": {name: {m: float(v.mean()) for m, v in run_values.items()} for name, run_values in values.items()},
         "p_against_first": p_values,
         "query_ids": sorted(set(ids)),
         "per_query": {name: {m: v.tolist() for m, v in run_values.items()} for name, run_values in values.items()},
     }
-    path = options.json or default_path(store, queries, options, metrics)
-    with whole_file(path, overwrite=options.overwrite) as file:
-        file.write_text(json.dumps(document, indent=1) + "\n")
-    say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
+
+
+def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate) -> MeasureEmbeddings:
+    """Opens and checks embeddings that are measured. Raises InputError if they do not fit the queries."""
+    from indexing.measures.embeddings import MeasureEmbeddings
+    from indexing.retrievers import SearchOptions
+
+    search = SearchOptions(encoder=options.encoder, task=options.task)
+    return MeasureEmbeddings(
+        store,
+        name,
+        queries,
+        options.split,
+        search,
+        limit=options.limit,
+        sample=options.sample,
+        seed=options.seed,
+    )
+
+
+def describe_counts(work: MeasureEmbeddings) -> str:
+    """Returns what is measured, in words."""
+    return (
+        f"alignment of {len(work.query_rows):,} pairs, uniformity of {len(work.queries):,} queries and of "
+        f"{len(work.passages):,} passages"
+    )
+
+
+def measure_embeddings(store: Store, works: Mapping[str, MeasureEmbeddings], options: Evaluate) -> dict[str, Any]:
+    """Measures the embeddings, prints their table, and returns the figures for the JSON file."""
+    from jobs.session import open_runner
+
+    runner = open_runner(store, private=options.ray)
+    results = {name: work.run(runner) for name, work in works.items()}
+    say(format_measures(results))
+    for name, work in works.items():
+        say(f"embeddings {name}: {describe_counts(work)}")
+    return {name: measures.document() for name, measures in results.items()}
+
+
+def format_measures(results: Mapping[str, EmbeddingMeasures]) -> str:
+    """Returns one line per embeddings and form of their vectors, with the measures in columns."""
+    columns = {
+        "alignment": "alignment",
+        "uniformity_queries": "uniformity queries",
+        "uniformity_passages": "uniformity passages",
+        "cosine_relevant": "cosine relevant",
+        "cosine_other": "cosine other",
+    }
+    width = max(len("embeddings"), *(len(name) for name in results))
+    lines = ["embeddings".ljust(width) + "  vectors" + "".join(f"  {title:>19}" for title in columns.values())]
+    for name, measures in results.items():
+        for form, values in (("unit", measures.unit), ("raw", measures.raw)):
+            if values is not None:
+                numbers = [getattr(values, column) for column in columns]
+                cells = ["-" if number is None else f"{number:.4f}" for number in numbers]
+                lines.append(name.ljust(width) + f"  {form:7}" + "".join(f"  {cell:>19}" for cell in cells))
+    return "\n".join(lines)
 
 
 def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
@@ -113,16 +221,21 @@ def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
 
 
 def default_path(store: Store, queries: Queries, options: Evaluate, metrics: list[str]) -> str:
-    """Returns a separate file name for each evaluation: its digits depend on the queries, the contents of the runs
-    and the metrics, so that repeating an evaluation finds its file and no other is replaced."""
+    """Returns a separate file name for each evaluation: its digits depend on the queries, the metrics, and the contents
+    of runs and embeddings, so that repeating an evaluation finds its file and no other is replaced."""
     contents = [
         [name, hashlib.sha256(Path(name).read_bytes()).hexdigest()]
         if Path(name).is_file()
         else [name, store.open("runs", store.only("runs", name)).fingerprint]
         for name in options.run
     ]
-    digits = fingerprint_of([queries.artifact.fingerprint, options.split, options.limit, metrics, contents])[:8]
-    names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(Path(name).stem for name in options.run))[:NAME_LENGTH]
+    measured: list[Any] = [queries.artifact.fingerprint, options.split, options.limit, metrics, contents]
+    if options.embeddings:
+        fingerprints = [[g.fingerprint for g in store.generations("embeddings", name)] for name in options.embeddings]
+        measured.append([fingerprints, options.task, options.sample, options.seed])
+    digits = fingerprint_of(measured)[:8]
+    names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(Path(name).stem for name in (*options.run, *options.embeddings)))
+    names = names[:NAME_LENGTH]
     return f"results/evaluation-{options.split}-{names}-{digits}.json"
 
 

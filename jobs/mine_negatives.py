@@ -33,6 +33,7 @@ from indexing.rescoring import open_reranker
 from indexing.retrievers import SearchOptions
 from indexing.store import Store
 from indexing.work.work import run_work
+from retriever.errors import InputError
 
 SHOWN = 10  # queries with too few negatives that are listed by id
 EXAMPLES = 20  # examples in the report
@@ -70,6 +71,9 @@ class MineNegatives(Common):
     """Probability of relevance below which the re-ranker considers a passage irrelevant."""
     score_all: bool = False
     """Score every pair, not only as many as are needed."""
+    teacher_scores: bool = False
+    """Score all sampled negatives and the positives with the --reranker, and store the scores with the negatives, as
+    tune_prompts --loss kl and --loss margin-mse need them."""
     max_score: float | None = None
     """Drop candidates with a score above this. The score is the re-ranker's probability if there is a --reranker, else
     the score of the source. This and the next two options are those of sentence-transformers' mine_hard_negatives; with
@@ -112,9 +116,12 @@ def main(options: MineNegatives) -> None:
         options.score_all,
         options.seed,
         Margins(options.max_score, options.relative_margin, options.absolute_margin),
+        options.teacher_scores,
     )
     if options.reranker is None:
         check_scales(draw, len(shape.sources))
+        if options.teacher_scores:
+            raise InputError("--teacher-scores without --reranker: expected a re-ranker, which computes the scores")
     if options.reranker is not None:
         open_reranker(store, options.reranker)  # a wrong name fails here, before hours of searching
     num_queries = len(pool.mined.ids)
@@ -127,7 +134,8 @@ def main(options: MineNegatives) -> None:
         say(f"         in {len(pool.parts()):,} parts of {store.url}/candidates/{pool.name}")
         say_stages(pool)
         every = draw.needs["score_all"]
-        minimum = 0 if options.reranker is None else pairs if every else num_queries * options.denoised_negatives
+        per_query = max(options.denoised_negatives, options.pool_negatives if options.teacher_scores else 0)
+        minimum = 0 if options.reranker is None else pairs if every else num_queries * per_query
         say(f"scores   {minimum:,} pairs at least")
         per_query = draw.pool_negatives + (draw.denoised_negatives if options.reranker else 0)
         say(f"draws    up to {num_queries * per_query:,} negatives")
@@ -136,7 +144,7 @@ def main(options: MineNegatives) -> None:
     [candidates] = run_work(store, pool, runner, Stage)
     scores = None
     if options.reranker is not None:
-        parts = dict(pool.parts()) if draw.margins else None
+        parts = dict(pool.parts()) if draw.needs_positives else None
         scores = score_candidates(store, candidates, options.reranker, draw, runner, Stage, parts=parts)
     negatives = SampleNegatives(pool, scores, draw, options.name)
     run_work(store, negatives, runner, Stage)

@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from jobs.cli import human, run, say
-from jobs.training import Contrastive, check_name, count_steps
+from jobs.training import Contrastive, check_name, count_steps, describe_best
 
 import numpy as np
 
 from indexing.corpus import Corpus
 from indexing.models import resolve_model
 from indexing.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
+from indexing.queries import Queries
 from indexing.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
@@ -63,6 +64,10 @@ class PretrainRip(Contrastive):
     """backbone: train all weights; prompts: train a deep prompt over the frozen backbone and make prompts/NAME."""
     prompt_length: int | None = None
     """Length of the prompt, in tokens (with --train prompts). Default: 32. `tune_prompts --init` needs the same."""
+    queries: str | None = None
+    """Name of the query set of --dev-split; may be left out if the store has only one."""
+    dev_passages: int = 2000
+    """Search the dev queries in N passages: their relevant ones, and random others."""
     epochs: float = 4.0
     """Number of passes over the passages. DPTDR: 8 on MS MARCO, 4 on Wikipedia."""
     steps: int | None = None
@@ -114,7 +119,8 @@ def main(options: PretrainRip) -> None:
     loop = LoopOptions(
         steps=steps, lr=rip.lr, weight_decay=options.decay(options.weight_decay, 0.01),
         **{name: getattr(options, name) for name in (
-            "seed", "warm_up", "optimizer", "zero", "offload", "grad_cache", "checkpoint_every")}
+            "seed", "warm_up", "optimizer", "zero", "offload", "grad_cache", "checkpoint_every")},
+        evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
     kind = "prompts" if options.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
@@ -128,6 +134,13 @@ def main(options: PretrainRip) -> None:
     if rip.has_head:
         config["head"] = head
     inputs = {"corpus": corpus.generations[-1]}
+    if options.queries is not None and options.dev_split is None:
+        raise InputError(f"--queries {options.queries}: expected --dev-split too; only the measurement uses queries")
+    dev = None
+    if options.dev_split is not None:
+        queries = Queries.open(store, options.queries)
+        dev = options.dev_split_of(queries)
+        inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
     if options.backbone.startswith("models/"):
         inputs["backbone"] = store.open(*options.backbone.split("/", 1))
     if options.plan:
@@ -145,7 +158,7 @@ def main(options: PretrainRip) -> None:
         exact = replace(loop, steps=count_steps(options.steps, options.epochs, len(rows), fitted.batch))
         maker = RipMaker(
             store=store, backbone=options.backbone, described=described, rows=share(rows) if on_ray else rows,
-            options=fitted, checkpointing=options.checkpointing, head=head,
+            options=fitted, checkpointing=options.checkpointing, head=head, dev=dev,
         )  # fmt: skip
         encoder = encoder_options(rip) if kind == "prompts" else EncoderOptions(pooling=rip.pooling, normalize=False)
         facts = {
@@ -162,7 +175,7 @@ def main(options: PretrainRip) -> None:
     notes = artifact.notes
     say(
         f"{artifact.url}: {notes['steps']:,} steps of {notes['batch']:,} passages over {notes['passages']:,} eligible "
-        f"of {num_passages:,} passages, last loss {notes['loss']:.4f}, {notes['numerics']}"
+        f"of {num_passages:,} passages, last loss {notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}"
     )
     options.draw(artifact)
 

@@ -10,15 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from jobs.cli import human, run, say
-from jobs.training import Training, check_name, count_steps
+from jobs.training import Training, check_name, count_steps, describe_best
 
 from indexing.artifact import Artifact
 from indexing.judging.order import count_lists, read_lists
 from indexing.models import resolve_model
 from indexing.negatives import mined_corpus, training_data
 from indexing.queries import Queries
-from indexing.reranking import CrossMaker
+from indexing.reranking import CrossMaker, open_dev_data
 from indexing.store import Store
+from retriever.errors import InputError
 from retriever.files import describe_backbone, resolve, weight_files
 from retriever.reranker_training import CrossOptions, check_length
 from retriever.training import LoopOptions
@@ -38,6 +39,10 @@ class TrainReranker(Training):
     """Backbone of the cross-encoder: a Hugging Face name, a folder, or models/NAME of the store."""
     name: str | None = None
     """Name of the model; default: the last part of the backbone's name, with -reranker appended."""
+    dev_negatives: str | None = None
+    """Name of the mined negatives of the dev split's queries; default: --negatives."""
+    dev_passages: int = 20
+    """Re-rank N passages of each dev query: its relevant ones and mined negatives."""
     epochs: float = 1.0
     """Number of passes over the queries."""
     steps: int | None = None
@@ -101,7 +106,7 @@ def main(options: TrainReranker) -> None:
     model = options.make(store, "models", name, inputs=opened.inputs, config=opened.config, prepare=prepare)
     notes = model.notes
     say(f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
-        f"{notes['loss']:.4f}, {notes['numerics']}")  # fmt: skip
+        f"{notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
     say(describe_order(notes.get("order")))
     options.draw(model)
 
@@ -138,23 +143,34 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
     steps = count_steps(options.steps, options.epochs, len(data.queries), options.batch)
     loop = LoopOptions(steps=steps, lr=options.peak_lr(options.lr, 2e-5), seed=options.seed, zero=options.zero,
                        weight_decay=options.decay(None, 0.01), optimizer=options.optimizer, offload=options.offload,
-                       checkpoint_every=options.checkpoint_every)  # fmt: skip
+                       checkpoint_every=options.checkpoint_every, patience=options.patience,
+                       evaluate_every=options.steps_per_evaluation)  # fmt: skip
     folder = resolve(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, cross.max_length)
     inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives}
     if options.backbone.startswith("models/"):
         inputs["backbone"] = store.open(*options.backbone.split("/", 1))
+    dev = options.dev_split_of(queries)
+    if options.dev_negatives is not None and dev is None:
+        raise InputError(f"--dev-negatives {options.dev_negatives}: expected --dev-split too, whose queries have them")
+    if options.dev_negatives is not None:
+        inputs["dev_negatives"] = store.open("negatives", options.dev_negatives)
+    if dev is not None:
+        open_dev_data(store, dev, inputs.get("dev_negatives", negatives))
     maker = CrossMaker(
         store=store, backbone=options.backbone, described=described, options=cross, corpus=corpus,
         queries=queries.artifact.key.partition("/")[2], negatives=negatives.key.partition("/")[2],
-        split=options.split, limit=options.limit, checkpointing=options.checkpointing,
+        split=options.split, limit=options.limit, checkpointing=options.checkpointing, dev=dev,
+        dev_negatives=options.dev_negatives,
     )  # fmt: skip
     config = {
         "backbone": described, "training": asdict(cross),
         "loop": loop.shaping(),
         "split": options.split, "limit": options.limit, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
+    if dev is not None:
+        config["dev"] = options.dev_config()
     num_queries = len(queries.split(options.split, options.limit).ids)
     weights = sum(file.stat().st_size for file in weight_files(folder))
     return Opened(num_queries, len(data.queries), weights, maker, loop, inputs, config)

@@ -13,7 +13,9 @@ from jobs.cli import Common, Stage, as_options, say, say_complete
 from jobs.session import join_cluster
 
 from indexing.artifact import Artifact, Draft, begun_document, fingerprint_of
+from indexing.judging.dev import DevSplit
 from indexing.models import Checkpoints, checkpoint_names
+from indexing.queries import Queries
 from indexing.store import Store, artifact_key
 from indexing.training.cluster import run_on_ray
 from indexing.training.curves import Curves
@@ -62,6 +64,16 @@ class Training(Common):
     """Keep the optimizer's state in the memory of the CPU (with --zero 1 to 3)."""
     checkpointing: bool = False
     """Activation checkpointing: recompute activations in the backward pass, which needs less memory and more time."""
+    dev_split: str | None = None
+    """Measure MRR@10 on this split of the query set during training, and keep the best weights."""
+    dev_limit: int | None = 500
+    """Use the first N queries of the dev split."""
+    dev_passages: int
+    """Passages that the dev queries are measured with."""
+    evaluate_every: int = 100
+    """Steps between two measurements on the dev split."""
+    patience: int = 0
+    """Stop after N measurements without an improvement; 0: never."""
     curves: str | None = None
     """Write TensorBoard events to this folder during training, and a picture at the end."""
 
@@ -78,6 +90,11 @@ class Training(Common):
         if self.workers < 1 or self.cpus < 1 or self.checkpoint_every < 1 or self.batch < self.workers:
             raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
                              f"{self.checkpoint_every}: expected at least 1, and a {row} for each worker")  # fmt: skip
+        if self.patience and not (self.dev_split and self.evaluate_every):
+            raise InputError(f"--patience {self.patience}: expected --dev-split too, which measures quality, and "
+                             "--evaluate-every")  # fmt: skip
+        if self.dev_passages < 1 or (self.dev_limit is not None and self.dev_limit < 1):
+            raise InputError(f"--dev-limit {self.dev_limit} --dev-passages {self.dev_passages}: expected at least 1")
         if self.wait < 0:
             raise InputError(f"--wait {self.wait}: expected seconds")
         if self.curves and "://" in self.curves:
@@ -107,6 +124,28 @@ class Training(Common):
     def checkpoint_bytes(self, weights: int) -> int:
         """Returns about the size of a checkpoint: trained weights, of a given size, and the optimizer's moments."""
         return 3 * weights if self.optimizer == "adamw" else weights
+
+    @property
+    def steps_per_evaluation(self) -> int:
+        """Steps between two measurements on the dev split; 0 without one."""
+        return self.evaluate_every if self.dev_split else 0
+
+    def dev_split_of(self, queries: Queries) -> DevSplit | None:
+        """Returns the dev split, None without --dev-split.
+
+        Raises:
+            InputError: If the query set has no such split.
+        """
+        if self.dev_split is None:
+            return None
+        queries.qrels(self.dev_split)
+        return DevSplit(queries.artifact.key.partition("/")[2], self.dev_split, self.dev_limit, self.dev_passages)
+
+    def dev_config(self) -> dict[str, Any] | None:
+        """Returns the settings of the dev split that shape the best weights, None without --dev-split."""
+        if self.dev_split is None:
+            return None
+        return {"split": self.dev_split, "limit": self.dev_limit, "passages": self.dev_passages}
 
     def make(
         self, store: Store, kind: str, name: str, *, inputs: dict[str, Artifact], config: dict[str, Any],
@@ -217,6 +256,11 @@ class Contrastive(Training):
 
     grad_cache: Literal["auto", "on", "off"] = "auto"
     """GradCache computes the vectors of a batch twice, which needs less memory. auto: if the batch is large."""
+
+
+def describe_best(notes: dict[str, Any]) -> str:
+    """Returns the best quality of a training run as the end of a phrase, "" if it was not measured."""
+    return "" if notes["best"] is None else f", {QUALITY} {notes['best']:.4f} at step {notes['best_step']:,}"
 
 
 def count_steps(steps: int | None, epochs: float, rows: int, batch: int) -> int:

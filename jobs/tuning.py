@@ -1,68 +1,92 @@
-"""Options of `tune_prompts`, checked against the store before any training, and without Ray."""
+"""Options of `train_retriever` and `tune_prompts`, checked against the store before any training, and without Ray."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from jobs.lora.options import LoraTraining
 from jobs.training import Contrastive, check_name, count_steps
 
 from indexing.artifact import Artifact
 from indexing.encoders import EncoderSpec, differences, differing
 from indexing.models import model_folder
-from indexing.negatives import mined_corpus, training_data
+from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set
 from indexing.queries import Queries
 from indexing.store import Store
-from indexing.tuning import TuneMaker
-from retriever.dual import TuneOptions, offsets_of
+from indexing.tuning import TuneMaker, passage_embeddings
+from retriever.dual import TEMPERATURE_LR, Method, TuneOptions, offsets_of
 from retriever.errors import InputError
 from retriever.files import resolve
+from retriever.lora.adapter import adapter_bytes
 from retriever.options import EncoderOptions
-from retriever.prompts import check_initial_prompt, check_offsets, load_prompt
+from retriever.prompts import Parametrisation, Sides, check_initial_prompt, check_offsets, load_prompt
 from retriever.recipe import read_recipe
 from retriever.training import LoopOptions
 
+Train = Literal["prompts", "lora", "all"]
+Prompt = Literal["none", "matrix", "mlp"]
+# The names of these options in the configuration of an artifact.
+METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
+LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
+PARAMETRISATIONS: dict[Prompt, Parametrisation] = {"matrix": "embedding", "mlp": "mlp"}
+# The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
+# made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
+_IF_SET: dict[str, Any] = {
+    "position_offset": False, "loss": "contrastive", "contrastive_weight": 0.0, "learn_temperature": False,
+    "temperature_lr": None, "lora": None,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
-class TunePrompts(Contrastive):
+class TrainRetriever(Contrastive, LoraTraining):
     """--limit N trains on the first N queries of the split."""
 
     task: str
-    """Name of the task. The job makes prompts/TASK, or models/TASK with --method finetune."""
+    """Name of the task. The job makes prompts/TASK with --train prompts, otherwise models/TASK."""
     backbone: str
     """Backbone: a Hugging Face name, a folder, or models/NAME of the store."""
-    method: Literal["prompt", "finetune"] = "prompt"
-    """prompt: train a deep prompt over the frozen backbone; finetune: train all weights of the backbone."""
-    side: Literal["query", "both"] = "both"
-    """query: passages are encoded by the backbone without a prompt, so an existing index of the backbone serves the
-    task; both: both sides have a prompt."""
-    untied: bool = False
-    """Train one prompt for queries and another one for passages."""
+    train: Train
+    """prompts: train deep prompts over the frozen backbone; lora: train a LoRA adapter of the frozen backbone, which is
+    saved in PEFT's format and merged into the weights (needs the extra `lora`); all: train all weights of the backbone
+    (fine-tuning)."""
+    prompt: Prompt | None = None
+    """none: no prompt; matrix: train the prompt's values; mlp: train a small network that computes them (Li & Liang
+    2021). Default: matrix with --train prompts, otherwise none."""
+    sides: Sides = "tied"
+    """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR); query:
+    only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An index over
+    these serves the task."""
+    embeddings: str | None = None
+    """Embeddings of the passages by the backbone, for --sides query; may be left out if the store has only one that was
+    made with the same options."""
     length: int = 32
     """Length of each prompt, in tokens."""
     init: str | None = None
     """Start from prompts/NAME, of the same backbone and length (`pretrain_rip --train prompts` trains one). It may have
     been trained for vectors of another scale (--normalize)."""
-    parametrisation: Literal["embedding", "mlp"] = "embedding"
-    """embedding: train the prompt's values; mlp: train a small network that computes them (Li & Liang 2021)."""
     prompt_dropout: float = 0.1
     """Fraction of the prompt's values that are dropped out, with a separate mask for each text."""
     position_offset: bool = False
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
     negatives: str | None = None
-    """Name of the mined negatives; may be left out if the store has only one."""
+    """Name of the mined negatives; may be left out if the store has only one. none: train on the judged pairs of the
+    split, with the other passages of the batch as negatives; copies of a positive are then not excluded."""
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""
     split: str = "train"
     """The split to train on."""
-    dev_split: str | None = None
-    """Measure MRR@10 on this split during training, and keep the best weights."""
-    dev_limit: int | None = 500
-    """Use the first N queries of the dev split."""
+    also_train: tuple[str, ...] = ()
+    """Further training sets over the same corpus, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME:
+    without negatives, the judged pairs are used; the split is train if it is left out. A query of weight 2 comes twice
+    as often as one of --queries, whose weight is 1."""
+    batches: Literal["mixed", "one-task"] = "mixed"
+    """With --also-train: mixed: each batch holds queries of all training sets; one-task: queries of one set, and sets
+    take turns."""
     dev_passages: int = 2000
     """Search the dev queries in N passages: their relevant ones, and random others."""
     epochs: float = 1.0
@@ -76,24 +100,40 @@ class TunePrompts(Contrastive):
     """Negatives per query in each of these minings."""
     batch: int = 32
     """Queries per step, summed over all workers."""
-    negatives_per_query: int = 1
-    """Mined negatives per query and step."""
-    draw_positive: Literal["random", "first"] = "random"
-    """Which positive a query brings: random, drawn in each epoch; or the first that is judged, in all epochs, as
+    negatives_per_query: int | None = None
+    """Mined negatives per query and step; default: 1, or 0 with --negatives none. A query that has fewer gets random
+    passages."""
+    draw_positive: Literal["random", "first", "weighted"] = "random"
+    """Which positive a query brings: random, drawn in each epoch; weighted, drawn in each epoch with a probability in
+    proportion to the score of its judgement; or the first that is judged, in all epochs, as
     DPTDR's authors do with --positive_passage_no_shuffle (without it, they take the next one in each epoch)."""
     draw_negatives: Literal["random", "windows"] = "random"
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
-    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor."""
+    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for
+    fine-tuning, 1e-3 with --optimizer adafactor."""
     warm_up: float = 0.1
     """Fraction of the steps in which the learning rate rises."""
     weight_decay: float | None = None
-    """Weight decay; default: 0 for prompts and with --optimizer adafactor, 0.01 for fine-tuning."""
+    """Weight decay; default: 0 for prompts, LoRA and with --optimizer adafactor, 0.01 for fine-tuning."""
     clip: float = 1.0
     """Scale the gradient down to this norm if its norm is larger. Lower it if the loss rises suddenly."""
+    loss: Literal["contrastive", "symmetric", "kl", "margin-mse"] = "contrastive"
+    """contrastive: softmax of each query over the passages of the batch (DPTDR); symmetric: the mean of that and of a
+    softmax of each positive over the queries of the batch; kl and margin-mse: distillation of the re-ranker that scored
+    the negatives (mine_negatives --teacher-scores), by the KL divergence over a query's positive and mined negatives,
+    or by the squared error of its margins (Hofstätter et al. 2020)."""
+    contrastive_weight: float = 0.0
+    """Add this times the contrastive loss to a distillation loss."""
     temperature: float | None = None
     """Similarities are divided by this; default: 1, or 0.05 for vectors of length 1."""
+    learn_temperature: bool = False
+    """Train the temperature, starting from --temperature, but not below 0.01 (CLIP). The artifact's notes have the
+    learned value. Not with --zero 3."""
+    temperature_lr: float | None = None
+    """Peak learning rate of a learned temperature T; default: 1e-3, regardless of --lr. One step of AdamW changes log T
+    by about this much, so T can change by a factor of e in 1,000 steps."""
     pooling: Literal["cls", "mean", "last"] | None = None
     """Pooling of token vectors; default: the setting in the backbone's folder. This and the next options shape the
     vectors: use the values with which the store's embeddings were made."""
@@ -115,10 +155,81 @@ class TunePrompts(Contrastive):
     """End every text with the end-of-sequence token if the tokenizer does not add it."""
     padding_side: Literal["right", "left"] | None = None
     """The side on which batches are padded; default: the tokenizer's."""
-    evaluate_every: int = 100
-    """Steps between two measurements on the dev split."""
-    patience: int = 0
-    """Stop after N measurements without an improvement; 0: never."""
+
+    @property
+    def kind(self) -> Literal["prompts", "models"]:
+        """The kind of the artifact."""
+        return "prompts" if self.train == "prompts" else "models"
+
+    def tuning(self) -> TuneOptions:
+        """Returns the options of the trained weights and the batches.
+
+        Raises:
+            InputError: If options contradict each other.
+        """
+        has_prompt = self.train == "prompts"
+        trains_none = f"{'LoRA' if self.train == 'lora' else 'fine-tuning'} trains no prompt"
+        prompt: Prompt = self.prompt or ("matrix" if has_prompt else "none")
+        if has_prompt != (prompt != "none"):
+            expected = "matrix or mlp" if has_prompt else f"none: {trains_none}"
+            raise InputError(f"--train {self.train} --prompt {prompt}: expected --prompt {expected}")
+        if self.position_offset and not has_prompt:
+            raise InputError(f"--train {self.train} --position-offset: {trains_none} after which a text could start")
+        if self.embeddings is not None and self.sides != "query":
+            raise InputError(f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
+                             "--sides query, which trains queries only")  # fmt: skip
+        names = {"batch", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
+                 "loss", "contrastive_weight", "learn_temperature", "temperature_lr"}  # fmt: skip
+        values = {name: getattr(self, name) for name in names}
+        if self.learn_temperature and self.temperature_lr is None:
+            values["temperature_lr"] = TEMPERATURE_LR
+        values["negatives_per_query"] = self.negatives_per_query
+        if self.negatives_per_query is None:
+            values["negatives_per_query"] = 0 if self.negatives == NO_NEGATIVES else 1
+        if has_prompt:
+            values |= {name: getattr(self, name) for name in ("length", "prompt_dropout", "position_offset")}
+            values["parametrisation"] = PARAMETRISATIONS[prompt]
+        return TuneOptions(method=METHODS[self.train], lora=self.lora(self.train), **values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunePrompts(TrainRetriever):
+    """--limit N trains on the first N queries of the split."""
+
+    train: Train = "prompts"
+    """prompts: train deep prompts over the frozen backbone; lora: train a LoRA adapter of it; all: train all weights of
+    the backbone (fine-tuning)."""
+    method: Literal["prompt", "lora", "finetune"] | None = None
+    """Another name for --train: prompt is prompts, finetune is all."""
+    side: Literal["query", "both"] | None = None
+    """Another name for --sides query; both: not query."""
+    untied: bool = False
+    """Another name for --sides untied."""
+    parametrisation: Literal["embedding", "mlp"] | None = None
+    """Another name for --prompt: embedding is matrix. Without effect if no prompt is trained."""
+
+    def as_train_retriever(self) -> TrainRetriever:
+        """Returns the same options under the names of train_retriever.
+
+        Raises:
+            InputError: If an option and its other name contradict each other.
+        """
+        if self.side == "query" and self.untied:
+            raise InputError("--side query --untied: only one side has a prompt")
+        values = {field.name: getattr(self, field.name) for field in fields(TrainRetriever)}
+        train = {"prompt": "prompts", "lora": "lora", "finetune": "all", None: None}[self.method]
+        sides = "query" if self.side == "query" else "untied" if self.untied else None
+        prompt = {"embedding": "matrix", "mlp": "mlp", None: None}[self.parametrisation]
+        if (train or self.train) != "prompts":
+            prompt = None
+        for alias, name, value in (("method", "train", train), ("side", "sides", sides),
+                                   ("parametrisation", "prompt", prompt)):  # fmt: skip
+            default = type(self).__dataclass_fields__[name].default
+            if value is not None and values[name] not in (default, value):
+                alias = "untied" if alias == "side" and self.untied else alias
+                raise InputError(f"--{alias} and --{name} {values[name]}: give one of them")
+            values[name] = value or values[name]
+        return TrainRetriever(**values)
 
 
 @dataclass(frozen=True)
@@ -133,43 +244,36 @@ class Opened:
     config: dict[str, Any]
 
 
-def open_all(store: Store, options: TunePrompts) -> Opened:
+def open_all(store: Store, options: TrainRetriever) -> Opened:
     """Opens and checks the artifacts that the options name.
 
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
-    frozen = options.method == "prompt"
-    options.check("query", "--method prompt" if frozen else None)
-    check_name("models" if options.method == "finetune" else "prompts", options.task)
-    if options.method == "finetune" and (options.side == "query" or options.untied):
-        raise InputError(f"--method finetune --side {options.side}{' --untied' * options.untied}: fine-tuning trains "
-                         "one encoder for both sides; train prompts for one side only")  # fmt: skip
-    if options.side == "query" and options.untied:
-        raise InputError("--side query --untied: only one side has a prompt")
+    frozen = options.train != "all"
+    options.check("query", f"--train {options.train}" if frozen else None)
+    if options.sides != "tied" and (options.zero or 0) >= 2:
+        raise InputError(f"--zero {options.zero} --sides {options.sides}: in stages 2 and 3 queries and passages must "
+                         "train the same weights: give 0 or 1")  # fmt: skip
+    check_name(options.kind, options.task)
+    tuning = options.tuning()
     names = EncoderOptions.__dataclass_fields__
     encoder = EncoderOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
     spec = EncoderSpec(store, options.backbone, encoder)
     described = spec.describe("query")
-    negatives = store.open("negatives", store.only("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
-    corpus = mined_corpus(store, negatives)
-    data = training_data(corpus, queries, options.split, negatives, options.limit)
-    if options.dev_split is not None:
-        queries.qrels(options.dev_split)
-    if options.patience and not (options.dev_split and options.evaluate_every):
-        raise InputError(f"--patience {options.patience}: expected --dev-split too, which measures quality, and "
-                         "--evaluate-every")  # fmt: skip
-    if options.dev_passages < 1 or (options.dev_limit is not None and options.dev_limit < 1):
-        raise InputError(f"--dev-limit {options.dev_limit} --dev-passages {options.dev_passages}: expected at least 1")
-    sides: Any = "query" if options.side == "query" else "untied" if options.untied else "tied"
-    shared = {"batch", "negatives_per_query", "draw_positive", "draw_negatives", "temperature", "seed", "method"}
-    if not frozen and options.position_offset:
-        raise InputError(
-            "--method finetune --position-offset: fine-tuning trains no prompt after which a text could start"
-        )
-    prompt = {"length", "parametrisation", "prompt_dropout", "position_offset"} if frozen else set()
-    tuning = TuneOptions(sides=sides, **{name: getattr(options, name) for name in shared | prompt})
+    sets = training_sets(store, options, queries)
+    weighted = options.draw_positive == "weighted"
+    training = open_sets(
+        store, sets, limit=options.limit, batches=options.batches, weighted=weighted, teacher=tuning.distills
+    )
+    data, corpus = training.data, training.corpus
+    options.dev_split_of(queries)
+    if options.learn_temperature and options.zero == 3:
+        raise InputError("--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
+                         "on several workers; give --zero 0 to 2")  # fmt: skip
+    if tuning.lora is not None:
+        adapter_bytes(read_recipe(resolve(spec.folder), encoder), tuning.lora)  # refuses layers that the backbone lacks
     check_offsets(read_recipe(resolve(spec.folder), encoder), offsets_of(tuning))
     refresh = options.refresh_epochs
     if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
@@ -178,47 +282,81 @@ def open_all(store: Store, options: TunePrompts) -> Opened:
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
-        lr=options.peak_lr(options.lr, 7e-3 if frozen else 2e-5), optimizer=options.optimizer,
+        lr=options.peak_lr(options.lr, LEARNING_RATES[options.train]), optimizer=options.optimizer,
         seed=options.seed, warm_up=options.warm_up,
         weight_decay=options.decay(options.weight_decay, 0.0 if frozen else 0.01),
         clip=options.clip, grad_cache=options.grad_cache, zero=options.zero, offload=options.offload,
-        checkpoint_every=options.checkpoint_every, patience=options.patience,
-        evaluate_every=options.evaluate_every if options.dev_split else 0, refresh_every=refresh_every,
+        checkpoint_every=options.checkpoint_every, refresh_every=refresh_every,
+        evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
     start = None if options.init is None else options.init.removeprefix("prompts/")
-    if start is not None and not frozen:
-        raise InputError(f"--init {options.init} --method finetune: fine-tuning starts from the backbone alone")
+    if start is not None and options.train != "prompts":
+        trained = "LoRA" if options.train == "lora" else "fine-tuning"
+        raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
     init_inputs = {} if start is None else {"init": store.open("prompts", start)}
     for artifact in init_inputs.values():
         check_initial_prompt(load_prompt(model_folder(artifact)), described)
+    stored = passage_embeddings(store, spec, corpus, options.embeddings) if options.sides == "query" else None
+    vectors = {} if stored is None else {
+        f"embeddings/{number}": artifact
+        for number, artifact in enumerate(stored.generations[: len(corpus.generations)])
+    }  # fmt: skip
     maker = TuneMaker(
-        store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus,
-        queries=queries.artifact.key.partition("/")[2], negatives=negatives.key.partition("/")[2],
-        split=options.split, limit=options.limit, dev_split=options.dev_split, dev_limit=options.dev_limit,
+        store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus, sets=sets,
+        batches=options.batches, limit=options.limit, dev_split=options.dev_split, dev_limit=options.dev_limit,
         dev_passages=options.dev_passages, checkpointing=options.checkpointing, start=start,
         refresh_depth=options.refresh_depth if refresh_every else 0,
+        embeddings=None if stored is None else stored.name,
     )  # fmt: skip
-    dev = {"split": options.dev_split, "limit": options.dev_limit, "passages": options.dev_passages}
-    config = {
+    config: dict[str, Any] = {
         "backbone": described,
-        # position_offset is in the configuration only if it is set, as it is in prompt.json.
-        "tuning": {name: value for name, value in asdict(tuning).items() if name != "position_offset" or value},
+        "tuning": tuning_config(tuning),
         "loop": loop.shaping(),
-        "split": options.split, "limit": options.limit, "dev": dev if options.dev_split else None,
+        "split": options.split, "limit": options.limit, "dev": options.dev_config(),
         "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
-    inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives,
-              **spec.inputs(), **init_inputs}  # fmt: skip
+    if options.also_train:
+        config["also_train"], config["batches"] = [asdict(name) for name in sets[1:]], options.batches
+    inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
 
 
-def serving_warnings(store: Store, options: TunePrompts, opened: Opened) -> list[str]:
+def tuning_config(tuning: TuneOptions) -> dict[str, Any]:
+    """Returns the options of the trained weights and the batches for a configuration, JSON-able.
+
+    Options that came later are in it only if they are set, so that earlier artifacts keep their fingerprints.
+    """
+    config = {name: value for name, value in asdict(tuning).items() if name not in _IF_SET or value != _IF_SET[name]}
+    if tuning.lora is not None:
+        targets = None if tuning.lora.targets is None else list(tuning.lora.targets)
+        config["lora"] = {**asdict(tuning.lora), "targets": targets}
+    return config
+
+
+def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[SetName, ...]:
+    """Returns the training sets that the options name, the one of --queries first.
+
+    Raises:
+        InputError: If a set cannot be read, or if "none" is the name of mined negatives.
+    """
+    negatives = None
+    if options.negatives != NO_NEGATIVES:
+        negatives = store.only("negatives", options.negatives)
+    elif NO_NEGATIVES in store.names("negatives"):
+        raise InputError(f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
+                         "training without any; store them under another name")  # fmt: skip
+    name = queries.artifact.key.partition("/")[2]
+    first = SetName(queries=name, split=options.split, negatives=negatives)
+    return (first, *map(parse_set, options.also_train))
+
+
+def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:
     """Returns warnings about artifacts of the same backbone that one server cannot serve together with the new prompt.
 
     A server has one encoder with one set of settings, so embeddings and prompts that were made with other settings need
     a separate server. Embeddings come first; prompts count where embeddings with the same settings exist.
     """
-    if options.method != "prompt":
+    if options.train != "prompts":
         return []
     described = opened.spec.describe("passage")
     shared = {name: described[name] for name in ("model_type", "backbone", "weights", "tokenizer")}
@@ -259,6 +397,6 @@ def _remedy(settings: Mapping[str, Any], described: Mapping[str, Any]) -> str:
             flags.append(f"--normalize {'normalize' in settings[name]}")
         elif name == "append_eos":
             flags.append("--append-eos" if settings[name] else "--no-append-eos")
-        elif name in TunePrompts.__dataclass_fields__:
+        elif name in TrainRetriever.__dataclass_fields__:
             flags.append(f"--{name.replace('_', '-')} {settings[name]!r}")
     return f"give {' '.join(flags)}" if flags else "choose another backbone"

@@ -1,27 +1,31 @@
-"""Training of the dual encoder (DPTDR, Eq. 1 and 3): deep prompts over a frozen backbone, or all weights."""
+"""Training of the dual encoder (DPTDR, Eq. 1 and 3): deep prompts or an adapter of a frozen backbone, or all of it."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from retriever.attention import reach
 from retriever.batching import TextTokenizer, Tokens, padded, plan
 from retriever.encoder import load_backbone
 from retriever.errors import InputError
+from retriever.evaluation.workers import share_items
 from retriever.kernels import attention_dropouts, swap_dropout
 from retriever.loading.configuration import load_config
-from retriever.losses import contrastive_loss
-from retriever.options import EncoderOptions, Side
+from retriever.lora.adapter import FOLDER as ADAPTER_FOLDER
+from retriever.lora.adapter import add_adapter, merge_adapter, save_adapter
+from retriever.lora.options import LoraOptions
+from retriever.losses import DISTILLATION, MAX_SCALE, Labels, LearnedTemperature, Loss, batch_loss, teacher_logits
+from retriever.optimizers.groups import ParameterGroup
+from retriever.options import SIDES, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
 from retriever.prompts import (
     PROVIDERS,
@@ -34,14 +38,17 @@ from retriever.prompts import (
     check_initial_prompt,
     check_offsets,
 )
-from retriever.recipe import Recipe, read_recipe, settings_of
+from retriever.recipe import read_recipe, settings_of
 from retriever.reranker_data import NegativeDraw, PositiveDraw, TrainingData, batch_at
 from retriever.saving import restored, save_encoder
 from retriever.system import Batch, Chunk, Output, checkpoint_activations
 
-Method = Literal["prompt", "finetune"]
+Method = Literal["prompt", "lora", "finetune"]
 
 COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine losses; inner products use 1 (DPTDR)
+# AdamW changes log T by about this much in a step, so T can change by a factor of e in 1,000 steps. The learning rates
+# of weights do not suit it: 2e-5 of fine-tuning changes T by 2 % in as many steps.
+TEMPERATURE_LR = 1e-3
 _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
 _STEP = 16
 
@@ -51,8 +58,9 @@ class TuneOptions:
     """Options of the trained weights and the batches.
 
     Attributes:
-        method: "prompt" trains deep prompts only, "finetune" all weights.
-        sides: "tied" trains one prompt for queries and passages, "untied" one for each, "query" one for queries only.
+        method: "prompt" trains deep prompts only, "lora" an adapter of the backbone, "finetune" all weights.
+        sides: "tied" trains one prompt, or one encoder, for queries and passages, "untied" one for each (DPR; DPTDR on
+            NQ; HYPER, Eq. 8), "query" one for queries only.
         length: Tokens of a prompt (DPTDR: 32; 128 on MS MARCO).
         parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them.
         prompt_dropout: Fraction of the prompt's values that are dropped out, with a separate mask for each text.
@@ -60,11 +68,17 @@ class TuneOptions:
         batch: Queries per step over all workers, each with one positive and `negatives_per_query` mined negatives; the
             other passages of the batch are negatives too.
         negatives_per_query: Mined negatives per query.
-        draw_positive: Which positive a query brings: "random" in each epoch, or always the "first".
+        draw_positive: Which positive a query brings: "random" in each epoch, "weighted" by the weights of the
+            positives, or always the "first".
         draw_negatives: Which mined negatives a query brings: "random" in each epoch, or "windows" of one shuffled
             order.
+        loss: The loss of a batch; "kl" and "margin-mse" need the teacher scores of a re-ranker.
+        contrastive_weight: A distillation loss is increased by this times the contrastive loss.
         temperature: Similarities are divided by it (None: 1, or 0.05 for cosines).
+        learn_temperature: Train the temperature, from that value, with 1 / temperature at most 100.
+        temperature_lr: Peak learning rate of a learned temperature (None: 1e-3).
         seed: Seed of all random numbers.
+        lora: Options of the adapter; None unless the method is "lora".
     """
 
     method: Method = "prompt"
@@ -77,8 +91,13 @@ class TuneOptions:
     negatives_per_query: int = 1
     draw_positive: PositiveDraw = "random"
     draw_negatives: NegativeDraw = "random"
+    loss: Loss = "contrastive"
+    contrastive_weight: float = 0.0
     temperature: float | None = None
+    learn_temperature: bool = False
+    temperature_lr: float | None = None
     seed: int = 0
+    lora: LoraOptions | None = None
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
@@ -88,6 +107,7 @@ class TuneOptions:
             ("parametrisation", get_args(Parametrisation)),
             ("draw_positive", get_args(PositiveDraw)),
             ("draw_negatives", get_args(NegativeDraw)),
+            ("loss", get_args(Loss)),
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
@@ -97,17 +117,40 @@ class TuneOptions:
         if not 0 <= self.prompt_dropout < 1 or (self.temperature is not None and not self.temperature > 0):
             raise InputError(f"prompt_dropout={self.prompt_dropout} temperature={self.temperature}: expected a share, "
                              "and more than 0")  # fmt: skip
-        if self.method == "finetune" and self.position_offset:
-            raise InputError("position_offset: fine-tuning trains no prompt after which a text could start")
-        if self.method == "finetune" and self.sides != "tied":
-            raise InputError("sides: fine-tuning trains one encoder for both sides; train prompts for one side only")
+        if not (self.contrastive_weight >= 0 and math.isfinite(self.contrastive_weight)):
+            raise InputError(f"contrastive_weight={self.contrastive_weight}: expected 0 or more")
+        if self.contrastive_weight and not self.distills:
+            raise InputError(f"contrastive_weight={self.contrastive_weight} loss={self.loss}: expected a distillation "
+                             f"loss, to which it is added: {' or '.join(DISTILLATION)}")  # fmt: skip
+        if self.distills and not self.negatives_per_query:
+            raise InputError(f"loss={self.loss} negatives_per_query=0: expected at least 1 negative, whose score is "
+                             "compared with the teacher's")  # fmt: skip
+        if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
+            raise InputError(f"learn_temperature temperature={self.temperature}: expected at least {1 / MAX_SCALE}, "
+                             "below which a learned temperature does not fall")  # fmt: skip
+        if self.temperature_lr is not None and not self.learn_temperature:
+            raise InputError(f"temperature_lr={self.temperature_lr} learn_temperature=False: expected a learned "
+                             "temperature, whose learning rate it is")  # fmt: skip
+        if self.temperature_lr is not None and not (self.temperature_lr > 0 and math.isfinite(self.temperature_lr)):
+            raise InputError(f"temperature_lr={self.temperature_lr}: expected more than 0")
+        if self.method != "prompt" and self.position_offset:
+            raise InputError(f"position_offset: method {self.method} trains no prompt after which a text could start")
+        if (self.method == "lora") != (self.lora is not None):
+            raise InputError(
+                f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
+            )
+
+    @property
+    def distills(self) -> bool:
+        """Whether the loss needs the teacher scores of a re-ranker."""
+        return self.loss in DISTILLATION
 
 
 class DualSystem:
-    """A System: one backbone for both sides, with or without prompts, its data and the loss of Eq. 3.
+    """A System: one backbone for both sides or one for each, with or without prompts, its data and its loss.
 
-    With dtype bfloat16, a frozen backbone is stored in bfloat16; a trained backbone is stored in float32 and computes
-    under autocast.
+    With dtype bfloat16, a frozen backbone is stored in bfloat16, and the adapter of LoRA in float32; a trained backbone
+    is stored in float32 and computes under autocast.
 
     Args:
         folder: Folder of the backbone.
@@ -118,9 +161,11 @@ class DualSystem:
         dtype: The dtype of the forward and backward pass.
         checkpointing: Use activation checkpointing.
         start: Initial prompts.
+        vectors: Returns the stored vectors of passages, int64 [n] -> float16 [n, dim]; passages are then never encoded.
+            None: the model encodes them. Needed for training with sides "query".
 
     Raises:
-        InputError: If the backbone or the initial prompt cannot be used.
+        InputError: If the backbone or the initial prompt cannot be used, or if stored vectors are missing.
     """
 
     module: nn.Module
@@ -128,22 +173,23 @@ class DualSystem:
     def __init__(
         self, folder: Path, encoder: EncoderOptions, tuning: TuneOptions, data: TrainingData | None, *,
         device: torch.device, dtype: torch.dtype, checkpointing: bool = False, start: TaskPrompt | None = None,
+        vectors: Callable[[np.ndarray], np.ndarray] | None = None,
     ):  # fmt: skip
+        if tuning.sides == "query" and data is not None and vectors is None:
+            raise InputError("sides='query': expected stored vectors of the passages (vectors), which are not trained")
         torch.manual_seed(tuning.seed)
-        self.tuning, self.data, self.device, self.dtype = tuning, data, device, dtype
+        self.tuning, self.data, self.device, self.dtype, self.vectors = tuning, data, device, dtype, vectors
         self.encoder = encoder
         self.recipe = recipe = read_recipe(folder, encoder)
         self.tokenizer = TextTokenizer(recipe, encoder)
-        frozen = tuning.method == "prompt"
-        self.autocast = not frozen and dtype == torch.bfloat16
-        backbone, self._dropouts = _load(recipe, dtype if frozen else torch.float32)
-        backbone.to(device)
-        self.pooled = Pooled.over(backbone, recipe).requires_grad_(not frozen)
-        self.head = Head(recipe, encoder.dimension).to(device).requires_grad_(not frozen)
+        self.autocast = tuning.method == "finetune" and dtype == torch.bfloat16
+        self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
+        self.pooled, self.head = self._open_encoder()
+        self.encoders: dict[Side, tuple[Pooled, Head]] = dict.fromkeys(SIDES, (self.pooled, self.head))
         self.prompts = nn.ModuleDict()
-        swap_dropout(backbone)
-        if frozen:
-            shape = reach(backbone)
+        modules: dict[str, nn.Module] = {"backbone": self.pooled, "head": self.head, "prompts": self.prompts}
+        if tuning.method == "prompt":
+            shape = reach(self.pooled.backbone)
             names = {"tied": ["both"], "untied": ["query", "passage"], "query": ["query"]}[tuning.sides]
             if tuning.position_offset:
                 self.pooled.check_offsets()
@@ -156,14 +202,27 @@ class DualSystem:
                     check_initial_prompt(start, settings_of(recipe, encoder), shape)
                     prompt.start(start.of("passage" if name == "passage" else "query"))
                 self.prompts[name] = prompt.to(device)
-        else:
-            with contextlib.suppress(InputError):  # other architectures train with torch's own attention
-                reach(backbone)
+        elif tuning.sides == "untied":
+            self.encoders["passage"] = self._open_encoder()
+            modules["passage"] = nn.ModuleDict(dict(zip(("backbone", "head"), self.encoders["passage"], strict=True)))
+        elif tuning.sides == "query":
+            del self.encoders["passage"]  # the model of passages is the one that made the stored vectors
         if checkpointing:
-            checkpoint_activations(backbone)
-        self.module = nn.ModuleDict({"backbone": self.pooled, "head": self.head, "prompts": self.prompts})
+            for model in {model for model, _ in self.encoders.values()}:
+                checkpoint_activations(model.backbone)
+        self.module = nn.ModuleDict(modules)
         cosine = self.head.normalized
         self.temperature = tuning.temperature or (COSINE_TEMPERATURE if cosine else 1.0)
+        self.learned = LearnedTemperature(self.temperature).to(device) if tuning.learn_temperature else None
+        if self.learned is not None:
+            self.module["temperature"] = self.learned
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Returns the group of a learned temperature: AdamW with its own learning rate and without weight decay."""
+        if self.learned is None:
+            return []
+        lr = TEMPERATURE_LR if self.tuning.temperature_lr is None else self.tuning.temperature_lr
+        return [ParameterGroup(parameters=self.learned.parameters(), lr=lr, weight_decay=0.0, optimizer="adamw")]
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
         """Returns the queries and passages of a step, each passage once; a worker gets every world-th of both."""
@@ -180,16 +239,27 @@ class DualSystem:
             ignored[place, positives[place]] = False
         chunks = self.chunks([self.data.queries[query] for query in queries[rank::world]], "query",
                              np.arange(rank, len(queries), world))  # fmt: skip
-        texts = self.compose(passages[rank::world])
-        chunks += self.chunks(texts, "passage", len(queries) + np.arange(rank, len(passages), world))
-        answers = {"positives": torch.from_numpy(positives), "ignored": torch.from_numpy(ignored)}
+        chunks += self.passage_chunks(passages[rank::world], len(queries) + np.arange(rank, len(passages), world))
+        labels = Labels(torch.from_numpy(positives), torch.from_numpy(ignored))
+        if options.distills:
+            scores = [self.data.teacher_scores(query, group) for query, group in zip(queries, rows, strict=True)]
+            teacher = teacher_logits(torch.from_numpy(np.stack(scores)))
+            labels = labels._replace(groups=torch.from_numpy(places.reshape(rows.shape)), teacher=teacher)
         outputs = {"dense": Output(self.recipe.dim, len(queries) + len(passages))}
-        return Batch(outputs, chunks, {"queries": len(queries), **answers})
+        return Batch(outputs, chunks, {"queries": len(queries), **labels._asdict()})
 
     def compose(self, rows: np.ndarray) -> list[str]:
         """Returns the texts of passages, with titles as the options say."""
         assert self.data is not None
         return self.tokenizer.compose(*self.data.passages(rows), self.encoder.title)
+
+    def passage_chunks(self, passages: np.ndarray, rows: np.ndarray) -> list[Chunk]:
+        """Cuts passages into chunks; `rows` are their positions in the batch. One chunk holds all stored vectors."""
+        if self.vectors is None:
+            return self.chunks(self.compose(passages), "passage", rows)
+        if not len(passages):
+            return []
+        return [Chunk({"dense": rows}, torch.from_numpy(self.vectors(passages).astype(np.float32)))]
 
     def chunks(self, texts: Sequence[str], side: Side, rows: np.ndarray) -> list[Chunk]:
         """Cuts texts into chunks of nearly equal length; `rows` are their positions in the batch."""
@@ -203,55 +273,71 @@ class DualSystem:
         ]
 
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
-        """Returns the vectors of a chunk as "dense", float32 [n, dim]."""
+        """Returns the vectors of a chunk for the loss as "dense", float32 [n, dim].
+
+        They are scaled if the temperature is learned.
+        """
+        vectors = self._vectors(chunk)
+        return {"dense": vectors if self.learned is None else vectors * self.learned()}, None
+
+    def _vectors(self, chunk: Chunk) -> torch.Tensor:
+        """Returns the vectors of a chunk, float32 [n, dim]; stored ones are constants."""
+        if isinstance(chunk.inputs, torch.Tensor):
+            return chunk.inputs.to(self.device)
         side, ids, lengths = chunk.inputs
         ids, lengths = ids.to(self.device), lengths.to(self.device)
-        prompt = self._prompt(side)
+        prompt, (model, head) = self._prompt(side), self.encoders[side]
         extra = {} if prompt is None else {"prompt": prompt(PromptInputs(ids, lengths))}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            pooled = self.pooled(ids, lengths, **extra)
-        return {"dense": self.head(pooled[: len(chunk.rows["dense"])])}, None
+            pooled = model(ids, lengths, **extra)
+        vectors: torch.Tensor = head(pooled[: len(chunk.rows["dense"])])
+        return vectors
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Returns the loss of Eq. 3 over all queries and passages of the batch."""
-        vectors = outputs["dense"]
-        num_queries = batch.given["queries"]
-        positives, ignored = batch.given["positives"].to(vectors.device), batch.given["ignored"].to(vectors.device)
-        return contrastive_loss(vectors[:num_queries], vectors[num_queries:], positives, self.temperature, ignored)
+        """Returns the loss over all queries and passages of the batch."""
+        options, queries, vectors = self.tuning, batch.given["queries"], outputs["dense"]
+        labels = Labels(*(batch.given[name] for name in Labels._fields)).to(vectors.device)
+        temperature = self.temperature if self.learned is None else 1.0  # `forward` has applied it
+        return batch_loss(options.loss, vectors[:queries], vectors[queries:], labels, temperature,
+                          options.contrastive_weight)  # fmt: skip
 
-    @torch.no_grad()
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns vectors of the current model, float32 [n, dim].
+        """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
+        return share_items(
+            self.module,
+            lambda rows: self.chunks([texts[row] for row in rows], side, rows),
+            self._vectors,
+            (len(texts), self.recipe.dim),
+            device=self.device,
+            rank=rank,
+            world=world,
+        )
 
-        The workers share the texts, and all get the result. All of them run the same number of forward passes, because
-        sharded weights are gathered in each pass.
-        """
-        training = self.module.training
-        self.module.eval()
-        result = torch.zeros(len(texts), self.recipe.dim, device=self.device)
-        chunks = self.chunks(texts[rank::world], side, np.arange(rank, len(texts), world))
-        num_chunks = len(chunks)
-        if world > 1:
-            most = torch.tensor(num_chunks, device=self.device)
-            dist.all_reduce(most, dist.ReduceOp.MAX)
-            spare = chunks or self.chunks(texts[:1], side, np.arange(1))
-            chunks += spare[-1:] * (int(most) - num_chunks)
-        for place, chunk in enumerate(chunks):
-            outputs, _ = self.forward(chunk)
-            if place < num_chunks:
-                result[torch.from_numpy(chunk.rows["dense"]).to(self.device)] = outputs["dense"]
-        if world > 1:
-            dist.all_reduce(result)
-        self.module.train(training)
-        return result.cpu().numpy()
+    def encode_passages(self, passages: np.ndarray, rank: int = 0, world: int = 1) -> np.ndarray:
+        """Returns the vectors of passages by row, float32 [n, dim]: the stored ones, or those of the current model."""
+        if self.vectors is not None:
+            return self.vectors(passages).astype(np.float32)
+        return self.encode(self.compose(passages), "passage", rank, world)
 
     def save(self, folder: Path) -> None:
-        """Saves a task's prompt, or a model for sentence-transformers."""
-        if self.tuning.method == "finetune":
-            with restored(self.pooled.backbone.config, self._dropouts):
-                save_encoder(folder, self.recipe, self.pooled.backbone, self.head)
-        else:
+        """Saves a task's prompt, or models for sentence-transformers: one, or untied ones in `query/`, `passage/`.
+
+        The model of an adapter has it merged into its weights, and in its folder `adapter/` in PEFT's format.
+        """
+        if self.tuning.method == "prompt":
             self.prompt().save(folder)
+            return
+        for side, (model, head) in self.encoders.items():
+            if self.tuning.sides == "tied" and side == "passage":
+                continue  # both sides have the same encoder
+            place = folder if self.tuning.sides == "tied" else folder / side
+            if self.tuning.method == "lora":
+                save_adapter(place / ADAPTER_FOLDER, model.backbone)
+                merged = merge_adapter(load_backbone(self.recipe, torch.float32), place / ADAPTER_FOLDER)
+                save_encoder(place, self.recipe, merged)
+                continue
+            with restored(model.backbone.config, self._dropouts):
+                save_encoder(place, self.recipe, model.backbone, head)
 
     def prompt(self) -> TaskPrompt:
         """Returns the current prompts, in the form in which they are saved."""
@@ -261,6 +347,21 @@ class DualSystem:
         config = settings_of(self.recipe, self.encoder)
         options = replace(self.encoder, compile="auto")
         return TaskPrompt(backbone_of(config), options, query, passage, self.tuning.position_offset)
+
+    def _open_encoder(self) -> tuple[Pooled, Head]:
+        """Returns an encoder with the backbone's weights, without attention dropout, which prevents fused kernels."""
+        frozen = self.tuning.method != "finetune"
+        off: dict[str, Any] = dict.fromkeys(self._dropouts, 0.0)
+        backbone = load_backbone(self.recipe, self.dtype if frozen else torch.float32, **off).to(self.device)
+        pooled = Pooled.over(backbone, self.recipe).requires_grad_(not frozen)
+        head = Head(self.recipe, self.encoder.dimension).to(self.device).requires_grad_(not frozen)
+        swap_dropout(backbone)
+        if self.tuning.lora is not None:
+            add_adapter(backbone, self.tuning.lora)
+        if self.tuning.method != "prompt":
+            with contextlib.suppress(InputError):  # other architectures train with torch's own attention
+                reach(backbone)
+        return pooled, head
 
     def _prompt(self, side: Side) -> PromptProvider | None:
         prompts: dict[str, Any] = dict(self.prompts.items())
@@ -272,39 +373,3 @@ def offsets_of(tuning: TuneOptions) -> dict[Side, int]:
     """Returns by how many positions the texts of each side start later than usual."""
     offset = tuning.length if tuning.position_offset else 0
     return {"query": offset, "passage": 0 if tuning.sides == "query" else offset}
-
-
-@dataclass(frozen=True)
-class DevSet:
-    """A dev split for evaluation during training: queries, and the passages to search.
-
-    Attributes:
-        queries: Texts of the queries.
-        positives: For each query, positions among the passages, int64 [any].
-        texts: Texts of the passages.
-    """
-
-    queries: Sequence[str]
-    positives: Sequence[np.ndarray]
-    texts: Sequence[str]
-
-    def mrr(self, system: DualSystem, rank: int = 0, world: int = 1, depth: int = 10) -> float:
-        """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
-        queries = system.encode(self.queries, "query", rank, world)
-        passages = system.encode(self.texts, "passage", rank, world)
-        scores = queries @ passages.T
-        if not np.isfinite(scores).all():
-            return math.nan
-        total = 0.0
-        for line, positives in zip(scores, self.positives, strict=True):
-            best = line[positives].max()
-            place = int((np.delete(line, positives) >= best).sum())
-            total += 1 / (place + 1) if place < depth else 0.0
-        return total / max(1, len(self.queries))
-
-
-def _load(recipe: Recipe, dtype: torch.dtype) -> tuple[Any, dict[str, float]]:
-    """Returns the backbone without attention dropout, which prevents fused kernels; and the original dropouts."""
-    dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
-    off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
-    return load_backbone(recipe, dtype, **off), dropouts

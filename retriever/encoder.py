@@ -16,6 +16,7 @@ from retriever.batching import TextTokenizer, Tokens, end_to_end, padded, plan, 
 from retriever.compiling import compile_model, warm_up, warm_up_batch
 from retriever.errors import InputError
 from retriever.files import resolve
+from retriever.loading.configuration import load_config
 from retriever.loading.weights import load_model
 from retriever.numerics import Mode, choose_device, choose_dtype, describe_numerics
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
@@ -358,6 +359,15 @@ def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = 
         kind, recipe.backbone, dtype=dtype, unused=[is_pooler], trust_remote_code=trust_remote_code, **settings
     )
     return model
+
+
+def empty_backbone(recipe: Recipe) -> Any:
+    """Returns a backbone with new weights, for looking at its layers; the recipe is as in `load_backbone`."""
+    import transformers
+
+    kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
+    config = load_config(recipe.backbone, **recipe.config_args)
+    return kind.from_config(config) if kind is transformers.AutoModel else kind(config)
 
 
 def is_pooler(name: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retriever.errors import InputError
+from retriever.options import SIDES, Side
 
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _DOWNLOAD = ["*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.safetensors"]
@@ -35,7 +36,10 @@ def resolve(name_or_path: str | Path) -> Path:
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
-        if not (path / "config.json").exists() and not (path / "modules.json").exists():
+        if sides := untied_sides(path):
+            raise InputError(f"{path}: holds an encoder of each side in {' and '.join(f'{side}/' for side in sides)}, "
+                             "expected one encoder: give one of these folders")  # fmt: skip
+        if not _is_model(path):
             raise InputError(f"{path}: no config.json and no modules.json, so not a model's folder: give the folder "
                              "that save_pretrained wrote")  # fmt: skip
         return path.resolve()
@@ -74,6 +78,18 @@ def resolve(name_or_path: str | Path) -> Path:
         return Path(package.origin).parent / "model"
     raise InputError(f"{name}: no such local folder, and not from the Hugging Face hub either ({reason}): check the "
                      "name, or give the folder of a model that you have")  # fmt: skip
+
+
+def untied_sides(folder: Path) -> tuple[Side, ...]:
+    """Returns the sides that have a separate encoder in a folder, `query/` and `passage/`; empty for one model.
+
+    Untied fine-tuning (DPR; DPTDR on NQ) saves an encoder of each side, training of the query encoder only `query/`.
+    """
+    return () if _is_model(folder) else tuple(side for side in SIDES if _is_model(folder / side))
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").exists() or (folder / "modules.json").exists()
 
 
 def sha256_of(file: Path) -> str:

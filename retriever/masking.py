@@ -166,15 +166,9 @@ class MaskedBackbone(nn.Module):
             prompt: PromptRows, for a backbone that `retriever.attention.reach` prepared.
         """
         inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
-        extra: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
-        if self.condenser is not None:
-            extra["output_hidden_states"] = True
-        output = self.backbone(input_ids=ids, attention_mask=inside.long(), **extra)
+        output = self._run(ids, inside, prompt, **({} if self.condenser is None else {"output_hidden_states": True}))
         last = output.last_hidden_state
-        if self.pooling == "mean":
-            vectors = (last.float() * inside[..., None]).sum(1) / lengths[:, None]
-        else:
-            vectors = last[:, 0].float()
+        vectors = self._pool(last, inside)
         at = torch.nonzero(labels.flatten() != -100)[:, 0]
         targets = labels.flatten()[at]
         if self.condenser is None:
@@ -184,6 +178,22 @@ class MaskedBackbone(nn.Module):
         if self.late_loss:
             loss = self._masked_loss(last, at, targets) + loss
         return vectors, loss
+
+    def encode(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: Any = None) -> torch.Tensor:
+        """Returns the texts' vectors alone, float32 [n, hidden]; the arguments are those of `forward`."""
+        inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+        return self._pool(self._run(ids, inside, prompt).last_hidden_state, inside)
+
+    def _run(self, ids: torch.Tensor, inside: torch.Tensor, prompt: Any, **more: Any) -> Any:
+        """Runs the backbone; inside: bool [n, width], False at padding."""
+        extra: dict[str, Any] = more if prompt is None else {"prompt": prompt, **more}
+        return self.backbone(input_ids=ids, attention_mask=inside.long(), **extra)
+
+    def _pool(self, last: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+        """Pools token vectors, float [n, width, hidden], into float32 [n, hidden]."""
+        if self.pooling == "mean":
+            return (last.float() * inside[..., None]).sum(1) / inside.sum(1, keepdim=True)
+        return last[:, 0].float()
 
     def _masked_loss(self, hidden: torch.Tensor, at: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Runs the head at masked positions only; its logits, one per vocabulary entry, are not kept."""

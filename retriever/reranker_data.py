@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-PositiveDraw = Literal["random", "first"]
+from retriever.mixture.schedule import Mixture
+
+PositiveDraw = Literal["random", "first", "weighted"]
 NegativeDraw = Literal["random", "windows"]
 
 
@@ -21,6 +23,18 @@ class BatchOptions(Protocol):
     def negatives_per_query(self) -> int: ...
     @property
     def seed(self) -> int: ...
+
+
+class TeacherScores(NamedTuple):
+    """A re-ranker's probabilities of the pairs of TrainingData.
+
+    Attributes:
+        positives: Of each query's positives, in the same order: float32 [any].
+        negatives: Of each query's mined negatives, in the same order: float32 [any].
+    """
+
+    positives: list[np.ndarray]
+    negatives: list[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,9 @@ class TrainingData:
         deleted: Rows that are never drawn, int64, ascending.
         copies: Rows of other passages with the text of a positive of each query, int64 [any]: they are never drawn, and
             are no negatives in a batch; None: there are none.
+        teacher: The scores for distillation; None: there are none.
+        weights: Sampling weights of the positives of each query, more than 0, float64 [any]; None: not known.
+        mixture: The mixture of the training sets that the queries come from; None: they are one set.
     """
 
     queries: Sequence[str]
@@ -45,12 +62,34 @@ class TrainingData:
     passages: Callable[[np.ndarray], tuple[list[str], list[str]]]
     deleted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     copies: Sequence[np.ndarray] | None = None
+    teacher: TeacherScores | None = None
+    weights: Sequence[np.ndarray] | None = None
+    mixture: Mixture | None = None
 
     def relevant(self, query: int) -> np.ndarray:
         """Returns the rows that are no negatives of a query: its positives and their copies."""
         if self.copies is None:
             return self.positives[query]
         return np.concatenate([self.positives[query], self.copies[query]])
+
+    def teacher_scores(self, query: int, group: np.ndarray) -> np.ndarray:
+        """Returns the teacher's probabilities of the passages that `batch_at` draws for a query.
+
+        Args:
+            query: The number of the query.
+            group: Corpus rows int64 [1 + negatives], the positive first.
+
+        Returns:
+            float32 [1 + negatives], NaN for random passages, which are drawn for a query with few mined negatives.
+        """
+        assert self.teacher is not None
+        rows = np.concatenate([self.positives[query], self.negatives[query]])
+        scores = np.concatenate([self.teacher.positives[query], self.teacher.negatives[query]])
+        known = dict(zip(rows.tolist(), scores.tolist(), strict=True))
+        num_drawn = 1 + min(len(group) - 1, len(self.negatives[query]))
+        result = np.full(len(group), np.nan, np.float32)
+        result[:num_drawn] = [known[row] for row in group[:num_drawn].tolist()]
+        return result
 
 
 def batch_at(
@@ -63,14 +102,16 @@ def batch_at(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the content of the batch of a step, a function of (seed, step, batch).
 
-    Epochs are permutations of the queries, one after the other. If a query has fewer mined negatives than requested,
-    random passages of the whole corpus that are neither relevant nor deleted are added.
+    Epochs are permutations of the queries, one after the other; the mixture of several sets decides otherwise. If a
+    query has fewer mined negatives than requested, random passages of the whole corpus that are neither relevant nor
+    deleted are added.
 
     Args:
         data: The training data.
         options: Size and seed of the batch.
         step: The step, from 0.
-        draw_positive: "random" draws a positive from (seed, epoch, query); "first" takes the first one.
+        draw_positive: "random" draws a positive from (seed, epoch, query), "weighted" with probabilities in proportion
+            to the weights; "first" takes the first one.
         draw_negatives: "random" draws negatives from (seed, epoch, query), without repetition. "windows" shuffles a
             query's negatives once, from (seed, query), and takes the next ones in each epoch, from the start again
             after the last one.
@@ -78,10 +119,13 @@ def batch_at(
     Returns:
         Numbers of queries int64 [batch], and corpus rows int64 [batch, 1 + negatives], the positive first.
     """
-    positions = step * options.batch + np.arange(options.batch)
-    epochs, places = np.divmod(positions, len(data.queries))
-    orders = {epoch: _permutation(options.seed, epoch, len(data.queries)) for epoch in np.unique(epochs)}
-    queries = np.array([orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)], np.int64)
+    if data.mixture is not None:
+        queries, epochs = data.mixture.queries_at(options.seed, step, options.batch)
+    else:
+        positions = step * options.batch + np.arange(options.batch)
+        epochs, places = np.divmod(positions, len(data.queries))
+        orders = {epoch: _permutation(options.seed, epoch, len(data.queries)) for epoch in np.unique(epochs)}
+        queries = np.array([orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)], np.int64)
     rows = [
         _group(data, options, int(epoch), int(query), draw_positive, draw_negatives)
         for epoch, query in zip(epochs, queries, strict=True)
@@ -106,7 +150,13 @@ def _group(
     positives, negatives = data.positives[query], data.negatives[query]
     wanted = options.negatives_per_query
     count = min(wanted, len(negatives))
-    positive = positives[0] if draw_positive == "first" else draw.choice(positives)
+    if draw_positive == "first":
+        positive = positives[0]
+    elif draw_positive == "weighted":
+        assert data.weights is not None, "positives are drawn by weights that the data lacks"
+        positive = draw.choice(positives, p=data.weights[query] / data.weights[query].sum())
+    else:
+        positive = draw.choice(positives)
     if draw_negatives == "windows" and count:
         order = np.random.default_rng([options.seed, 2, query]).permutation(negatives)
         mined = order[(epoch * wanted + np.arange(count)) % len(order)]

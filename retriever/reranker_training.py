@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,6 +16,7 @@ from retriever.attention import reach
 from retriever.batching import padded, plan
 from retriever.encoder import is_pooler
 from retriever.errors import InputError
+from retriever.evaluation.workers import ITEMS, share_items
 from retriever.kernels import attention_dropouts, swap_dropout
 from retriever.loading.configuration import load_config
 from retriever.loading.vocabulary import load_tokenizer
@@ -97,19 +98,55 @@ class CrossSystem:
         width = rows.shape[1]
         texts = [self.data.queries[query] for query in queries for _ in range(width)]
         passages = self.tokenizer.compose(*self.data.passages(rows.ravel()), self.options.title)
-        tokens, types = self.tokenizer(texts, passages)
+        return Batch({}, self._chunks(texts, passages, width))
+
+    def score(self, queries: Sequence[str], passages: Sequence[str], rank: int = 0, world: int = 1) -> np.ndarray:
+        """Returns the logits of pairs by the current model, float32 [n]; the workers share the pairs, and all get the
+        result.
+
+        Args:
+            queries: The query of each pair.
+            passages: The passage of each pair, with its title.
+            rank: The rank of this worker.
+            world: The number of workers.
+        """
+
+        def make_chunks(rows: np.ndarray) -> list[Chunk]:
+            return self._chunks([queries[row] for row in rows], [passages[row] for row in rows], 1, rows)
+
+        def forward(chunk: Chunk) -> torch.Tensor:
+            return self._logits(chunk)[: len(chunk.rows[ITEMS])]
+
+        shape = (len(queries), 1)
+        logits = share_items(self.module, make_chunks, forward, shape, device=self.device, rank=rank, world=world)
+        return logits[:, 0]
+
+    def _chunks(
+        self, queries: Sequence[str], passages: Sequence[str], width: int, positions: np.ndarray | None = None
+    ) -> list[Chunk]:
+        """Cuts pairs into chunks, `width` consecutive pairs together; `positions` are those of the pairs, if needed."""
+        if not len(queries):
+            return []
+        tokens, types = self.tokenizer(list(queries), list(passages))
         longest = tokens.lengths.reshape(-1, width).max(axis=1)
         groups = plan(longest, _CHUNK[self.device.type] // width, _STEP, positions_of(self.model.config))
         batches = [((group[:, None] * width + np.arange(width)).ravel(), columns) for group, columns in groups]
         pairs = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
         kinds = padded(types, batches, side="right", pad_id=0)
-        return Batch({}, [Chunk({}, (ids, type_ids, lengths), ids.numel())
-                          for (_, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True)])  # fmt: skip
+        none: dict[str, np.ndarray] = {}
+        return [
+            Chunk(none if positions is None else {ITEMS: positions[rows]}, (ids, type_ids, lengths), ids.numel())
+            for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True)
+        ]
+
+    def _logits(self, chunk: Chunk) -> torch.Tensor:
+        """Returns the logits of a chunk's pairs, float [n, 1]."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return self.scored(*(tensor.to(self.device) for tensor in chunk.inputs))
 
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Returns no outputs, and the chunk's part of the mean loss over the batch's queries."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            logits = self.scored(*(tensor.to(self.device) for tensor in chunk.inputs))
+        logits = self._logits(chunk)
         part = loss_of(logits.view(-1, 1 + self.options.negatives_per_query), self.options.loss)
         return {}, part / self.options.batch
 

@@ -25,9 +25,10 @@ from retriever.attention import reach
 from retriever.batching import TextTokenizer, Tokens, padded, plan
 from retriever.condenser.head import CondenserHead, choose_shape, saved_shape
 from retriever.errors import InputError
+from retriever.evaluation.workers import ITEMS, share_items
 from retriever.kernels import swap_dropout
 from retriever.masking import MaskedBackbone, Masking
-from retriever.options import EncoderOptions
+from retriever.options import EncoderOptions, Side
 from retriever.prompts import MatrixPrompt, PromptInputs, PromptProvider, TaskPrompt, backbone_of
 from retriever.recipe import read_recipe, settings_of
 from retriever.saving import save_encoder
@@ -373,6 +374,27 @@ class RipSystem:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             vectors, masked = self.model(ids, lengths, labels, prompt)
         return {"dense": vectors}, masked / total
+
+    def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
+        """Returns vectors of the current model, float32 [n, hidden], without masks; the workers share the texts, and
+        all get the result."""
+
+        def make_chunks(rows: np.ndarray) -> list[Chunk]:
+            if not len(rows):
+                return []
+            tokens = self.tokenizer([texts[row] for row in rows], side=side)
+            batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+            filled = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
+            return [Chunk({ITEMS: rows[text_rows]}, (ids, lengths), ids.numel()) for text_rows, ids, lengths in filled]
+
+        def forward(chunk: Chunk) -> torch.Tensor:
+            ids, lengths = (tensor.to(self.device) for tensor in chunk.inputs)
+            prompt = None if self.prompt is None else self.prompt(PromptInputs(ids, lengths))
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+                return self.model.encode(ids, lengths, prompt)[: len(chunk.rows[ITEMS])]
+
+        shape = (len(texts), int(self.model.whole.config.hidden_size))
+        return share_items(self.module, make_chunks, forward, shape, device=self.device, rank=rank, world=world)
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Returns L_c, the mean over the units of the batch; 0 if passages are drawn as a whole."""

@@ -329,7 +329,7 @@ class Trainer:
             dist.broadcast(first, 0)
             quality = float(first)
         if not math.isfinite(quality):
-            raise self._not_finite(progress.steps - 1, "the vectors of the dev split are not finite")
+            raise self._not_finite(progress.steps - 1, "the vectors or scores of the dev split are not finite")
         if progress.best is None or quality > progress.best:
             progress.best, progress.best_step, progress.since = quality, progress.steps, 0
             self._keep(hooks.save_best, progress)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -217,7 +218,8 @@ class EncoderPart(Part):
             Vectors float32 [n, dim], and token counts [n].
         """
         check_deadline(deadline)
-        encoder, slots = self._of(release_id)
+        encoders, slots = self._of(release_id)
+        encoder = encoders[side]
         tokens = encoder.tokenize(list(texts), side=side)
         vectors = encoder.forward(tokens, side=side, task=[slots[task] for task in tasks], check=False)
         return vectors, tokens.lengths
@@ -225,18 +227,22 @@ class EncoderPart(Part):
     @converted
     def describe(self, release_id: str) -> dict[str, Any]:
         """Returns {"dim", "similarity", "numerics"} of the vectors."""
-        encoder, _ = self._of(release_id)
+        encoder = self._of(release_id)[0]["query"]
         return {"dim": encoder.dim, "similarity": encoder.similarity, "numerics": encoder.numerics}
 
-    def _open(self, artifacts: Opened) -> tuple[Encoder, dict[str, str | None]]:
+    def _open(self, artifacts: Opened) -> tuple[dict[Side, Encoder], dict[str, str | None]]:
+        """Returns the encoder of each side, which is the same unless they are untied, and the prompt of each task."""
         release, spec = artifacts.release, artifacts.spec
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
 
-        def start() -> Encoder:
-            return Encoder(spec.folder, options, device=self.device, threads=self.threads, tasks={})
+        def start(side: Side) -> Encoder:
+            return Encoder(spec.folder_of(side), options, device=self.device, threads=self.threads, tasks={})
 
         key = (release.encoder, release.fingerprints.get(release.encoder), repr(options))
-        encoder = self._encoders.get(key, release.id, start)
+        encoder = self._encoders.get(key, release.id, partial(start, "query"))
+        encoders: dict[Side, Encoder] = {"query": encoder, "passage": encoder}
+        if spec.is_untied:  # its release has no prompts
+            encoders["passage"] = self._encoders.get((*key, "passage"), release.id, partial(start, "passage"))
         slots: dict[str, str | None] = {}
         for task in release.tasks:
             slots[task.name] = None
@@ -260,7 +266,7 @@ class EncoderPart(Part):
                     return slot
 
                 slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
-        return encoder, slots
+        return encoders, slots
 
     def _try(self, release_id: str) -> None:
         _, slots = self._of(release_id)

@@ -333,6 +333,45 @@ def test_margins_score_every_pair_and_the_positives_once(store: Store, loop: Loo
     assert score(store, NegativeOptions(score_all=True)) == [], "scores of all pairs serve other options too"
 
 
+@pytest.mark.parametrize("before", [None, NegativeOptions(denoised_negatives=2), NegativeOptions(score_all=True)])
+def test_teacher_scores_are_those_of_the_sampled_negatives_and_the_positives(
+    store: Store, loop: Loop, before: NegativeOptions | None
+) -> None:
+    """Also after scores for other options, and each pair once; other pairs are not scored."""
+    if before:
+        score(store, before)
+    earlier = {*loop.scored}
+    draw = NegativeOptions(5, 3, 0.3, teacher_scores=True)
+    pool = store.open("candidates", "pool")
+    parts = {part.name: asked(number) for number, part in enumerate(pool.group("part"))}
+    for _ in range(2):  # nothing is pending the second time
+        scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
+    assert {*loop.scored.values()} == {1}
+    lines = drawn(store, scores, draw, "taught")
+    sampled = {(f"text of {line['query_id']}", row) for line in lines for row in line["negatives"]}
+    positives = {(f"text of {id}", row) for id in IDS for row in (0, 1)}
+    assert {*loop.scored} == earlier | needed(store, draw) | sampled | positives
+    assert len({*loop.scored}) < sum(part.rows for part in pool.group("part")) or earlier
+    for line in lines:
+        text = f"text of {line['query_id']}"
+        assert line["probability"] == [probability(text, row) for row in line["negatives"]]
+        assert line["positive_probability"] == [probability(text, row) for row in line["positives"]]
+    assert score(store, NegativeOptions(3, 3, 0.3, teacher_scores=True)) == [], "fewer sampled negatives need no more"
+    assert "positive_probability" not in drawn(store, scores, NegativeOptions(5, 3, 0.3), "plain")[0]
+
+
+def test_more_sampled_negatives_need_more_teacher_scores(store: Store, loop: Loop) -> None:
+    pool = store.open("candidates", "pool")
+    parts = {part.name: asked(number) for number, part in enumerate(pool.group("part"))}
+    for count in (2, 9):
+        draw = NegativeOptions(count, 0, teacher_scores=True)
+        scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
+        for line in drawn(store, scores, draw, f"taught{count}"):
+            assert None not in line["probability"]
+    assert {*loop.scored.values()} == {1}
+    assert len(store.generations("scores", SCORES)) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

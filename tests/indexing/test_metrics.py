@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from indexing import metrics
-from indexing.metrics import alignment, holm, paired_test, per_query, uniformity
+from indexing.metrics import holm, paired_test, per_query
 from retriever.errors import InputError
 
 
@@ -122,11 +122,3 @@ def test_holm_adjusts_as_published() -> None:
     assert holm({"a": 0.5, "b": 0.9}) == {"a": 1.0, "b": 1.0}
     assert holm({"only": 0.2}) == {"only": 0.2}
     assert holm({}) == {}
-
-
-def test_alignment_and_uniformity_are_those_worked_out_by_hand() -> None:
-    """Of (0,0), (1,0), (0,2): squared distances 1, 4 and 5."""
-    points = np.array([[0, 0], [1, 0], [0, 2]], np.float16)
-    assert alignment(points, points[::-1].copy()) == pytest.approx((4 + 0 + 4) / 3)
-    assert uniformity(points) == pytest.approx(np.log((np.exp(-2) + np.exp(-8) + np.exp(-10)) / 3))
-    assert uniformity(points.astype(np.float64) * 100) == pytest.approx(-20_000 - np.log(3))  # no underflow

@@ -18,7 +18,17 @@ from indexing.store import Store
 from retriever.errors import InputError
 
 JOBS = Path(cli.__file__).parent
-NAMES = ("import_corpus", "import_queries", "encode_corpus", "build_index", "search", "evaluate", "verify", "store")
+NAMES = (
+    "import_corpus",
+    "import_queries",
+    "encode_corpus",
+    "build_index",
+    "search",
+    "convert_prompts",
+    "evaluate",
+    "verify",
+    "store",
+)
 
 
 def python(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -71,7 +81,12 @@ def test_every_job_explains_itself_and_refuses_what_it_does_not_know(name: str, 
         assert option in helped.out
     assert job(name, "--store", "x", "--nonsense", "1").status == 2
     assert job(name).status == 2  # no store
-    required = {"encode_corpus": ("--encoder", "e"), "import_queries": ("--source", "s"), "evaluate": ("--run", "r")}
+    required = {
+        "encode_corpus": ("--encoder", "e"),
+        "import_queries": ("--source", "s"),
+        "convert_prompts": ("--task", "t"),
+        "evaluate": ("--run", "r"),
+    }
     store = ("--store", tmp_path / "none", *required.get(name, ()), *(("list",) if name == "store" else ()))
     outcome = job(name, *store, "--limit", 0)
     assert (outcome.status, outcome.err) == (1, "error: --limit 0: expected at least 1\n")

@@ -12,6 +12,11 @@ import numpy as np
 import pytest
 from samples import files_of, write_beir
 
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.store import Store
+from retriever.encoder import Encoder, EncoderOptions
+
 Done = Callable[..., str]
 
 
@@ -234,3 +239,108 @@ def test_each_evaluation_has_a_file_of_its_own_by_default(
     names = sorted(path.name for path in (tmp_path / "results").iterdir())
     assert len(names) == 4
     assert all(re.fullmatch(r"evaluation-test-good-[0-9a-f]{8}\.json", name) for name in names)
+
+
+def slow_measures(queries: np.ndarray, passages: np.ndarray, pairs: list[tuple[int, int]]) -> list[float]:
+    """Returns alignment and the uniformity of queries and of passages, pair by pair in float64."""
+
+    def distance(one: np.ndarray, other: np.ndarray) -> float:
+        return math.fsum((float(a) - float(b)) ** 2 for a, b in zip(one, other, strict=True))
+
+    def uniformity(rows: np.ndarray) -> float:
+        terms = [math.exp(-2 * distance(rows[i], rows[j])) for i in range(len(rows)) for j in range(i)]
+        return math.log(math.fsum(terms) / len(terms))
+
+    aligned = math.fsum(distance(queries[query], passages[row]) for query, row in pairs) / len(pairs)
+    return [aligned, uniformity(queries), uniformity(passages)]
+
+
+def test_embeddings_are_measured_as_by_a_slow_loop(world, done: Done, tmp_path: Path) -> None:
+    """The tiny encoder does not normalise, so raw vectors are measured too."""
+    out_file = tmp_path / "e.json"
+    command = ("evaluate", "--store", world.store, "--embeddings", "enc", "--json", out_file)
+    out = done(*command)
+    document = json.loads(out_file.read_text())
+    found = document["embeddings"]["enc"]
+    assert (found["pairs"], found["queries"], found["passages"]) == (30, 30, 240)
+    assert "mean" not in document
+    store = Store(str(world.store))
+    corpus = Corpus.open(store)
+    embeddings = Embeddings.open(store, "enc", corpus)
+    passages = embeddings.take(np.arange(240)).astype(np.float64)
+    encoder = Encoder(world.model, EncoderOptions(dtype="float32", compile="never"))
+    texts = {query["_id"]: query["text"] for query in world.queries}
+    judged = world.judged[:30]
+    queries = encoder.encode([texts[query] for query, _, _ in judged], side="query").astype(np.float64)
+    rows = corpus.rows_of([passage for _, passage, _ in judged])
+    pairs = list(enumerate(rows.tolist()))
+    names = ("alignment", "uniformity_queries", "uniformity_passages")
+    assert [found["raw"][name] for name in names] == pytest.approx(slow_measures(queries, passages, pairs), rel=1e-5)
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    passages /= np.linalg.norm(passages, axis=1, keepdims=True)
+    expected = slow_measures(queries, passages, pairs)
+    assert [found["unit"][name] for name in names] == pytest.approx(expected, rel=1e-5)
+    assert found["unit"]["cosine_relevant"] == pytest.approx(1 - expected[0] / 2, rel=1e-5)
+    assert found["unit"]["cosine_other"] < found["unit"]["cosine_relevant"]
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["enc", "unit"], ["enc", "raw"]]
+    assert f"{expected[0]:.4f}" in out
+    assert "enc: alignment of 30 pairs, uniformity of 30 queries and of 240 passages" in out
+    done(*command)  # the same figures: the file would be refused otherwise
+
+
+def test_a_sample_is_drawn_from_a_seed_and_leaves_out_deleted_passages(world, done: Done, tmp_path: Path) -> None:
+    out_file = tmp_path / "e.json"
+    command = ("evaluate", "--store", world.store, "--embeddings", "enc", "--json", out_file, "--overwrite")
+
+    def measured(*more: object) -> dict:
+        done(*command, *more)
+        return json.loads(out_file.read_text())["embeddings"]["enc"]
+
+    everything = measured()
+    first, again, other = (measured("--sample", 20, "--seed", seed) for seed in (1, 1, 2))
+    assert (first["pairs"], first["queries"], first["passages"]) == (30, 20, 20)
+    assert first == again != other
+    assert first["unit"]["alignment"] == other["unit"]["alignment"] == everything["unit"]["alignment"]
+    gone = [passage for _, passage, _ in world.judged[:5]]
+    (tmp_path / "gone").write_text("".join(f"{id}\n" for id in gone))
+    done("import_corpus", "--store", world.store, "--delete", tmp_path / "gone")
+    done("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "enc", "--dtype", "float32",
+         "--compile", "never")  # fmt: skip
+    less = measured()
+    assert (less["pairs"], less["queries"], less["passages"]) == (25, 25, 235)
+
+
+def test_runs_and_embeddings_are_measured_together(world, done: Done, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ("evaluate", "--store", world.store, "--run", "exact", "--embeddings", "enc")
+    out = done(*command, "--plan")
+    assert "embeddings enc: 30 queries to encode, alignment of 30 pairs" in out
+    assert not (tmp_path / "results").exists()
+    done(*command)
+    done(*command)
+    done(*command, "--sample", 10)
+    files = sorted((tmp_path / "results").iterdir())
+    assert len(files) == 2
+    assert all(re.fullmatch(r"evaluation-test-exact-enc-[0-9a-f]{8}\.json", path.name) for path in files)
+    document = json.loads(files[0].read_text())
+    assert document["mean"].keys() == {"exact"}
+    assert document["embeddings"].keys() == {"enc"}
+
+
+def test_embeddings_that_cannot_be_measured_are_refused(
+    world, done: Done, refused: Done, documented: Callable[..., None], tmp_path: Path
+) -> None:
+    command = ("evaluate", "--store", world.store, "--json", tmp_path / "e.json")
+    assert "no --run and no --embeddings: expected something to measure" in refused(*command)
+    measured = (*command, "--embeddings", "enc")
+    assert "embeddings/none: there is no such artifact" in refused(*command, "--embeddings", "none")
+    assert "--sample 1 --seed 0: expected at least 2" in refused(*measured, "--sample", 1)
+    line = refused(*measured, "--split", "all")
+    assert "--split all: it has no judgements, and alignment is measured on judged pairs" in line
+    assert "1 queries and 240 passages, expected at least 2 of each" in refused(*measured, "--limit", 1)
+    assert {passage for _, passage, _ in world.judged[30:]}.isdisjoint({"p0", "p1", "p2"})
+    done("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "few", "--limit", 3)
+    line = refused(*command, "--embeddings", "few", "--split", "train")
+    assert "none of its 10 queries has a relevant passage among the 3 passages of embeddings/few" in line
+    documented("Evaluating", "embeddings that have no relevant passage of the split", line, 1)
+    assert not (tmp_path / "e.json").exists()

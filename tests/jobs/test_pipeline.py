@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from jobs import cli, import_corpus, verify
@@ -270,6 +271,9 @@ def test_a_chain_runs_as_a_plain_file_in_one_process(
     assert job("pipeline", "--config", file.name) == (1, "", line)
 
 
+TUNING = ("train_retriever", "tune_prompts")
+
+
 def named(step: Step) -> Iterator[tuple[str, str]]:
     """(kind, name) of all that a step's options take from the store, by the grammar of the options."""
     options = vars(step.options)
@@ -279,7 +283,7 @@ def named(step: Step) -> Iterator[tuple[str, str]]:
     for field in ("backbone", "encoder", "reranker", "rerank"):
         if (options.get(field) or "").startswith("models/"):
             yield "models", options[field].partition("/")[2]
-    if step.job != "tune_prompts" and options.get("task"):
+    if step.job not in TUNING and options.get("task"):
         yield "task", options["task"]
     kinds = {"exact": "embeddings", "index": "index", "bm25": "bm25", "splade": "embeddings"}
     for source in [*options.get("sources", ()), *([options["source"]] if step.job == "search" else ())]:
@@ -293,7 +297,8 @@ def named(step: Step) -> Iterator[tuple[str, str]]:
 
 MADE = {
     "build_bm25": "bm25", "pretrain_rip": "models", "train_reranker": "models", "mine_negatives": "negatives",
-    "tune_prompts": "task", "encode_corpus": "embeddings", "build_index": "index", "search": "runs",
+    "train_retriever": "task", "tune_prompts": "task", "encode_corpus": "embeddings", "build_index": "index",
+    "search": "runs",
 }  # fmt: skip
 
 
@@ -315,7 +320,34 @@ def test_a_recipe_of_ours_names_only_what_its_jobs_take_and_its_earlier_steps_ma
 
 
 def test_there_are_recipes_for_the_papers_two_sets_and_two_small_ones() -> None:
-    assert [file.stem.partition("-")[2] for file in RECIPES] == ["msmarco", "nq", "scifact", "squad"]
+    names = ["msmarco-table3", "msmarco", "nq", "scifact", "squad"]
+    assert [file.stem.partition("-")[2] for file in RECIPES] == names
+
+
+def test_the_recipe_of_table_3_has_its_four_arms_on_equal_terms(
+    source: Path, tmp_path: Path, done: Callable[..., str]
+) -> None:
+    """DPTDR, section 4.2.2; its plan names each command. The arm DPTDR is the retriever of the recipe of MS MARCO."""
+    [file] = [file for file in RECIPES if file.stem == "pipeline-msmarco-table3"]
+    steps = read_steps(str(file))
+    trained = {step.label: step.options for step in steps if step.job == "train_retriever" and step.label != "first"}
+    arms = {name: (options.train, options.backbone, options.negatives) for name, options in trained.items()}
+    vanilla, unm = ("FacebookAI/roberta-large", "bm25neg"), ("models/rip", "hard")
+    assert arms == {
+        "vanilla-prompts": ("prompts", *vanilla), "vanilla-finetuned": ("all", *vanilla),
+        "marco": ("prompts", *unm), "finetuned": ("all", *unm),
+    }  # fmt: skip
+    for one, other in (("vanilla-prompts", "marco"), ("vanilla-finetuned", "finetuned")):
+        same = {"task": "", "backbone": "", "negatives": "", "curves": None}
+        assert replace(trained[one], **same) == replace(trained[other], **same)
+    [measured] = [step.options for step in steps if step.job == "evaluate"]
+    assert set(measured.run) == set(trained)
+    tuned = [step.options for step in read_steps(str(file.with_stem("pipeline-msmarco"))) if step.job == "tune_prompts"]
+    assert replace(tuned[-1].as_train_retriever(), prompt="matrix") == trained["marco"]
+    (tmp_path / file.name).write_text(file.read_text().replace("source: raw/msmarco", f"source: {source}"))
+    out = done("pipeline", "--config", tmp_path / file.name, "--store", tmp_path / "store", "--plan")
+    assert out.count("$ python jobs/train_retriever.py") == 5
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
@@ -325,12 +357,12 @@ def test_no_split_of_a_recipe_both_chooses_and_reports(file: Path) -> None:
     choosing = {
         (step.options.queries, step.options.dev_split)
         for step in steps
-        if step.job == "tune_prompts" and step.options.dev_split
+        if step.job in TUNING and step.options.dev_split
     }
     training = {
         (step.options.queries, step.options.split)
         for step in steps
-        if step.job in ("tune_prompts", "train_reranker", "mine_negatives")
+        if step.job in (*TUNING, "train_reranker", "mine_negatives")
     }
     reported = {(step.options.queries, step.options.split) for step in steps if step.job == "evaluate"}
     assert reported

@@ -65,3 +65,8 @@ def trained_state(
     trainer = trainer_of(cross_system(backbone), rank, 2, zero=zero)
     trainer.train(Checkpoints(folder / f"run{rank}").hooks())
     return trainer.stepper.state()
+
+
+def scored(rank: int, patch: pytest.MonkeyPatch, folder: Path, texts: list[str]) -> np.ndarray:
+    """Returns the logits of pairs that two workers share; each text is its own query."""
+    return cross_system(folder).score(texts, texts, rank, 2)

@@ -32,6 +32,16 @@ TEXTS = make_texts()
 REPEATED = ["w1 w2 w3. w4 w5 w6 w7.", "w1 w2 w3. w8 w9.", "w10 w11. w12 w13. w14 w15 w16."]
 
 
+def add_mask(folder: Path, piece: str) -> Path:
+    """Makes a piece the mask token of a tokenizer; returns its folder."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"mask_token": piece})
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def split_at_periods(text: str, _: object) -> list[str]:
     """Splits sentences without capitals, which `rip.split_sentences` does not find in random words."""
     return [sentence.strip() for sentence in text.split(".") if sentence.strip()]
@@ -78,3 +88,8 @@ def repeated_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, world: int)
         world=world,
     )
     return [trainer.step(number) for number in range(3)]
+
+
+def encoded(rank: int, patch: pytest.MonkeyPatch, folder: Path, texts: list[str]) -> np.ndarray:
+    """Returns the vectors of texts that two workers share."""
+    return rip_system(folder).encode(texts, "query", rank, 2)

@@ -44,6 +44,7 @@ HIDDEN = (
     "boto3",
     "fastapi",
     "deepspeed",
+    "peft",
     "accelerate",
     "orjson",
     "xxhash",

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from loss_checks import assert_gradient, gradient_of, log_sum_exp, random
 
-from retriever.losses import contrastive_loss
+from retriever.losses import contrastive_loss, symmetric_loss
 from retriever.reranker_training import Loss as CrossLoss
 from retriever.reranker_training import loss_of
 from retriever.rip import rip_loss
-
-Loss = Callable[[torch.Tensor], torch.Tensor]
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def log_sum_exp(values: list[float]) -> float:
-    largest = max(values)
-    return largest + math.log(sum(math.exp(value - largest) for value in values))
 
 
 def expected_contrastive(
@@ -41,31 +30,6 @@ def expected_contrastive(
                 scores[column] = product / temperature
         total += log_sum_exp(list(scores.values())) - scores[positives[row]]
     return total / len(queries)
-
-
-def gradient_of(loss: Loss, values: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient that the loss propagates to its argument."""
-    leaf = values.clone().requires_grad_()
-    loss(leaf).backward()
-    assert leaf.grad is not None
-    return leaf.grad
-
-
-def finite_differences(loss: Loss, values: torch.Tensor, width: float = 1e-5) -> torch.Tensor:
-    """Returns the central differences of the loss by each number of its argument, float64."""
-    result = torch.empty_like(values)
-    for place in np.ndindex(*values.shape):
-        above, below = values.clone(), values.clone()
-        above[place] += width
-        below[place] -= width
-        result[place] = (loss(above) - loss(below)) / (2 * width)
-    return result
-
-
-def assert_gradient(loss: Loss, values: torch.Tensor) -> None:
-    gradient = gradient_of(loss, values)
-    assert gradient.abs().max() > 1e-3
-    torch.testing.assert_close(gradient, finite_differences(loss, values), atol=1e-8, rtol=1e-5)
 
 
 POSITIVES = torch.tensor([3, 0, 8, 3, 1])  # two queries share a passage
@@ -183,6 +147,66 @@ def test_large_scores_do_not_overflow() -> None:
     assert losses == [0, 500, 2000]
     gradient = gradient_of(lambda values: contrastive_loss(values, passages, torch.tensor([1])), queries)
     assert gradient.item() == pytest.approx(0.5)
+
+
+def expected_symmetric(
+    queries: np.ndarray, passages: np.ndarray, positives: list[int], temperature: float, ignored: np.ndarray
+) -> float:
+    """Both directions, one pair at a time: queries that a passage answers are no negatives of it."""
+    total = 0.0
+    for number, positive in enumerate(positives):
+        scores = {}
+        for other, query in enumerate(queries):
+            is_answered = positives[other] == positive or ignored[other, positive]
+            if other == number or not is_answered:
+                scores[other] = float(query @ passages[positive]) / temperature
+        total += log_sum_exp(list(scores.values())) - scores[number]
+    by_query = expected_contrastive(queries, passages, positives, temperature, ignored)
+    return (by_query + total / len(queries)) / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+def test_the_symmetric_loss_equals_a_loop(temperature: float, masked: bool, dtype: torch.dtype) -> None:
+    """Two queries share a positive, and with the mask a passage that is one query's positive answers another one."""
+    queries, passages = random(5, 8).to(dtype), random(9, 8, seed=1).to(dtype)
+    ignored = ignored_pairs() if masked else torch.zeros(5, 9, dtype=torch.bool)
+    actual = symmetric_loss(queries, passages, POSITIVES, temperature, ignored)
+    rows = queries.double().numpy(), passages.double().numpy()
+    expected = expected_symmetric(*rows, POSITIVES.tolist(), temperature, ignored.numpy())
+    assert (actual.shape, actual.dtype) == ((), dtype)
+    assert actual.item() == pytest.approx(expected, rel=1e-5 if dtype == torch.float32 else 1e-12)
+    if not masked:
+        assert torch.equal(symmetric_loss(queries, passages, POSITIVES, temperature), actual)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_symmetric_gradient_equals_finite_differences(masked: bool) -> None:
+    queries, passages = random(5, 4), random(9, 4, seed=1)
+    ignored = ignored_pairs() if masked else None
+    assert_gradient(lambda values: symmetric_loss(values, passages, POSITIVES, 0.5, ignored), queries)
+    assert_gradient(lambda values: symmetric_loss(queries, values, POSITIVES, 0.5, ignored), passages)
+
+
+def test_the_symmetric_loss_is_that_of_sentence_transformers() -> None:
+    """Its passages are the positives, one for each query, and then the negatives."""
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesSymmetricRankingLoss
+    from sentence_transformers.util import dot_score
+
+    queries, positives, negatives = random(6, 8), random(6, 8, seed=1), random(6, 8, seed=2)
+    peer = MultipleNegativesSymmetricRankingLoss(None, scale=2.0, similarity_fct=dot_score)
+    expected = peer.compute_loss_from_embeddings([queries, positives, negatives], torch.empty(0))
+    actual = symmetric_loss(queries, torch.cat([positives, negatives]), torch.arange(6), 0.5)
+    assert actual.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_queries_of_the_same_passage_are_no_negatives_of_it() -> None:
+    """If one passage answers all queries, only the direction from queries to passages has a loss."""
+    queries, passages, positives = random(3, 4), random(4, 4, seed=1), torch.tensor([2, 2, 2])
+    expected = contrastive_loss(queries, passages, positives, 0.5) / 2
+    assert symmetric_loss(queries, passages, positives, 0.5).item() == pytest.approx(expected.item(), rel=1e-14)
+    assert symmetric_loss(queries[:1], passages[2:3], torch.tensor([0])).item() == 0
 
 
 @pytest.mark.parametrize("num_passages", [2, 5])

@@ -273,7 +273,7 @@ def test_bad_groups_are_refused() -> None:
     def foreign(module: nn.ModuleDict) -> list[ParameterGroup]:
         return [ParameterGroup(parameters=[nn.Parameter(torch.zeros(2))])]
 
-    with pytest.raises(InputError, match="parameter groups: head.weight is in two: expected each parameter of the"):
+    with pytest.raises(InputError, match=r"parameter groups: head\.weight is in two: expected each parameter of the"):
         trainer_of(twice)
     with pytest.raises(InputError, match="parameter groups: a parameter is not of the model"):
         trainer_of(foreign)

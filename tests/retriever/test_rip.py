@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rip_cases import CPU, REPEATED, TEXTS, four_steps, options, repeated_steps, rip_system, split_at_periods
+from rip_cases import (
+    CPU,
+    REPEATED,
+    TEXTS,
+    add_mask,
+    four_steps,
+    options,
+    repeated_steps,
+    rip_system,
+    split_at_periods,
+)
 from tiny import VOCABULARY, save_bert
 from training_cases import Checkpoints
 from two_workers import TwoWorkers
@@ -30,15 +40,6 @@ from retriever.stepping import trained
 from retriever.training import Hooks, LoopOptions, Trainer
 
 MASK = 4 + VOCABULARY - 1  # the id of the last word, which is the mask token of these tests
-
-
-def add_mask(folder: Path, piece: str) -> Path:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"mask_token": piece})
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

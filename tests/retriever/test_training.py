@@ -18,9 +18,10 @@ from training_cases import CPU, ENCODER, LONG_AND_SHORT, Checkpoints, dual_syste
 from two_workers import TwoWorkers
 
 from retriever import training
-from retriever.dual import DevSet, DualSystem, TuneOptions
+from retriever.dual import DualSystem, TuneOptions
 from retriever.encoder import Encoder
 from retriever.errors import InputError
+from retriever.evaluation.dev import DevSet
 from retriever.options import EncoderOptions
 from retriever.prompts import DeepPrompt, load_prompt
 from retriever.reranker_data import batch_at
@@ -90,11 +91,11 @@ def test_training_and_encoding_place_texts_alike(bert: Path, tmp_path: Path, sid
     with pytest.raises(InputError, match="passage_length=48 and a prompt of 17 tokens need 65 positions"):
         make(tuning=replace(tuning, length=17))
     make(tuning=replace(tuning, length=17, sides="query"))
-    with pytest.raises(InputError, match="position_offset: fine-tuning trains no prompt"):
+    with pytest.raises(InputError, match="position_offset: method finetune trains no prompt"):
         TuneOptions(method="finetune", position_offset=True)
 
 
-@pytest.mark.parametrize("method", ["prompt", "finetune"])
+@pytest.mark.parametrize("method", ["prompt", "lora", "finetune"])
 @pytest.mark.parametrize("temperature", [1.0, 0.07])
 def test_grad_cache_gives_the_gradients_of_the_whole_batch(bert: Path, method: str, temperature: float) -> None:
     make = functools.partial(dual_system, bert, method=method, temperature=temperature)
@@ -157,7 +158,7 @@ def test_a_copy_of_a_positive_is_no_negative_in_the_batch(bert: Path) -> None:
     assert masked > 10
 
 
-@pytest.mark.parametrize("method", ["prompt", "finetune"])
+@pytest.mark.parametrize("method", ["prompt", "lora", "finetune"])
 def test_two_workers_compute_the_gradients_of_one(two_workers: TwoWorkers, bert: Path, method: str) -> None:
     """The passages of the other worker are negatives, and receive gradients."""
     actual, _ = two_workers.run(cases.summed_gradients, bert, method)
@@ -175,7 +176,7 @@ def test_every_deepspeed_stage_equals_one_worker_of_torch(
     norms = record_norms(trainer)
     losses = [trainer.step(number) for number in range(4)]
     expected = {"loss": losses[-1], "norm": torch.tensor(norms[-1]), **trainer.stepper.state()}
-    actual, _ = two_deepspeed_workers.run(cases.resumed_steps, bert, method, stage)
+    actual, _ = two_deepspeed_workers.run(cases.resumed_steps, bert, method, stage, {})
     for name in [name for name in expected if name.endswith("key.bias")]:
         # This gradient is 0 except for rounding, which AdamW amplifies.
         del expected[name], actual[name]
@@ -363,7 +364,7 @@ def test_a_collapsed_model_is_not_the_best(bert: Path, tmp_path: Path) -> None:
     system.encode = lambda texts, *_: np.ones((len(texts), 4), np.float32)  # type: ignore[method-assign]
     assert dev.mrr(system) == 0.0
     system.encode = lambda texts, *_: np.full((len(texts), 4), np.nan, np.float32)  # type: ignore[method-assign]
-    with pytest.raises(InputError, match="step 3: the vectors of the dev split are not finite; the last checkpoint"):
+    with pytest.raises(InputError, match="step 3: the vectors or scores of the dev split are not finite; the last"):
         train(system, checkpoints, lambda: dev.mrr(system), evaluate_every=3)
     assert [*(tmp_path / "kept").iterdir()] == [tmp_path / "kept" / "last"]
     with safe_open(tmp_path / "kept" / "last", "pt") as file:
@@ -403,7 +404,7 @@ def test_a_prompt_starts_from_another(bert: Path, tmp_path: Path) -> None:
         assert actual is not None
         assert start.query is not None
         assert torch.equal(actual, start.query)
-    query = dual_system(bert, sides="query").prompt()
+    query = make(tuning=replace(tied, sides="query")).prompt()
     for tuning, message in [
         (replace(tied, length=5), "expected \\(2, 2, 4, 5, 8\\): use its length"),
         (replace(tied, parametrisation="mlp"), "mlp cannot start from an initial prompt"),

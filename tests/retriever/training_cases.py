@@ -15,8 +15,9 @@ from tiny import VOCABULARY
 
 from retriever import dual, training
 from retriever.dual import DualSystem, TuneOptions
+from retriever.lora.options import LoraOptions
 from retriever.options import EncoderOptions
-from retriever.reranker_data import TrainingData
+from retriever.reranker_data import TeacherScores, TrainingData
 from retriever.stepping import trained
 from retriever.training import Hooks, LoopOptions, Progress, Trainer
 
@@ -26,7 +27,10 @@ LONG_AND_SHORT = ["w1 w2" if number % 2 else " ".join(["w3"] * 40) for number in
 
 
 def make_data(passages: int = 60) -> TrainingData:
-    """Returns queries made of words of their passage: two queries per passage; every fourth has two positives."""
+    """Returns queries made of words of their passage: two queries per passage; every fourth has two positives.
+
+    The teacher's probabilities are random numbers.
+    """
     draw = np.random.default_rng(0)
     texts = [" ".join(f"w{n}" for n in draw.integers(VOCABULARY, size=draw.integers(10, 40))) for _ in range(passages)]
     queries = [" ".join(texts[number // 2].split()[:6]) for number in range(2 * passages)]
@@ -35,9 +39,13 @@ def make_data(passages: int = 60) -> TrainingData:
         for number in range(2 * passages)
     ]
     negatives = [np.setdiff1d(draw.integers(passages, size=5), own) for own in positives]
-    return TrainingData(
-        queries, positives, negatives, passages, lambda rows: ([""] * len(rows), [texts[row] for row in rows])
+    teacher = TeacherScores(
+        *([draw.random(len(rows)).astype(np.float32) for rows in lists] for lists in (positives, negatives))
     )
+    return TrainingData(
+        queries, positives, negatives, passages, lambda rows: ([""] * len(rows), [texts[row] for row in rows]),
+        teacher=teacher,
+    )  # fmt: skip
 
 
 def dual_system(
@@ -52,8 +60,12 @@ def dual_system(
         chunk: Tokens per chunk, so that a batch has several chunks; by default one chunk per side.
         **tuning: Options of TuneOptions.
     """
-    own = {} if dropout is None else {"prompt_dropout": dropout}
-    options = TuneOptions(**{"length": 4, "batch": 12, "negatives_per_query": 2, **own, **tuning})
+    defaults: dict[str, Any] = {"length": 4, "batch": 12, "negatives_per_query": 2}
+    if dropout is not None:
+        defaults["prompt_dropout"] = dropout
+    if tuning.get("method") == "lora":
+        defaults["lora"] = LoraOptions(rank=4, alpha=8)
+    options = TuneOptions(**{**defaults, **tuning})
     system = DualSystem(bert, ENCODER, options, make_data(), device=CPU, dtype=dtype)
     for module in system.module.modules():
         if isinstance(module, torch.nn.Dropout) and dropout is not None:
@@ -100,6 +112,15 @@ def record_norms(trainer: Trainer) -> list[float]:
     return norms
 
 
+def steps_and_state(bert: Path, tuning: dict[str, Any], *, rank: int = 0, world: int = 1) -> dict[str, Any]:
+    """Returns the last loss, and weights and moments, after four steps without dropout."""
+    system = dual_system(bert, dropout=0.0, chunk=200, **tuning)
+    options = LoopOptions(steps=6, lr=1e-2)
+    trainer = Trainer(system, options, device=CPU, dtype=torch.float32, rank=rank, world=world)
+    losses = [trainer.step(number) for number in range(4)]
+    return {"loss": losses[-1], **trainer.stepper.state()}
+
+
 class Checkpoints:
     """Hooks that keep checkpoints in a folder.
 
@@ -142,9 +163,11 @@ def summed_gradients(rank: int, patch: pytest.MonkeyPatch, bert: Path, method: s
     return result
 
 
-def resumed_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, method: str, stage: int) -> dict[str, Any]:
+def resumed_steps(
+    rank: int, patch: pytest.MonkeyPatch, bert: Path, method: str, stage: int, tuning: dict[str, Any]
+) -> dict[str, Any]:
     """Returns loss, norm and state after four steps of DeepSpeed, the last one from a state that was loaded."""
-    system = dual_system(bert, dropout=0.0, method=method, chunk=200)
+    system = dual_system(bert, dropout=0.0, method=method, chunk=200, **tuning)
     loop = LoopOptions(steps=6, lr=1e-2, zero=stage)
     trainer = Trainer(system, loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
     shares = [sum(chunk.tokens for chunk in system.batch(0, each, 2).chunks) for each in range(2)]
@@ -196,6 +219,11 @@ def sharded_weights(rank: int, patch: pytest.MonkeyPatch, bert: Path, out: Path)
         if rank == 0:
             system.save(out)
     return vectors, first
+
+
+def four_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, tuning: dict[str, Any]) -> dict[str, Any]:
+    """Returns the loss and the state after four steps of two workers."""
+    return steps_and_state(bert, tuning, rank=rank, world=2)
 
 
 def first_four_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, folder: Path) -> None:

@@ -13,9 +13,22 @@ from indexing.queries import Queries
 from indexing.store import Store
 
 
-def mine(store: Store, name: str = "hand", *, rows: dict | None = None, **inputs: Artifact) -> Artifact:
-    """Commits negatives/NAME in two parts: the relevant passages of every query of the store, and random others."""
-    queries = Queries.open(store)
+def mine(
+    store: Store, name: str = "hand", *, rows: dict | None = None, query_set: str | None = None, **inputs: Artifact
+) -> Artifact:
+    """Commits negatives/NAME in two parts: the relevant passages of every query of a query set, and random others.
+
+    Args:
+        store: The store.
+        name: The name of the negatives.
+        rows: Values of columns that replace those of a column, or add one.
+        query_set: The name of the query set; None: the only one of the store.
+        **inputs: Inputs other than the corpus and the queries.
+
+    Returns:
+        The negatives.
+    """
+    queries = Queries.open(store, query_set)
     corpus = Corpus.open(store)
     selected = queries.split("all")
     judged = pa.concat_tables(queries.qrels(split) for split in queries.splits).to_pylist()
@@ -32,7 +45,10 @@ def mine(store: Store, name: str = "hand", *, rows: dict | None = None, **inputs
         "more": pa.array([0.5] * len(selected.ids)),
     })  # fmt: skip
     for column, values in (rows or {}).items():
-        table = table.set_column(table.column_names.index(column), column, values)
+        if column in table.column_names:
+            table = table.set_column(table.column_names.index(column), column, values)
+        else:
+            table = table.append_column(column, values)
     of = {"corpus": corpus.generations[-1], "queries": queries.artifact, **inputs}
     with store.create("negatives", name, inputs=of, config={"by": "hand"}) as draft:
         for number, piece in enumerate((table.slice(0, 25), table.slice(25))):

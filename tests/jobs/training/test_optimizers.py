@@ -26,6 +26,7 @@ def test_adafactor_is_part_of_the_configuration(
     assert "a checkpoint of " in done(*ask, "--plan")
     done(*ask)
     loop = mined.open(kind, "adafactor").config["loop"]
-    assert (loop["optimizer"], loop["parameter_scale"], loop["weight_decay"], loop["lr"]) == ("adafactor", True, 0, 1e-3)
+    expected = {"optimizer": "adafactor", "parameter_scale": True, "weight_decay": 0.0, "lr": 1e-3}
+    assert loop.items() >= expected.items()
     line = refused(*command(form, world, "adafactor", "--steps", 2, "--lr", "1e-3"))
     assert "loop.optimizer" in line

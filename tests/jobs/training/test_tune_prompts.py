@@ -102,7 +102,7 @@ def test_a_fine_tuned_model_flows_through_encoding_and_search(world, mined: Stor
     expected = peer.encode([f"{p.title} {p.text}" if p.title else p.text for p in part])
     np.testing.assert_allclose(Embeddings.open(mined, "f", corpus).take(np.arange(20)), expected, atol=2e-3)
     done("search", "--store", world.store, "--mode", "exact", "--embeddings", "f", "--k", 5, "--name", "f")
-    ours = spec_of(mined, None, "f", EncoderOptions(dtype="float32", compile="never")).open(device="cpu")
+    ours = spec_of(mined, None, "f", EncoderOptions(dtype="float32", compile="never")).open(side="query", device="cpu")
     np.testing.assert_allclose(ours.encode(["a b c"], side="query"), peer.encode(["a b c"]), atol=1e-5)
 
 
@@ -123,9 +123,9 @@ def test_options_of_vectors_and_of_the_gradient_are_passed_on(world, mined: Stor
     assert artifact.config["loop"]["clip"] == 0.25
     done("encode_corpus", "--store", world.store, "--task", "t", *EXACT)
     assert Embeddings.open(mined, "t", Corpus.open(mined)).take(np.arange(3)).shape == (3, 8)
-    warning = done(*command(world, "--task", "u", "--side", "query", "--append-eos", "--plan")).splitlines()[0]
+    warning = done(*command(world, "--task", "u", "--append-eos", "--plan")).splitlines()[0]
     assert "append_eos True instead of False; give --no-append-eos, or encode" in warning
-    warning = done(*command(world, "--task", "u", "--side", "query", "--normalize", "True", "--plan")).splitlines()[0]
+    warning = done(*command(world, "--task", "u", "--normalize", "True", "--plan")).splitlines()[0]
     assert "another head; give --normalize False, or encode" in warning
     line = refused(*command(world, "--task", "u", "--clip", "0"))
     assert "clip=0.0" in line
@@ -141,7 +141,7 @@ def test_a_prompt_whose_texts_start_after_it_flows_through_search(
     case = "tune_prompts with --position-offset and texts as long as the backbone has positions"
     documented("Training", case, line, 1)
     line = refused(*command(world, "--task", "t", "--method", "finetune", "--position-offset"))
-    assert "--method finetune --position-offset" in line
+    assert "--train all --position-offset" in line
     done(*command(world, *more, "--position-offset"))
     prompt = load_prompt(model_folder(mined.open("prompts", "t")))
     assert prompt.position_offset
@@ -200,7 +200,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--steps", 0), "steps=0"),
         (("--lr", "-1"), "lr=-1.0"),
         (("--lr", "0"), "lr=0.0"),
-        (("--zero", 2), "--zero 2 --method prompt"),
+        (("--zero", 2), "--zero 2 --train prompts"),
         (("--wait", "-1"), "--wait -1: expected seconds"),
         (("--curves", "s3://bucket/x"), "--curves s3://bucket/x: expected a folder that this machine sees"),
         (("--epochs", "nan"), "--epochs nan: expected more than 0"),
@@ -217,7 +217,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--dev-split", "test", "--patience", 2, "--evaluate-every", 0), "and --evaluate-every"),
         (("--min-workers", 0), "--min-workers 0: expected 1 to --workers 1"),
         (("--init", "nothing"), "prompts/nothing: there is no such artifact"),
-        (("--method", "finetune", "--side", "query"), "train prompts for one side only"),
+        (("--method", "finetune", "--prompt", "matrix"), "--train all --prompt matrix: expected --prompt none"),
         (("--zero", 1, "--offload", "--steps", 1, "--grad-cache", "sometimes"), "--grad-cache"),
     ],
 )
@@ -233,7 +233,7 @@ def test_bad_options_are_refused(
 def test_a_prompt_that_cannot_be_served_with_what_the_store_holds_is_told_before_training(
     world, mined: Store, done: Done, documented: Callable[..., None]
 ) -> None:
-    probe = command(world, "--task", "q", "--side", "query", "--plan")
+    probe = command(world, "--task", "q", "--plan")
     assert "warning" not in done(*probe)
     out = done(*probe, "--passage-length", 32, "--title", "sep").splitlines()
     assert out[0] == (

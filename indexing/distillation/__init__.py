@@ -1,0 +1,1 @@
+"""Teacher scores for training by distillation."""

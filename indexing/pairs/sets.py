@@ -1,0 +1,162 @@
+"""Opens the training sets of a run by name: judged queries of one corpus, with mined negatives or without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from indexing.artifact import Artifact
+from indexing.corpus import Corpus
+from indexing.negatives import check_room, mined_corpus, passages_of, training_data
+from indexing.pairs.judged import judged_pairs
+from indexing.queries import ALL, Queries
+from indexing.store import Store
+from retriever.errors import InputError
+from retriever.mixture.schedule import Batches
+from retriever.mixture.sets import TrainingSet, mix
+from retriever.reranker_data import TrainingData
+
+NO_NEGATIVES = "none"  # the name that stands for training on judged pairs alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetName:
+    """A training set by name.
+
+    Attributes:
+        queries: Name of the query set.
+        split: Its split with the queries.
+        negatives: Name of the mined negatives; None: the judged pairs alone.
+        weight: How often a query comes, relative to queries of other sets.
+        task: Name of the task; "": that of the query set.
+    """
+
+    queries: str
+    split: str = "train"
+    negatives: str | None = None
+    weight: float = 1.0
+    task: str = ""
+
+
+def parse_set(text: str) -> SetName:
+    """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME` names.
+
+    `queries` is required. Without `negatives`, or with `negatives=none`, the judged pairs are used alone.
+
+    Raises:
+        InputError: If the text has another form.
+    """
+    known = [field.name for field in fields(SetName)]
+    form = f"parameter also_train {text!r}: "
+    values: dict[str, str] = {}
+    for piece in text.split(","):
+        name, sign, value = (part.strip() for part in piece.partition("="))
+        if not sign or not value or name not in known or name in values:
+            raise InputError(f"{form}found {piece!r}, expected NAME=VALUE once for each of {', '.join(known)}")
+        values[name] = value
+    if "queries" not in values:
+        raise InputError(f"{form}expected queries=NAME, the query set to train on")
+    try:
+        weight = float(values.pop("weight", "1"))
+    except ValueError:
+        raise InputError(f"{form}weight must be a number") from None
+    negatives = values.pop("negatives", NO_NEGATIVES)
+    return SetName(**values, negatives=None if negatives == NO_NEGATIVES else negatives, weight=weight)
+
+
+@dataclass(frozen=True)
+class OpenSets:
+    """Opened training sets.
+
+    Attributes:
+        corpus: The corpus, up to the last generation that a set needs.
+        data: The training data.
+        inputs: The query sets and negatives by role: "queries" and "negatives" of the first set, "queries:2" and
+            "negatives:2" of the second, and so on.
+    """
+
+    corpus: Corpus
+    data: TrainingData
+    inputs: dict[str, Artifact]
+
+
+def open_sets(
+    store: Store, names: Sequence[SetName], *, limit: int | None, batches: Batches, weighted: bool,
+    teacher: bool = False,
+) -> OpenSets:  # fmt: skip
+    """Opens and checks training sets over the corpus of a store.
+
+    Args:
+        store: The store.
+        names: The training sets, at least one.
+        limit: Use only the first N queries of each split; None: all.
+        batches: Whether a batch mixes the sets.
+        weighted: Read the scores of the judgements as sampling weights of the positives.
+        teacher: Read the scores of a re-ranker too, for distillation.
+
+    Raises:
+        InputError: If an artifact is missing or does not fit the others, or if a set has no query to train on.
+    """
+    inputs: dict[str, Artifact] = {}
+    artifacts: list[tuple[SetName, Queries, Artifact | None]] = []
+    for number, name in enumerate(names, 1):
+        suffix = "" if number == 1 else f":{number}"
+        queries = Queries.open(store, name.queries)
+        negatives = None if name.negatives is None else store.open("negatives", name.negatives)
+        inputs[f"queries{suffix}"] = queries.artifact
+        if negatives is not None:
+            inputs[f"negatives{suffix}"] = negatives
+        artifacts.append((name, queries, negatives))
+    corpora = [mined_corpus(store, negatives or queries.artifact) for _, queries, negatives in artifacts]
+    corpus = max(corpora, key=lambda each: len(each.generations))
+    sets = []
+    for name, queries, negatives in artifacts:
+        if negatives is None and teacher:
+            raise InputError(f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
+                             "which a distillation loss needs: name negatives, or another parameter loss")  # fmt: skip
+        if negatives is None:
+            data = pair_data(corpus, queries, name.split, limit, weighted=weighted)
+        else:
+            data = training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
+        sets.append(TrainingSet(name.task or name.queries, data, name.weight))
+    return OpenSets(corpus, mix(sets, batches), inputs)
+
+
+def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool) -> TrainingData:
+    """Returns the queries of a split with their relevant passages, and without negatives.
+
+    Args:
+        corpus: The corpus.
+        queries: The query set.
+        split: The split.
+        limit: Use only its first N queries; None: all.
+        weighted: The scores of the judgements are the sampling weights of the positives.
+
+    Raises:
+        InputError: If no query has a relevant passage.
+    """
+    if split == ALL:
+        raise InputError(
+            f"parameter split {ALL}: it has no judgements, which training without negatives needs; name a split of "
+            f"{queries.artifact.key} with judgements"
+        )
+    pairs = judged_pairs(corpus, queries, split, limit)
+    if not pairs.ids:
+        raise InputError(
+            f"{queries.artifact.url}: none of the {pairs.num_queries:,} queries of the split {split!r} has a relevant "
+            "passage in the corpus; name another split, or import the passages"
+        )
+    no_rows = [np.empty(0, np.int64)] * len(pairs.ids)
+    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, no_rows)
+    weights = [scores.astype(np.float64) for scores in pairs.scores] if weighted else None
+    return TrainingData(
+        pairs.texts,
+        pairs.rows,
+        no_rows,
+        corpus.num_rows,
+        passages_of(corpus),
+        deleted=corpus.deleted,
+        weights=weights,
+    )

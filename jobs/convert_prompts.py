@@ -1,0 +1,197 @@
+r"""Convert a prompt of DPTDR's authors or of PEFT's prefix tuning to prompts/TASK, or prompts/TASK to PEFT's folders.
+
+    python jobs/convert_prompts.py --store data/nq --task nq --source retriever_model --backbone models/uscl \
+        --pooling cls --query-length 32 --passage-length 128
+    python jobs/convert_prompts.py --store data/nq --task nq --to nq-peft
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from jobs.cli import Common, human, run, say, say_complete
+from jobs.training import check_name
+
+from indexing.artifact import fingerprint_of
+from indexing.cache import file_sha256
+from indexing.encoders import EncoderSpec
+from indexing.folders.writing import write_folder
+from indexing.models import commit_files, model_folder
+from indexing.store import Store
+from indexing.work.work import Target, complete_target
+from retriever.errors import InputError
+from retriever.files import resolve
+from retriever.interchange.backbone import open_backbone
+from retriever.interchange.prompts import ReadPrompt, read_prompt, task_prompt, write_prompt
+from retriever.options import DEFAULT_OPTIONS, EncoderOptions
+from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, load_prompt
+from retriever.recipe import read_recipe
+
+_TOOLS = {"dptdr": "DPTDR's authors", "peft": "PEFT"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertPrompts(Common):
+    """Give --source to read a prompt, or --to to write one."""
+
+    task: str
+    """Name of the task: prompts/TASK of the store."""
+    source: str | None = None
+    """Prompt of another tool: a checkpoint of DPTDR's authors (a state dict, a model's folder, or a folder with
+    query_model and passage_model), or a folder of PEFT (an adapter, or query/ and passage/ with one each)."""
+    to: str | None = None
+    """Folder to write for PEFT: an adapter, or query/ and passage/ with one each if the prompts of the sides differ."""
+    backbone: str | None = None
+    """Backbone that the prompt of --source was trained with: a Hugging Face name, a folder, or models/NAME of the
+    store."""
+    side: Literal["query", "both"] = "both"
+    """query: passages are encoded without a prompt; both: both sides have a prompt."""
+    position_offset: bool = True
+    """Let the positions of a text start after the prompt, as in the code of DPTDR's authors and in PEFT's. The prompt's
+    length and the maximum length of a text together then need as many positions."""
+    pooling: Literal["cls", "mean", "last"] | None = None
+    """Pooling of token vectors; default: the setting in the backbone's folder. DPTDR's authors use cls. Give this and
+    the next options the values with which the prompt was trained: its files do not hold them."""
+    normalize: bool | None = None
+    """Scale vectors to length 1; default: the setting in the backbone's folder."""
+    query_prefix: str | None = None
+    """Text in front of each query; default: the setting in the backbone's folder."""
+    passage_prefix: str | None = None
+    """Text in front of each passage; default: the setting in the backbone's folder."""
+    title: Literal["space", "newline", "sep", "none"] = "space"
+    """Separator between a passage's title and its text; none: leave out the title."""
+    query_length: int | None = None
+    """Maximum number of tokens per query, special tokens included; default: the setting in the backbone's folder."""
+    passage_length: int | None = None
+    """Maximum number of tokens per passage, special tokens included; default: the setting in the backbone's folder."""
+    dimension: int | None = None
+    """Keep this many leading dimensions of each vector, for Matryoshka models; default: all."""
+    append_eos: bool = False
+    """End every text with the end-of-sequence token if the tokenizer does not add it."""
+    padding_side: Literal["right", "left"] | None = None
+    """The side on which batches are padded; default: the tokenizer's."""
+
+
+def main(options: ConvertPrompts) -> None:
+    check_options(options)
+    store = Store(options.store).require()
+    check_name("prompts", options.task)
+    if options.to is not None:
+        export(store, options, options.to)
+    else:
+        convert(store, options)
+
+
+def check_options(options: ConvertPrompts) -> None:
+    """Raises InputError unless the options are those of one direction."""
+    if (options.source is None) == (options.to is None):
+        raise InputError("give one of --source, a prompt of another tool, and --to, the folder to write")
+    if options.source is not None and options.backbone is None:
+        raise InputError(f"--source {options.source}: expected --backbone too, with which the prompt was trained")
+    allowed = {"store", "task", "plan", *(("to",) if options.to is not None else _SOURCE_OPTIONS)}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name not in allowed and value != field.default:
+            direction = f"--to {options.to}" if options.to is not None else f"--source {options.source}"
+            option = field.name.replace("_", "-")
+            raise InputError(
+                f"{direction} --{option} {value}: a conversion in this direction has no such option; leave it out"
+            )
+
+
+_SOURCE_OPTIONS = {field.name for field in dataclasses.fields(ConvertPrompts)} - {"to", "limit", "ray"}
+
+
+def convert(store: Store, options: ConvertPrompts) -> None:
+    """Makes prompts/TASK from a prompt of another tool."""
+    assert options.source is not None
+    assert options.backbone is not None
+    names = EncoderOptions.__dataclass_fields__
+    encoder = EncoderOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
+    spec = EncoderSpec(store, options.backbone, encoder)
+    described = spec.describe("query")
+    recipe = read_recipe(resolve(spec.folder), encoder)
+    backbone = open_backbone(options.backbone, recipe)
+    read = read_prompt(Path(options.source).expanduser(), backbone)
+    prompt = task_prompt(read, backbone, recipe, encoder, side=options.side, position_offset=options.position_offset)
+    with tempfile.TemporaryDirectory(prefix="riptide-prompt-") as folder:
+        prompt.save(Path(folder))
+        files = [Path(folder, name) for name in (SETTINGS, WEIGHTS)]
+        config = {
+            "backbone": described,
+            "converted": {"prompt": fingerprint_of([file_sha256(file) for file in files])},
+            "side": options.side,
+            "position_offset": options.position_offset,
+        }
+        target = Target("prompts", options.task, spec.inputs(), config)
+        if options.plan and (complete := complete_target(store, target)):
+            return say_complete(complete.url)
+        say(f"prompt    {describe_prompt(prompt)}, of {_TOOLS[read.format]}")
+        say(f"backbone  {describe_comparison(read, options.backbone)}")
+        size = human(sum(file.stat().st_size for file in files))
+        if options.plan:
+            say(f"writes    prompts/{options.task}, {size}")
+            return None
+        with store.create(target.kind, target.name, inputs=target.inputs, config=config) as draft:
+            if not draft.complete:
+                draft.note(backbone=options.backbone, options=asdict(encoder), format=read.format)
+                commit_files(draft, Path(folder))
+    say(f"{store.open('prompts', options.task).url}: {size}")
+    return None
+
+
+def describe_prompt(prompt: TaskPrompt) -> str:
+    """Returns the tokens of both sides in words."""
+    lengths = {"queries": prompt.query, "passages": prompt.passage}
+    sides = [f"{matrix.shape[3]} tokens for {name}" for name, matrix in lengths.items() if matrix is not None]
+    tied = prompt.query is prompt.passage
+    start = "after" if prompt.position_offset else "at their usual position, not after"
+    return f"{f'{sides[0]} and passages' if tied else ', '.join(sides)}; texts start {start} it"
+
+
+def describe_comparison(read: ReadPrompt, backbone: str) -> str:
+    """Returns in words how much is known about whether the prompt is for the backbone."""
+    if read.compared:
+        return f"{backbone}, equal to the one in the files in all {read.compared:,} tensors"
+    return f"{backbone}; the files hold no weights to compare it with, only the shape"
+
+
+def export(store: Store, options: ConvertPrompts, to: str) -> None:
+    """Writes prompts/TASK for PEFT."""
+    artifact = store.open("prompts", options.task)
+    prompt = load_prompt(model_folder(artifact))
+    name = artifact.notes.get("backbone")
+    base_model = name if isinstance(name, str) and not name.startswith("models/") else None
+    if "://" in to:
+        raise InputError(f"--to {to}: expected a folder that this machine sees")
+    say(f"prompt    {describe_prompt(prompt)}")
+    for warning in export_warnings(prompt):
+        say(f"warning: {warning}")
+    with tempfile.TemporaryDirectory(prefix="riptide-peft-") as folder:
+        write_prompt(Path(folder, "peft"), prompt, base_model)
+        write_folder(Path(folder, "peft"), Path(to).expanduser(), plan=options.plan)
+    say(f"{'would write' if options.plan else 'wrote'} {to} for PEFT")
+
+
+def export_warnings(prompt: TaskPrompt) -> list[str]:
+    """Returns in which ways PEFT would compute other vectors than the encoder."""
+    shaping = {name: value for name, value in asdict(prompt.options).items() if name not in ("dtype", "compile")}
+    options = {name: value for name, value in shaping.items() if value != getattr(DEFAULT_OPTIONS, name)}
+    warnings = []
+    if not prompt.position_offset:
+        warnings.append(
+            "in PEFT the positions of a text start after the prompt, and this one was trained with texts "
+            "at their usual positions: pass position_ids"
+        )
+    if options:
+        listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        warnings.append(f"PEFT's files do not hold {listed}: set them again in the program that opens the prompt")
+    return warnings
+
+
+if __name__ == "__main__":
+    run(main, ConvertPrompts)

@@ -1,0 +1,1 @@
+"""Options of LoRA adapters in jobs that train an encoder."""

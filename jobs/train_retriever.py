@@ -1,0 +1,102 @@
+r"""Train a retriever: deep prompts over a frozen backbone, or all weights. An interrupted run resumes.
+
+    python jobs/train_retriever.py --store data/squad --task squad --negatives bm25 --train prompts \
+        --backbone sentence-transformers/all-MiniLM-L6-v2 --length 32 --lr 7e-3 --epochs 1 --dev-split dev
+
+--train says which weights are trained, --prompt whether there is a prompt, and --sides which texts it concerns:
+
+    --train prompts --sides tied      one prompt for queries and passages (DPTDR on MS MARCO)
+    --train prompts --sides untied    a prompt of each side (DPTDR on NQ)
+    --train prompts --sides query     a prompt for queries; the index of the backbone serves the task
+    --train lora                      LoRA adapters in place of prompts, merged into encoders as with --train all
+    --train all --sides tied          one fine-tuned encoder
+    --train all --sides untied        an encoder of each side (DPR): models/TASK holds query/ and passage/
+    --train all --sides query         an encoder of queries; the index of the backbone serves the task
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from jobs.cli import human, run, say
+from jobs.training import describe_best
+from jobs.tuning import Opened, TrainRetriever, open_all, serving_warnings
+
+from indexing.artifact import Artifact
+from indexing.pairs.sets import SetName
+from indexing.store import Store
+from retriever.files import resolve, weight_files
+from retriever.loading.configuration import load_config
+from retriever.lora.adapter import adapter_bytes
+from retriever.options import EncoderOptions
+from retriever.recipe import read_recipe
+
+
+def main(options: TrainRetriever) -> None:
+    store = Store(options.store).require()
+    opened = open_all(store, options)
+    for warning in serving_warnings(store, options, opened):
+        say(f"warning: {warning}")
+    if options.plan:
+        if not options.plan_complete(store, options.kind, options.task, opened.inputs, opened.config):
+            plan(options, opened)
+        return
+    notes = {"backbone": options.backbone, "options": asdict(opened.spec.options), "queries": opened.queries}
+    artifact = options.make(store, options.kind, options.task, inputs=opened.inputs, config=opened.config,
+                            prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
+    print_summary(options, artifact)
+
+
+def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
+    """Prints a summary of the trained artifact, and draws its curves if --curves is set."""
+    notes = artifact.notes
+    size = sum(part.bytes for part in artifact.parts)
+    learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
+    say(f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
+        f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
+    options.draw(artifact)
+
+
+def plan(options: TrainRetriever, opened: Opened) -> None:
+    """Prints what a training run reads and writes. The time it takes is unknown before a run."""
+    weights = sum(file.stat().st_size for file in weight_files(resolve(opened.spec.folder)))
+    loop, passages = opened.loop, options.batch * (1 + opened.maker.tuning.negatives_per_query)
+    encoder = opened.spec.options
+    written = size = options.length * prompt_bytes(opened.spec.folder) if options.train == "prompts" else weights
+    if (lora := opened.maker.tuning.lora) is not None:
+        size = adapter_bytes(read_recipe(resolve(opened.spec.folder), encoder), lora)
+        written = weights + size
+    copies = 2 if options.sides == "untied" else 1
+    size, written = copies * size, copies * written
+    say(f"queries   {opened.queries:,} of {', '.join(map(describe_set, opened.maker.sets))}")
+    say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
+        f"{options.workers} workers")  # fmt: skip
+    if opened.maker.embeddings is not None:
+        say(f"passages  are not encoded: their vectors are those of embeddings/{opened.maker.embeddings}")
+        passages = 0
+    if encoder.query_length and (encoder.passage_length or not passages):
+        tokens = loop.steps * (options.batch * encoder.query_length + passages * (encoder.passage_length or 0))
+        say(f"tokens    at most {tokens:,}, forward and backward")
+    say(f"trains    {human(size)}, over a backbone of {human(weights)}")
+    checkpoint = human(options.checkpoint_bytes(size))
+    say(f"writes    {human(written)}, and a checkpoint of {checkpoint} every {options.checkpoint_every} steps")
+
+
+def describe_set(name: SetName) -> str:
+    """Returns a training set in words."""
+    negatives = "without negatives" if name.negatives is None else f"with negatives in negatives/{name.negatives}"
+    weight = "" if name.weight == 1 else f", weight {name.weight:g}"
+    return f"{name.split}, {negatives}{weight}"
+
+
+def prompt_bytes(folder: Path | str) -> int:
+    """Returns the bytes of one token of a deep prompt: a key and a value in float32 for each layer and head."""
+    config = load_config(read_recipe(resolve(folder), EncoderOptions()).backbone)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+    return 4 * 2 * config.num_hidden_layers * heads * int(head_dim or config.hidden_size // config.num_attention_heads)
+
+
+if __name__ == "__main__":
+    run(main, TrainRetriever)

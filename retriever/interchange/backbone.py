@@ -1,0 +1,106 @@
+"""Opens the backbone that a prompt of another tool must fit, with what such prompts are compared with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retriever.attention import PromptShape, reach
+from retriever.encoder import is_pooler, load_backbone
+from retriever.errors import InputError
+from retriever.recipe import Recipe
+
+REMEDY = "give the backbone that it was trained with"
+_WRAPPERS = re.compile(r"(module\.)?(lm_[qp]\.)?")  # of distributed training, and of a model for each side
+_ROUNDING = 2.0**-8  # relative difference of equal weights, if one file holds them in bfloat16
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A loaded backbone.
+
+    Attributes:
+        name: The name for messages.
+        model: The model of transformers, float32.
+        shape: The shape of the keys and values of its prompts.
+    """
+
+    name: str
+    model: Any
+    shape: PromptShape
+
+    @property
+    def columns(self) -> int:
+        """The numbers of one token of a prompt: keys and values of all layers."""
+        return 2 * self.shape.layers * self.shape.heads * self.shape.head_dim
+
+    def __str__(self) -> str:
+        return f"{self.name} has {describe_shape(*self.shape)}"
+
+    def check_config(self, content: Mapping[str, Any], file: Path) -> None:
+        """Raises InputError if a config.json names another architecture, or other sizes, than the backbone has.
+
+        Args:
+            content: The content of the file; fields that it lacks are not compared.
+            file: The file.
+        """
+        names = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
+        actual = {name: getattr(self.model.config, name, None) for name in names}
+        if differ := [name for name in names if name in content and content[name] != actual[name]]:
+            stored = ", ".join(f"{name} {content[name]}" for name in differ)
+            expected = ", ".join(f"{name} {actual[name]}" for name in differ)
+            raise InputError(
+                f"{file}: the prompt is for a backbone of {stored}, and {self.name} has {expected}: {REMEDY}"
+            )
+
+    def compare_weights(self, state: Mapping[str, torch.Tensor], file: Path) -> int:
+        """Compares the backbone's weights in a checkpoint with those of this one; a pooler is not compared.
+
+        Args:
+            state: The tensors of the checkpoint by name.
+            file: The file with the checkpoint.
+
+        Returns:
+            The number of tensors compared; 0 if the checkpoint holds no weights of a backbone.
+
+        Raises:
+            InputError: If a tensor differs; names it.
+        """
+        weights, prefix, compared = self.model.state_dict(), f"{self.model.base_model_prefix}.", 0
+        for name, value in state.items():
+            plain = _WRAPPERS.sub("", name, count=1)
+            expected = weights.get(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
+            if expected is None or is_pooler(plain) or not expected.is_floating_point():
+                continue
+            if value.shape != expected.shape or not torch.allclose(
+                value.float(), expected.float(), rtol=_ROUNDING, atol=1e-7
+            ):
+                raise InputError(
+                    f"{file}: its {name} is not that of {self.name}: the prompt is for another backbone, {REMEDY}"
+                )
+            compared += 1
+        return compared
+
+
+def open_backbone(name: str, recipe: Recipe) -> Backbone:
+    """Loads a backbone in float32.
+
+    Args:
+        name: The name for messages.
+        recipe: The recipe of the model folder, from `read_recipe`.
+
+    Raises:
+        InputError: If the weights are damaged, or if no prompts can be put into the model.
+    """
+    model = load_backbone(recipe, torch.float32).eval()
+    return Backbone(name, model, reach(model))
+
+
+def describe_shape(layers: int, heads: int, head_dim: int) -> str:
+    """Returns the shape of keys and values in words."""
+    return f"{layers} layers, {heads} heads of {head_dim}"

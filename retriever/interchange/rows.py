@@ -1,0 +1,62 @@
+"""The layout of P-tuning v2, which DPTDR's authors and PEFT share: a row per token, with all its keys and values.
+
+`prefix.view(l, 2 * layers, heads, head_dim).permute(1, 2, 0, 3)`: the key of layer i is at index 2i, its value at 2i+1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from retriever.attention import PromptShape
+from retriever.errors import InputError
+from retriever.interchange.backbone import REMEDY, Backbone
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def from_rows(rows: torch.Tensor, shape: PromptShape) -> torch.Tensor:
+    """Returns a prompt in riptide's form, of the same dtype.
+
+    Args:
+        rows: Keys and values, [l, layers * 2 * heads * head_dim].
+        shape: The shape of the backbone's keys and values.
+
+    Returns:
+        [layers, 2, heads, l, head_dim].
+    """
+    layers, heads, head_dim = shape
+    return rows.view(len(rows), layers, 2, heads, head_dim).permute(1, 2, 3, 0, 4).contiguous()
+
+
+def to_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """Returns a prompt [layers, 2, heads, l, head_dim] as rows [l, layers * 2 * heads * head_dim]; same dtype."""
+    return matrix.permute(3, 0, 1, 2, 4).reshape(matrix.shape[3], -1).contiguous()
+
+
+def check_rows(rows: torch.Tensor, name: str, file: Path, backbone: Backbone) -> None:
+    """Raises InputError unless a tensor holds the rows of a prompt of the backbone, and finite numbers.
+
+    Args:
+        rows: The tensor.
+        name: Its name in the file.
+        file: The file.
+        backbone: The backbone.
+    """
+    check_numbers(rows, name, file)
+    if rows.ndim != 2 or len(rows) < 1 or rows.shape[1] != backbone.columns:
+        raise InputError(
+            f"{file}: {name} is {list(rows.shape)}, and {backbone}, for which a prompt of l tokens is "
+            f"[l, {backbone.columns}]: {REMEDY}"
+        )
+
+
+def check_numbers(tensor: torch.Tensor, name: str, file: Path) -> None:
+    """Raises InputError unless a tensor has finite numbers of a type that prompts have, one place for each."""
+    if tensor.dtype not in _DTYPES or not tensor.is_contiguous():
+        raise InputError(
+            f"{file}: {name} is {tensor.dtype} {list(tensor.shape)}, expected contiguous float32, float16 or bfloat16"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{file}: {name} holds numbers that are not finite: give another checkpoint")

@@ -1,0 +1,84 @@
+"""Losses over the vectors of a whole batch: pure functions, and the choice among them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from retriever.losses.contrastive import contrastive_loss, symmetric_loss
+from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
+from retriever.losses.temperature import MAX_SCALE, LearnedTemperature
+
+__all__ = [
+    "DISTILLATION",
+    "MAX_SCALE",
+    "Labels",
+    "LearnedTemperature",
+    "Loss",
+    "batch_loss",
+    "contrastive_loss",
+    "kl_loss",
+    "margin_mse_loss",
+    "symmetric_loss",
+    "teacher_logits",
+]
+
+Loss = Literal["contrastive", "symmetric", "kl", "margin-mse"]
+DISTILLATION: tuple[Loss, ...] = ("kl", "margin-mse")  # losses that need a teacher's scores
+
+
+class Labels(NamedTuple):
+    """Which passages of a batch answer a query, and what a teacher says about them.
+
+    Attributes:
+        positives: The passage that answers each query, int64 [m].
+        ignored: Passages that also answer a query: bool [m, p].
+        groups: The passages that were drawn for each query, the positive first: int64 [m, g]; None without a teacher.
+        teacher: The teacher's logits of these, NaN for passages without one: float32 [m, g]; None without a teacher.
+    """
+
+    positives: torch.Tensor
+    ignored: torch.Tensor
+    groups: torch.Tensor | None = None
+    teacher: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Labels:
+        """Returns the labels on a device."""
+        groups, teacher = (None if each is None else each.to(device) for each in (self.groups, self.teacher))
+        return Labels(self.positives.to(device), self.ignored.to(device), groups, teacher)
+
+
+def batch_loss(
+    loss: Loss,
+    queries: torch.Tensor,
+    passages: torch.Tensor,
+    labels: Labels,
+    temperature: float = 1.0,
+    contrastive_weight: float = 0.0,
+) -> torch.Tensor:
+    """Returns a loss of a batch by its name.
+
+    Args:
+        loss: The name of the loss.
+        queries: float32 [m, d].
+        passages: float32 [p, d].
+        labels: The labels of the batch; "kl" and "margin-mse" need the teacher's.
+        temperature: Similarities are divided by it.
+        contrastive_weight: A distillation loss is increased by this times `contrastive_loss`.
+
+    Returns:
+        The loss, a scalar.
+    """
+    shared = (labels.positives, temperature, labels.ignored)
+    if loss == "contrastive":
+        return contrastive_loss(queries, passages, *shared)
+    if loss == "symmetric":
+        return symmetric_loss(queries, passages, *shared)
+    assert labels.groups is not None, "a distillation loss needs the labels of a teacher"
+    assert labels.teacher is not None, "a distillation loss needs the labels of a teacher"
+    distill = kl_loss if loss == "kl" else margin_mse_loss
+    total = distill(queries, passages, labels.groups, labels.teacher, temperature)
+    if contrastive_weight:
+        total = total + contrastive_weight * contrastive_loss(queries, passages, *shared)
+    return total

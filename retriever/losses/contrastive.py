@@ -1,0 +1,67 @@
+"""Contrastive losses: softmax over the passages of a batch, or over its passages and over its queries."""
+
+from __future__ import annotations
+
+import torch
+
+
+def contrastive_loss(
+    queries: torch.Tensor,
+    passages: torch.Tensor,
+    positives: torch.Tensor,
+    temperature: float = 1.0,
+    ignored: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the mean over queries of the cross-entropy of each query's positive among all passages (DPTDR, Eq. 3).
+
+    -log(e^s(q,p+) / (e^s(q,p+) + sum_j e^s(q,p-_j))) with s(q, p) = q.p / temperature.
+
+    Args:
+        queries: float32 [m, d].
+        passages: float32 [p, d].
+        positives: The passage that answers each query, int64 [m]; the other passages are negatives.
+        temperature: Similarities are divided by it.
+        ignored: Passages that also answer a query, and are no negatives of it: bool [m, p]; None: there are none.
+
+    Returns:
+        The loss, a scalar.
+    """
+    scores = queries @ passages.T / temperature
+    if ignored is not None:
+        scores = scores.masked_fill(ignored, float("-inf"))
+    return torch.nn.functional.cross_entropy(scores, positives)
+
+
+def symmetric_loss(
+    queries: torch.Tensor,
+    passages: torch.Tensor,
+    positives: torch.Tensor,
+    temperature: float = 1.0,
+    ignored: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the mean of `contrastive_loss` and of the same loss from each positive to the queries.
+
+    From passages to queries, each query's pair with its positive counts once:
+    -log(e^s(q_i,p_i) / (e^s(q_i,p_i) + sum_j e^s(q_j,p_i))), where j runs over the queries that p_i does not answer.
+    So m queries with the same positive give m terms, and in none of them one of the others is a negative. Passages that
+    are no query's positive are negatives of queries only. Without shared positives, this is sentence-transformers'
+    MultipleNegativesSymmetricRankingLoss.
+
+    Args:
+        queries: float32 [m, d].
+        passages: float32 [p, d].
+        positives: The passage that answers each query, int64 [m]; several queries may have the same one.
+        temperature: Similarities are divided by it.
+        ignored: Passages that also answer a query: bool [m, p]; None: there are none.
+
+    Returns:
+        The loss, a scalar.
+    """
+    num_queries = len(queries)
+    numbers = torch.arange(num_queries, device=queries.device)
+    answered = positives[:, None] == positives[None]  # [j, i]: passage i, the positive of query i, answers query j
+    if ignored is not None:
+        answered = answered | ignored[:, positives]
+    answered = answered & (numbers[:, None] != numbers[None])
+    by_passage = contrastive_loss(passages[positives], queries, numbers, temperature, answered.T)
+    return (contrastive_loss(queries, passages, positives, temperature, ignored) + by_passage) / 2

@@ -1,0 +1,1 @@
+"""Training on several training sets: which queries each batch holds."""

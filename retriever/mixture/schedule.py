@@ -1,0 +1,95 @@
+"""Which queries of several training sets a batch holds: a pure function of the seed, the step and the batch size."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Batches = Literal["mixed", "one-task"]
+
+_ORDER = 6  # stream of random numbers of the orders of epochs
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The batches of several training sets, whose queries are numbered one set after the other.
+
+    A set's share of all queries of a training run is proportional to its weight times its number of queries, so a query
+    of weight 2 comes twice as often as one of weight 1. Each set is gone through in epochs, each a permutation of its
+    queries. Sets take turns as evenly as their shares allow: among the first n queries, a set of share w has n w of
+    them, rounded up or down by at most the number of sets.
+
+    Attributes:
+        tasks: The name of each set.
+        sizes: Number of queries of each set.
+        weights: Weight of a query of each set, more than 0.
+        batches: "mixed": each batch holds queries of all sets; "one-task": queries of one set, and sets take turns.
+    """
+
+    tasks: tuple[str, ...]
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    batches: Batches = "mixed"
+
+    def queries_at(self, seed: int, step: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the queries of a batch, and the epoch of their set in which each comes: int64 [batch] both.
+
+        Args:
+            seed: Seed of the orders.
+            step: The step, from 0.
+            batch: Queries per step.
+        """
+        shares = np.array(self.weights) * np.array(self.sizes)
+        if self.batches == "mixed":
+            sets, positions = take_turns(shares, step * batch, batch)
+        else:
+            [chosen], [turn] = take_turns(shares, step, 1)
+            sets, positions = np.full(batch, chosen), turn * batch + np.arange(batch)
+        sizes, firsts = np.array(self.sizes), self._firsts()
+        epochs, places = np.divmod(positions, sizes[sets])
+        queries = [
+            firsts[number] + _permutation(seed, int(epoch), int(number), int(sizes[number]))[place]
+            for number, epoch, place in zip(sets, epochs, places, strict=True)
+        ]
+        return np.array(queries, np.int64), epochs
+
+    def sets_of(self, queries: np.ndarray) -> np.ndarray:
+        """Returns the number of the set of each query, int64 [n]; its name is `tasks[number]`."""
+        return np.searchsorted(self._firsts(), queries, side="right") - 1
+
+    def _firsts(self) -> np.ndarray:
+        """Returns the first query of each set, int64 [sets]."""
+        return np.cumsum([0, *self.sizes[:-1]])
+
+
+def take_turns(shares: np.ndarray, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns whose turn it is: the turns `first` to `first + count - 1` of a sequence in which sets alternate evenly.
+
+    Turn j of a set of share w has the time (j + 1/2) / w, and the sequence is in the order of times, then of sets. The
+    number of turns before a time t differs from t by at most half the number of sets, so only turns of times near
+    `first` need to be sorted.
+
+    Args:
+        shares: Positive numbers, float [sets]; they need not add up to 1.
+        first: The first turn, from 0.
+        count: Number of turns.
+
+    Returns:
+        The set of each turn, and its number among the turns of that set: int64 [count] both.
+    """
+    shares = np.asarray(shares, np.float64) / np.sum(shares)
+    starts = np.floor(max(0, first - len(shares)) * shares + 0.5).astype(np.int64)
+    ends = np.floor((first + count + len(shares)) * shares + 0.5).astype(np.int64) + 1
+    sets = np.repeat(np.arange(len(shares)), ends - starts)
+    numbers = np.concatenate([np.arange(start, end) for start, end in zip(starts, ends, strict=True)])
+    order = np.lexsort((sets, (numbers + 0.5) / shares[sets]))
+    chosen = order[first - starts.sum() :][:count]
+    return sets[chosen], numbers[chosen]
+
+
+@functools.lru_cache(maxsize=16)
+def _permutation(seed: int, epoch: int, number: int, size: int) -> np.ndarray:
+    return np.random.default_rng([seed, _ORDER, epoch, number]).permutation(size)

@@ -1,0 +1,45 @@
+"""Judged pairs: the order of split and judgements, scores, and passages that the corpus lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from small_stores import build_corpus
+
+from indexing.corpus import Corpus
+from indexing.pairs.judged import judged_pairs
+from indexing.queries import CommitQueries, Queries
+from indexing.store import Store
+from indexing.work.local import LocalRunner
+from indexing.work.work import Target, run_work
+from retriever.errors import InputError
+
+JUDGED = [("q1", "c", 2), ("q0", "b", 1), ("q1", "a", 1), ("q2", "a", 0), ("q3", "d", 5), ("q4", "gone", 1)]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> tuple[Corpus, Queries]:
+    """Five queries over the passages a, b, c, d, of which d is deleted."""
+    corpus = build_corpus(tmp_path / "s", [[["a", "b"], ["c"]], [["d"]], [[]]], {2: [3]})
+    store = Store(str(tmp_path / "s"))
+    ids = [f"q{number}" for number in range(5)]
+    table = pa.table({"id": ids, "text": [f"text of {id}" for id in ids], "metadata": [""] * 5})
+    columns = dict(zip(("query_id", "corpus_id", "score"), map(list, zip(*JUDGED, strict=True)), strict=True))
+    qrels = pa.table(columns).set_column(2, "score", pa.array(columns["score"], pa.int32()))
+    target = Target("queries", "q", {"corpus": corpus.generations[0]}, {}, by_content=True)
+    run_work(store, CommitQueries(target, table, {"test": qrels}), LocalRunner(cores=1))
+    return corpus, Queries.open(store)
+
+
+def test_queries_are_in_the_order_of_the_split_and_rows_in_that_of_the_judgements(opened) -> None:
+    pairs = judged_pairs(*opened, "test")
+    assert (pairs.ids, pairs.texts) == (["q0", "q1"], ["text of q0", "text of q1"])
+    assert [rows.tolist() for rows in pairs.rows] == [[1], [2, 0]]
+    assert [scores.tolist() for scores in pairs.scores] == [[1], [2, 1]]
+    assert pairs.num_queries == 5
+    limited = judged_pairs(*opened, "test", 1)
+    assert (limited.ids, limited.num_queries) == (["q0"], 1)
+    with pytest.raises(InputError, match="no split 'dev'"):
+        judged_pairs(*opened, "dev")

@@ -1,0 +1,164 @@
+"""A dev split selects the best weights of every training job, and an interrupted run keeps them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from mined import mine, weights
+from training_commands import RERANK, RIP, TUNE, command
+
+from indexing.corpus import Corpus
+from indexing.judging.dev import DevSplit, dev_lists, dev_set
+from indexing.models import Checkpoints
+from indexing.negatives import training_data
+from indexing.pairs.judged import judged_pairs
+from indexing.queries import Queries
+from indexing.reranking import open_dev_data
+from indexing.store import Store
+from indexing.training.worker import Trainer
+
+Done = Callable[..., str]
+DEV = ("--dev-split", "test", "--dev-limit", 9, "--evaluate-every", 2)
+FORMS = [(TUNE, "prompts"), (RERANK, "models"), (RIP, "models")]
+
+
+def join(titles: list[str], texts: list[str]) -> list[str]:
+    return [f"{title}|{text}" for title, text in zip(titles, texts, strict=True)]
+
+
+def test_the_pool_of_a_dev_set_holds_the_relevant_passages(world) -> None:
+    store = Store(str(world.store))
+    corpus, queries = Corpus.open(store), Queries.open(store)
+    dev = dev_set(corpus, queries, "test", 9, 40, join)
+    pairs = judged_pairs(corpus, queries, "test", 9)
+    assert dev.queries == pairs.texts
+    assert len(dev.texts) == len({*dev.texts}) == 40
+    for positives, rows in zip(dev.positives, pairs.rows, strict=True):
+        expected = [join([p.title], [p.text])[0] for p in corpus.passages(rows)]
+        assert [dev.texts[place] for place in positives] == expected
+    assert dev_set(corpus, queries, "test", 9, 1, join).texts == [
+        text for row, text in sorted((row, text) for rows, own in zip(pairs.rows, dev.positives, strict=True)
+                                     for row, text in zip(rows, [dev.texts[place] for place in own], strict=True))
+    ]  # fmt: skip
+
+
+def test_the_lists_of_a_reranker_are_positives_and_the_first_negatives(world, mined: Store) -> None:
+    queries = Queries.open(mined)
+    dev = DevSplit(queries.artifact.key.partition("/")[2], "test", 9, 4)
+    data = open_dev_data(mined, dev, mined.open("negatives", "hand"))
+    lists = dev_lists(data, "test", 4, join)
+    expected = training_data(Corpus.open(mined), queries, "test", mined.open("negatives", "hand"), 9)
+    assert lists.queries == expected.queries
+    assert len(lists.queries) == 9
+    for number, passages in enumerate(lists.lists):
+        rows = [*expected.positives[number], *expected.negatives[number]][:4]
+        assert passages == join(*expected.passages(np.array(rows)))
+        assert lists.positives[number].tolist() == [0]
+    short = dev_lists(data, "test", 1, join)
+    assert {len(passages) for passages in short.lists} == {2}  # at least one negative
+
+
+@pytest.mark.parametrize(("form", "kind"), FORMS)
+def test_the_best_weights_are_kept_and_an_interrupted_run_ends_the_same(
+    world, mined: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch, form: tuple, kind: str
+) -> None:
+    """The quality is made to fall after the fourth step: the best weights are those of a run of four steps."""
+    qualities = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.125}
+    measured: list[float] = []
+    original = Trainer._evaluate
+
+    def evaluate(self: Trainer, measure: Callable[[], float], progress, hooks) -> float:
+        measured.append(measure())
+        return original(self, lambda: qualities[progress.steps], progress, hooks)
+
+    steps = ("--steps", 8, "--checkpoint-every", 2)
+    more = (*DEV, *steps)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_evaluate", evaluate)
+        out = done(*command(form, world, "whole", *more))
+        notes = mined.open(kind, "whole").notes
+        assert (notes["best"], notes["best_step"], notes["steps"]) == (0.75, 4, 8)
+        assert "dev MRR@10 0.7500 at step 4" in out
+        assert "step 6: loss" in out
+        assert len(measured) == 4
+        assert all(0 <= quality <= 1 for quality in measured)
+        save, pending = Checkpoints.save, [6]
+
+        def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
+            save(self, step, write)
+            if step in pending and not self.name.endswith(".best"):
+                pending.remove(step)
+                raise KeyboardInterrupt
+
+        patch.setattr(Checkpoints, "save", interrupted)
+        assert job(*command(form, world, "cut", *more)).status == 130
+        latest = json.loads((world.store / f"checkpoints/cut.{kind}/latest.json").read_text())
+        assert latest["step"] == 6
+        done(*command(form, world, "cut", *more))
+        assert weights(mined, f"{kind}/cut") == weights(mined, f"{kind}/whole")
+        assert mined.open(kind, "cut").notes == notes
+        early = done(*command(form, world, "early", *more, "--patience", 1))
+        assert "6 steps" in early
+        assert mined.open(kind, "early").notes["best_step"] == 4
+        assert weights(mined, f"{kind}/early") == weights(mined, f"{kind}/whole")
+    if form is not TUNE:  # its form names a dev split
+        done(*command(form, world, "plain", *steps))
+        assert mined.open(kind, "plain").notes["best"] is None
+        assert weights(mined, f"{kind}/plain") != weights(mined, f"{kind}/whole")
+
+
+def test_only_a_dev_split_enters_the_fingerprint(world, mined: Store, done: Done, refused: Done) -> None:
+    """Models that were trained without one stay complete under the same command."""
+    done(*command(RERANK, world, "plain", "--steps", 1))
+    done(*command(RIP, world, "rip", "--steps", 1))
+    for name in ("plain", "rip"):
+        assert "dev" not in mined.open("models", name).config
+    assert mined.open("models", "rip").inputs.keys() == {"corpus"}
+    assert "nothing to make" in done(*command(RERANK, world, "plain", "--steps", 1, "--evaluate-every", 7, "--plan"))
+    done(*command(RIP, world, "dev", "--steps", 1, *DEV))
+    artifact = mined.open("models", "dev")
+    assert artifact.config["dev"] == {"split": "test", "limit": 9, "passages": 2000}
+    assert artifact.inputs["queries"]["artifact"] == Queries.open(mined).artifact.key
+    assert "dev.limit 9, now 8" in refused(*command(RIP, world, "dev", "--steps", 1, *DEV, "--dev-limit", 8))
+
+
+def test_a_reranker_measures_on_negatives_of_the_dev_queries(
+    world, mined: Store, done: Done, refused: Done, documented: Callable[..., None]
+) -> None:
+    ids = Queries.open(mined).split("all").ids
+    train = {query for query, _, _ in world.judged[30:]}
+    rows = pa.array([[] if id not in train else [0] for id in ids], pa.list_(pa.int64()))
+    mine(mined, "few", rows={"negatives": rows})
+    tail = ("--negatives", "few", "--split", "train", "--steps", 2)
+    line = refused(*command(RERANK, world, "ce", *tail, *DEV))
+    assert "--dev-split test: none of its 9 queries has negatives, so nothing can be re-ranked" in line
+    documented("Training", "train_reranker with a dev split without negatives", line, 1)
+    none = pa.array([[] if id not in train else [1] for id in ids], pa.list_(pa.int64()))
+    mine(mined, "empty", rows={"positives": none})
+    line = refused(*command(RERANK, world, "ce", "--negatives", "empty", "--split", "train", "--steps", 2, *DEV))
+    assert "none of the 9 queries of the split 'test' has positives and negatives there; mine the negatives of" in line
+    out = done(*command(RERANK, world, "ce", *tail, *DEV, "--dev-negatives", "hand"))
+    assert "dev MRR@10 " in out
+    assert mined.open("models", "ce").inputs["dev_negatives"]["artifact"] == "negatives/hand"
+
+
+@pytest.mark.parametrize(
+    ("form", "more", "message"),
+    [
+        (RERANK, ("--dev-split", "dev"), "no split 'dev' with qrels; it has test, train"),
+        (RIP, ("--dev-split", "dev"), "no split 'dev' with qrels; it has test, train"),
+        (RERANK, ("--patience", 2), "--patience 2: expected --dev-split too"),
+        (RIP, ("--patience", 2, "--dev-split", "test", "--evaluate-every", 0), "and --evaluate-every"),
+        (RIP, ("--dev-split", "test", "--dev-passages", 0), "--dev-limit 500 --dev-passages 0: expected at least 1"),
+        (RIP, ("--queries", "tiny"), "--queries tiny: expected --dev-split too"),
+        (RERANK, ("--dev-negatives", "hand"), "--dev-negatives hand: expected --dev-split too"),
+        (RERANK, ("--dev-split", "test", "--dev-negatives", "no"), "negatives/no: there is no such artifact"),
+    ],
+)
+def test_bad_options_are_refused(world, mined: Store, refused: Done, form: tuple, more: tuple, message: str) -> None:
+    assert message in refused(*command(form, world, "x", "--steps", 2, *more))
+    assert mined.names("models") == mined.incomplete() == []

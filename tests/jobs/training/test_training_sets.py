@@ -1,0 +1,156 @@
+"""Training without mined negatives, with positives weighted by their judgements, and on several query sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from mined import mine, weights
+from samples import write_beir
+from training_commands import command
+
+from indexing.corpus import Corpus
+from indexing.models import Checkpoints
+from indexing.pairs.sets import SetName, open_sets, parse_set
+from indexing.store import Store
+from retriever.errors import InputError
+
+Done = Callable[..., str]
+TUNE = ("tune_prompts", "--task", "NAME", "--length", 4, "--split", "train", "--dtype", "float32")
+PAIRS = (*TUNE, "--negatives", "none")
+MORE = "queries=more,negatives=none,weight=2,task=second"
+
+
+@pytest.fixture
+def graded(world, done: Done, tmp_path: Path) -> Store:
+    """The finished store, with the query set `graded`: q0 has the positives p5 (score 3) and p7 (score 1)."""
+    folder = tmp_path / "graded"
+    judged = [("q0", "p5", 3), ("q0", "p7", 1), ("q1", "p9", 2), ("q1", "p5", 0)]
+    queries = [{"_id": f"q{number}", "text": f"query {number}"} for number in range(2)]
+    source = write_beir(folder, [], queries, {"train": judged})
+    (source / "corpus.jsonl").unlink()
+    done("import_queries", "--store", world.store, "--source", source)
+    return Store(str(world.store))
+
+
+@pytest.fixture
+def several(world, done: Done, tmp_path: Path) -> Store:
+    """The finished store with the query sets `tiny` and `more`, of 10 and 4 training queries."""
+    queries = [{"_id": f"m{number}", "text": f"more {number}"} for number in range(4)]
+    judged = [(f"m{number}", f"p{number}", 1) for number in range(4)]
+    source = write_beir(tmp_path / "more", [], queries, {"train": judged})
+    (source / "corpus.jsonl").unlink()
+    done("import_queries", "--store", world.store, "--source", source)
+    return Store(str(world.store))
+
+
+def test_judged_pairs_alone_are_trained_on(world, done: Done, refused: Done, job, monkeypatch) -> None:
+    """An interrupted run ends with the same weights."""
+    store = Store(str(world.store))
+    out = done(*command(PAIRS, world, "plan", "--steps", 4, "--plan"))
+    assert "queries   10 of train, without negatives" in out
+    assert "steps     4 of 8 queries and up to 8 passages" in out
+    more = ("--steps", 6, "--checkpoint-every", 2, "--lr", "0.05")
+    done(*command(PAIRS, world, "whole", *more))
+    artifact = store.open("prompts", "whole")
+    assert artifact.inputs.keys() == {"corpus", "queries"}
+    assert artifact.config["tuning"]["negatives_per_query"] == 0
+    save, pending = Checkpoints.save, [4]
+
+    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
+        save(self, step, write)
+        if step in pending:
+            pending.remove(step)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "save", interrupted)
+    assert job(*command(PAIRS, world, "cut", *more)).status == 130
+    done(*command(PAIRS, world, "cut", *more))
+    assert weights(store, "prompts/cut") == weights(store, "prompts/whole")
+    done(*command(PAIRS, world, "random", *more, "--negatives-per-query", 2))
+    assert weights(store, "prompts/random") != weights(store, "prompts/whole")
+    mine(store, "none")
+    assert "has negatives of this name, which stands for" in refused(*command(PAIRS, world, "x", *more))
+
+
+def test_weights_are_the_scores_of_the_judgements(world, graded: Store, done: Done, refused: Done) -> None:
+    names = [SetName(queries="graded", split="train")]
+    opened = open_sets(graded, names, limit=None, batches="mixed", weighted=True)
+    corpus = Corpus.open(graded)
+    assert opened.data.positives[0].tolist() == corpus.rows_of(["p5", "p7"]).tolist()
+    assert [each.tolist() for each in opened.data.weights] == [[3.0, 1.0], [2.0]]
+    assert open_sets(graded, names, limit=None, batches="mixed", weighted=False).data.weights is None
+    ask = (*PAIRS, "--queries", "graded", "--draw-positive", "weighted")
+    done(*command(ask, world, "weighted", "--steps", 2))
+    assert graded.open("prompts", "weighted").config["tuning"]["draw_positive"] == "weighted"
+    positives = pa.array([[0, 1]] * 40, pa.list_(pa.int64()))
+    mine(graded, "other", rows={"positives": positives}, query_set="tiny")
+    ask = (*TUNE, "--queries", "tiny", "--negatives", "other", "--draw-positive", "weighted", "--steps", 1)
+    line = refused(*command(ask, world, "x"))
+    assert "without a judgement above 0, so it has no weight" in line
+
+
+def test_several_query_sets_are_trained_on_together(world, several: Store, done: Done, refused: Done) -> None:
+    base = (*PAIRS, "--queries", "tiny", "--also-train", MORE)
+    out = done(*command(base, world, "plan", "--plan"))
+    assert "queries   14 of train, without negatives, train, without negatives, weight 2" in out
+    opened = open_sets(several, [SetName(queries="tiny"), parse_set(MORE)], limit=None, batches="mixed", weighted=False)
+    mixture = opened.data.mixture
+    assert (mixture.tasks, mixture.sizes, mixture.weights) == (("tiny", "second"), (10, 4), (1.0, 2.0))
+    assert opened.inputs.keys() == {"queries", "queries:2"}
+    for batches in ("mixed", "one-task"):
+        done(*command(base, world, batches, "--steps", 3, "--lr", "0.05", "--batches", batches))
+    assert weights(several, "prompts/mixed") != weights(several, "prompts/one-task")
+    artifact = several.open("prompts", "mixed")
+    assert artifact.inputs["queries:2"]["artifact"] == "queries/more"
+    assert artifact.config["batches"] == "mixed"
+    assert artifact.config["also_train"][0]["weight"] == 2.0
+    assert artifact.notes["queries"] == 14
+    done(*command((*PAIRS, "--queries", "tiny"), world, "alone", "--steps", 1))
+    assert "also_train" not in several.open("prompts", "alone").config
+    line = refused(*command(base, world, "mixed", "--steps", 3, "--lr", "0.05", "--batches", "one-task"))
+    assert "batches mixed, now one-task" in line
+
+
+def test_sets_with_and_without_negatives_share_the_corpus_of_the_later_one(world, several: Store, done: Done) -> None:
+    mine(several, query_set="tiny")
+    names = [parse_set(MORE), SetName(queries="tiny", negatives="hand")]
+    opened = open_sets(several, names, limit=3, batches="mixed", weighted=False)
+    assert opened.inputs.keys() == {"queries", "queries:2", "negatives:2"}
+    assert [len(rows) > 0 for rows in opened.data.negatives] == [False] * 3 + [True] * 3
+    assert opened.data.num_passages == 240
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("more", "found 'more', expected NAME=VALUE once for each of queries, split, negatives, weight, task"),
+        ("queries=a,queries=b", "found 'queries=b', expected NAME=VALUE once"),
+        ("queries=a,size=3", "found 'size=3'"),
+        ("queries=", "found 'queries='"),
+        ("split=train", "expected queries=NAME"),
+        ("queries=a,weight=x", "weight must be a number"),
+    ],
+)
+def test_bad_training_sets_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_set(text)
+
+
+def test_training_sets_that_cannot_be_opened_are_refused(
+    world, several: Store, refused: Done, documented: Callable[..., None]
+) -> None:
+    base = (*PAIRS, "--queries", "tiny")
+    for more, message in (
+        (("--also-train", "queries=none"), "queries/none: there is no such artifact"),
+        (("--also-train", "queries=more,negatives=hand"), "negatives/hand: there is no such artifact"),
+        (("--also-train", "queries=more,split=dev"), "no split 'dev' with qrels"),
+        (("--also-train", "queries=more,weight=0"), "training set more: weight 0, expected more than 0"),
+        (("--split", "all"), "--split all: it has no judgements, which training without negatives needs"),
+    ):
+        assert message in refused(*command(base, world, "x", "--steps", 1, *more))
+    line = refused(*command(base, world, "x", "--steps", 1, "--also-train", "more"))
+    documented("Training", "tune_prompts with a training set of another form", line, 1)
+    assert several.names("prompts") == several.incomplete() == []

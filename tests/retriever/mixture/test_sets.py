@@ -1,0 +1,98 @@
+"""Joined training sets: each query keeps its passages; positives are drawn by their weights; bad sets are refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reranker_cases import make_pairs
+from tiny import save_bert
+from training_cases import dual_system, make_data
+
+from retriever.dual import TuneOptions
+from retriever.errors import InputError
+from retriever.mixture.sets import TrainingSet, mix
+from retriever.reranker_data import batch_at
+from retriever.training import LoopOptions, Trainer
+
+OPTIONS = TuneOptions(batch=6, negatives_per_query=2, seed=1)
+
+
+def test_queries_of_a_batch_keep_their_passages() -> None:
+    one = make_data()
+    positives = [rows + 1 for rows in one.positives[:10]]
+    other = replace(
+        one,
+        queries=[f"other {query}" for query in one.queries[:10]],
+        positives=positives,
+        negatives=[np.setdiff1d(rows, [*own, 7]) for rows, own in zip(one.negatives, positives, strict=False)],
+        copies=[np.array([7])] * 10,
+    )
+    data = mix([TrainingSet("one", one), TrainingSet("other", other, weight=12.0)])
+    assert (len(data.queries), data.mixture.tasks) == (130, ("one", "other"))
+    assert data.relevant(125).tolist() == [*other.positives[5], 7]
+    assert data.relevant(3).tolist() == one.positives[3].tolist()
+    counts: Counter[int] = Counter()
+    for step in range(20):
+        queries, rows = batch_at(data, OPTIONS, step)
+        counts.update(data.mixture.sets_of(queries).tolist())
+        for query, line in zip(queries, rows, strict=True):
+            assert line[0] in data.positives[query]
+            assert not {*line[1:].tolist()} & {*data.relevant(query).tolist()}
+    assert counts == {0: 60, 1: 60}
+
+
+def test_one_set_is_what_it_is() -> None:
+    data = make_data()
+    assert mix([TrainingSet("one", data)]) is data
+
+
+def test_a_mixture_trains(tmp_path: Path) -> None:
+    """The system needs no change for several sets."""
+    system = dual_system(save_bert(tmp_path / "bert"), dropout=0.0)
+    sets = [TrainingSet("a", make_data()), TrainingSet("b", make_data(), 2.0)]
+    system.data = mix(sets, "one-task")
+    trainer = Trainer(system, LoopOptions(steps=3, lr=1e-2), device=system.device, dtype=system.dtype)
+    assert all(np.isfinite(trainer.step(step)) for step in range(3))
+
+
+def test_positives_are_drawn_in_proportion_to_their_weights() -> None:
+    pairs = make_pairs(answers=2)
+    data = replace(pairs, weights=[np.array([1.0, 3.0])] * len(pairs.queries))
+    drawn = [batch_at(data, OPTIONS, step, draw_positive="weighted") for step in range(400)]
+    first = sum(int(row[0] == data.positives[query][0]) for queries, rows in drawn
+                for query, row in zip(queries, rows, strict=True))  # fmt: skip
+    assert first / 2400 == pytest.approx(1 / 4, abs=0.03)
+    again = batch_at(data, OPTIONS, 7, draw_positive="weighted")
+    assert again[1].tolist() == drawn[7][1].tolist()
+    joined = mix([TrainingSet("a", data), TrainingSet("b", data)])
+    assert len(joined.weights) == 2 * len(pairs.queries)
+    assert mix([TrainingSet("a", data), TrainingSet("b", pairs)]).weights is None
+
+
+def test_queries_without_negatives_bring_their_positive_alone() -> None:
+    pairs = make_pairs()
+    data = replace(pairs, negatives=[np.empty(0, np.int64)] * len(pairs.queries))
+    _, rows = batch_at(data, replace(OPTIONS, negatives_per_query=0), 0)
+    assert rows.shape == (6, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "batches", "message"),
+    [
+        ({"weight": 0.0}, "mixed", "training set b: weight 0, expected more than 0"),
+        ({"weight": float("inf")}, "mixed", "training set b: weight inf"),
+        ({"data": make_data(40)}, "mixed", "a and b are of different corpora .60 and 40 passages."),
+        ({"data": replace(make_data(), deleted=np.array([3]))}, "one-task", "of different corpora"),
+        ({"similarity": "dot"}, "mixed", "a .similarity of the encoder. and b .dot. in one batch: expected one"),
+    ],
+)
+def test_sets_that_do_not_fit_are_refused(change: dict, batches: str, message: str) -> None:
+    second = replace(TrainingSet("b", make_data()), **change)
+    with pytest.raises(InputError, match=message):
+        mix([TrainingSet("a", make_data()), second], batches)  # type: ignore[arg-type]
+    if "similarity" in change:
+        assert mix([TrainingSet("a", make_data()), second], "one-task").mixture is not None
