@@ -27,7 +27,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
-LIMIT_S = 1800 if LONG else 600  # seconds of a test
+LIMIT_S = 1800 if LONG else 900  # seconds of a test
 
 
 _REPORTERS: list[pytest.TerminalReporter] = []
