@@ -31,7 +31,7 @@ from retriever.files import describe_backbone, resolve, weight_files
 from retriever.options import EncoderOptions
 from retriever.reranker_training import check_length
 from retriever.rip import RipOptions, default_mask, default_unit, encoder_options, fit_batch
-from retriever.training import HOW, LoopOptions
+from retriever.training import LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +75,12 @@ class PretrainRip(Contrastive):
     batch: int = 2048
     """Passages per step, summed over all workers (2,048 in DPTDR); at most the number of eligible passages, because
     they are negatives of each other."""
-    lr: float = 1e-4
-    """Peak learning rate."""
+    lr: float | None = None
+    """Peak learning rate; default: 1e-4 (DPTDR), 1e-3 with --optimizer adafactor."""
     warm_up: float = 0.1
     """Fraction of the steps in which the learning rate rises."""
-    weight_decay: float = 0.01
-    """Weight decay."""
+    weight_decay: float | None = None
+    """Weight decay; default: 0.01, 0 with --optimizer adafactor."""
     mlm_probability: float = 0.15
     """Fraction of the tokens that are masked."""
     max_length: int = 128
@@ -111,19 +111,21 @@ def main(options: PretrainRip) -> None:
     num_passages = min(corpus.num_rows, options.limit or corpus.num_rows)
     steps = count_steps(options.steps, options.epochs, num_passages, options.batch)
     chosen = {name: getattr(options, name) for name in names}
+    chosen["lr"] = options.peak_lr(options.lr, 1e-4)
     chosen["unit"] = options.unit or default_unit(options.objective)
     chosen["mask"] = options.mask or default_mask(options.objective)
     rip = RipOptions(steps=steps, **chosen)
     head = describe_head(folder) if rip.has_head else None
     loop = LoopOptions(
-        steps=steps, **{name: getattr(options, name) for name in (
-            "lr", "seed", "warm_up", "weight_decay", "zero", "offload", "grad_cache", "checkpoint_every")},
+        steps=steps, lr=rip.lr, weight_decay=options.decay(options.weight_decay, 0.01),
+        **{name: getattr(options, name) for name in (
+            "seed", "warm_up", "optimizer", "zero", "offload", "grad_cache", "checkpoint_every")},
         evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
     kind = "prompts" if options.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
     check_name(kind, name)
-    shaping = {key: value for key, value in asdict(loop).items() if key not in ("steps", *HOW)}
+    shaping = {key: value for key, value in loop.shaping().items() if key != "steps"}
     config = {
         "backbone": described, "rip": {key: value for key, value in asdict(rip).items() if key != "steps"},
         "loop": shaping, "epochs": None if options.steps is not None else options.epochs, "steps": options.steps,
@@ -219,10 +221,11 @@ def plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weights: int
     texts = 2 * fitted.batch if rip.has_pairs else fitted.batch
     say(f"steps     {steps:,} of {texts:,} texts, on {options.workers} workers")
     if options.train == "prompts":
-        say(f"writes    a prompt, and a checkpoint of three times its size every {options.checkpoint_every} steps")
+        size = {1: "its size", 3: "three times its size"}[options.checkpoint_bytes(1)]
+        say(f"writes    a prompt, and a checkpoint of {size} every {options.checkpoint_every} steps")
     else:
-        every = options.checkpoint_every
-        say(f"writes    {human(weights)}, and a checkpoint of {human(3 * weights)} every {every} steps")
+        size, every = human(options.checkpoint_bytes(weights)), options.checkpoint_every
+        say(f"writes    {human(weights)}, and a checkpoint of {size} every {every} steps")
 
 
 if __name__ == "__main__":

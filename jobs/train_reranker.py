@@ -22,7 +22,7 @@ from indexing.store import Store
 from retriever.errors import InputError
 from retriever.files import describe_backbone, resolve, weight_files
 from retriever.reranker_training import CrossOptions, check_length
-from retriever.training import HOW, LoopOptions
+from retriever.training import LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class TrainReranker(Training):
     """Queries per step, summed over all workers."""
     negatives_per_query: int = 4
     """Mined negatives per query and step."""
-    lr: float = 2e-5
-    """Peak learning rate."""
+    lr: float | None = None
+    """Peak learning rate; default: 2e-5, 1e-3 with --optimizer adafactor."""
     max_length: int = 256
     """Maximum number of tokens of query and passage together, special tokens included."""
     loss: Literal["bce", "listwise"] = "bce"
@@ -141,7 +141,8 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
     data = training_data(corpus, queries, options.split, negatives, options.limit)
     cross = CrossOptions(**{name: getattr(options, name) for name in CrossOptions.__dataclass_fields__})
     steps = count_steps(options.steps, options.epochs, len(data.queries), options.batch)
-    loop = LoopOptions(steps=steps, lr=options.lr, seed=options.seed, zero=options.zero, offload=options.offload,
+    loop = LoopOptions(steps=steps, lr=options.peak_lr(options.lr, 2e-5), seed=options.seed, zero=options.zero,
+                       weight_decay=options.decay(None, 0.01), optimizer=options.optimizer, offload=options.offload,
                        checkpoint_every=options.checkpoint_every, patience=options.patience,
                        evaluate_every=options.steps_per_evaluation)  # fmt: skip
     folder = resolve(resolve_model(store, options.backbone))
@@ -165,7 +166,7 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
     )  # fmt: skip
     config = {
         "backbone": described, "training": asdict(cross),
-        "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
+        "loop": loop.shaping(),
         "split": options.split, "limit": options.limit, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
     if dev is not None:
@@ -183,8 +184,9 @@ def plan(options: TrainReranker, opened: Opened) -> None:
     say(f"queries   {opened.queries:,} of the {opened.asked:,} of {options.split}, with negatives in {mined}")
     say(f"steps     {steps:,} of {options.batch} queries on {options.workers} workers")
     say(f"pairs     {pairs:,}, at most {pairs * options.max_length:,} tokens forward and backward")
-    say(f"memory    about {human(4 * weights)} a worker, and a batch's intermediate values")
-    say(f"writes    {human(weights)}, and a checkpoint of {human(3 * weights)} every {options.checkpoint_every} steps")
+    checkpoint = options.checkpoint_bytes(weights)
+    say(f"memory    about {human(weights + checkpoint)} a worker, and a batch's intermediate values")
+    say(f"writes    {human(weights)}, and a checkpoint of {human(checkpoint)} every {options.checkpoint_every} steps")
 
 
 if __name__ == "__main__":

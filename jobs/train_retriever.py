@@ -134,7 +134,8 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
         tokens = loop.steps * (options.batch * encoder.query_length + passages * (encoder.passage_length or 0))
         say(f"tokens    at most {tokens:,}, forward and backward")
     say(f"trains    {human(size)}, over a backbone of {human(weights)}")
-    say(f"writes    {human(written)}, and a checkpoint of {human(3 * size)} every {options.checkpoint_every} steps")
+    checkpoint = human(options.checkpoint_bytes(size))
+    say(f"writes    {human(written)}, and a checkpoint of {checkpoint} every {options.checkpoint_every} steps")
 
 
 def describe_set(name: SetName) -> str:

@@ -28,6 +28,7 @@ from retriever.errors import InputError
 from retriever.training import LoopOptions
 
 QUALITY = "dev MRR@10"  # the measure that selects the best weights
+ADAFACTOR_LR = 1e-3  # of T5 and GTR; relative to the size of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,9 @@ class Training(Common):
     """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
     checkpoint_every: int = 100
     """Steps between two checkpoints."""
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    """adafactor: as T5X has it (T5, GTR): updates are scaled by the size of the weights, and a checkpoint holds little
+    more than the weights; not with --zero 1 to 3."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward and backward pass; auto: bfloat16 if the device computes with it, otherwise float32."""
     zero: Literal[0, 1, 2, 3] | None = None
@@ -100,6 +104,26 @@ class Training(Common):
         if frozen and (self.zero or 0) >= 2:
             raise InputError(f"--zero {self.zero} {frozen}: stages 2 and 3 are for training the backbone, which is "
                              "frozen: give 0 or 1")  # fmt: skip
+        if self.optimizer == "adafactor" and self.zero:
+            raise InputError(f"--optimizer adafactor --zero {self.zero}: Adafactor needs the rows and columns of whole "
+                             "matrices, which stages 1 to 3 split: give --zero 0, or leave it out, or --optimizer "
+                             "adamw")  # fmt: skip
+
+    def peak_lr(self, lr: float | None, adamw: float) -> float:
+        """Returns the learning rate; if it is None, the default of the optimizer, that of AdamW being `adamw`."""
+        if lr is not None:
+            return lr
+        return adamw if self.optimizer == "adamw" else ADAFACTOR_LR
+
+    def decay(self, weight_decay: float | None, adamw: float) -> float:
+        """Returns the weight decay; if it is None, that of AdamW, or 0 for Adafactor, as T5X has it."""
+        if weight_decay is not None:
+            return weight_decay
+        return adamw if self.optimizer == "adamw" else 0.0
+
+    def checkpoint_bytes(self, weights: int) -> int:
+        """Returns about the size of a checkpoint: trained weights, of a given size, and the optimizer's moments."""
+        return 3 * weights if self.optimizer == "adamw" else weights
 
     @property
     def steps_per_evaluation(self) -> int:

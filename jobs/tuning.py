@@ -19,14 +19,14 @@ from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set
 from indexing.queries import Queries
 from indexing.store import Store
 from indexing.tuning import TuneMaker, passage_embeddings
-from retriever.dual import Method, TuneOptions, offsets_of
+from retriever.dual import TEMPERATURE_LR, Method, TuneOptions, offsets_of
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.lora.adapter import adapter_bytes
 from retriever.options import EncoderOptions
 from retriever.prompts import Parametrisation, Sides, check_initial_prompt, check_offsets, load_prompt
 from retriever.recipe import read_recipe
-from retriever.training import HOW, LoopOptions
+from retriever.training import LoopOptions
 
 Train = Literal["prompts", "lora", "all"]
 Prompt = Literal["none", "matrix", "mlp"]
@@ -38,7 +38,7 @@ PARAMETRISATIONS: dict[Prompt, Parametrisation] = {"matrix": "embedding", "mlp":
 # made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
 _IF_SET: dict[str, Any] = {
     "position_offset": False, "loss": "contrastive", "contrastive_weight": 0.0, "learn_temperature": False,
-    "lora": None,
+    "temperature_lr": None, "lora": None,
 }  # fmt: skip
 
 
@@ -113,11 +113,11 @@ class TrainRetriever(Contrastive, LoraTraining):
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
     """Peak learning rate; default: 7e-3 for prompts (DPTDR), 4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for
-    fine-tuning."""
+    fine-tuning, 1e-3 with --optimizer adafactor."""
     warm_up: float = 0.1
     """Fraction of the steps in which the learning rate rises."""
     weight_decay: float | None = None
-    """Weight decay; default: 0 for prompts and LoRA, 0.01 for fine-tuning."""
+    """Weight decay; default: 0 for prompts, LoRA and with --optimizer adafactor, 0.01 for fine-tuning."""
     clip: float = 1.0
     """Scale the gradient down to this norm if its norm is larger. Lower it if the loss rises suddenly."""
     loss: Literal["contrastive", "symmetric", "kl", "margin-mse"] = "contrastive"
@@ -132,6 +132,9 @@ class TrainRetriever(Contrastive, LoraTraining):
     learn_temperature: bool = False
     """Train the temperature, starting from --temperature, but not below 0.01 (CLIP). The artifact's notes have the
     learned value. Not with --zero 3."""
+    temperature_lr: float | None = None
+    """Peak learning rate of a learned temperature T; default: 1e-3, regardless of --lr. One step of AdamW changes log T
+    by about this much, so T can change by a factor of e in 1,000 steps."""
     pooling: Literal["cls", "mean", "last"] | None = None
     """Pooling of token vectors; default: the setting in the backbone's folder. This and the next options shape the
     vectors: use the values with which the store's embeddings were made."""
@@ -186,8 +189,10 @@ class TrainRetriever(Contrastive, LoraTraining):
             raise InputError(f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
                              "--sides query, which trains queries only")  # fmt: skip
         names = {"batch", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
-                 "loss", "contrastive_weight", "learn_temperature"}  # fmt: skip
+                 "loss", "contrastive_weight", "learn_temperature", "temperature_lr"}  # fmt: skip
         values = {name: getattr(self, name) for name in names}
+        if self.learn_temperature and self.temperature_lr is None:
+            values["temperature_lr"] = TEMPERATURE_LR
         values["negatives_per_query"] = self.negatives_per_query
         if self.negatives_per_query is None:
             values["negatives_per_query"] = 0 if self.negatives == NO_NEGATIVES else 1
@@ -287,9 +292,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
-        lr=options.lr if options.lr is not None else LEARNING_RATES[options.train],
+        lr=options.peak_lr(options.lr, LEARNING_RATES[options.train]), optimizer=options.optimizer,
         seed=options.seed, warm_up=options.warm_up,
-        weight_decay=options.weight_decay if options.weight_decay is not None else (0.0 if frozen else 0.01),
+        weight_decay=options.decay(options.weight_decay, 0.0 if frozen else 0.01),
         clip=options.clip, grad_cache=options.grad_cache, zero=options.zero, offload=options.offload,
         checkpoint_every=options.checkpoint_every, refresh_every=refresh_every,
         evaluate_every=options.steps_per_evaluation, patience=options.patience,
@@ -316,7 +321,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     config: dict[str, Any] = {
         "backbone": described,
         "tuning": tuning_config(tuning),
-        "loop": {name: value for name, value in asdict(loop).items() if name not in HOW},
+        "loop": loop.shaping(),
         "split": options.split, "limit": options.limit, "dev": options.dev_config(),
         "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip

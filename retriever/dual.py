@@ -24,6 +24,7 @@ from retriever.lora.adapter import FOLDER as ADAPTER_FOLDER
 from retriever.lora.adapter import add_adapter, merge_adapter, save_adapter
 from retriever.lora.options import LoraOptions
 from retriever.losses import DISTILLATION, MAX_SCALE, Labels, LearnedTemperature, Loss, batch_loss, teacher_logits
+from retriever.optimizers.groups import ParameterGroup
 from retriever.options import SIDES, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
 from retriever.prompts import (
@@ -45,6 +46,9 @@ from retriever.system import Batch, Chunk, Output, checkpoint_activations
 Method = Literal["prompt", "lora", "finetune"]
 
 COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine losses; inner products use 1 (DPTDR)
+# AdamW changes log T by about this much in a step, so T can change by a factor of e in 1,000 steps. The learning rates
+# of weights do not suit it: 2e-5 of fine-tuning changes T by 2 % in as many steps.
+TEMPERATURE_LR = 1e-3
 _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
 _STEP = 16
 
@@ -72,6 +76,7 @@ class TuneOptions:
         contrastive_weight: A distillation loss is increased by this times the contrastive loss.
         temperature: Similarities are divided by it (None: 1, or 0.05 for cosines).
         learn_temperature: Train the temperature, from that value, with 1 / temperature at most 100.
+        temperature_lr: Peak learning rate of a learned temperature (None: 1e-3).
         seed: Seed of all random numbers.
         lora: Options of the adapter; None unless the method is "lora".
     """
@@ -90,6 +95,7 @@ class TuneOptions:
     contrastive_weight: float = 0.0
     temperature: float | None = None
     learn_temperature: bool = False
+    temperature_lr: float | None = None
     seed: int = 0
     lora: LoraOptions | None = None
 
@@ -122,6 +128,11 @@ class TuneOptions:
         if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
             raise InputError(f"learn_temperature temperature={self.temperature}: expected at least {1 / MAX_SCALE}, "
                              "below which a learned temperature does not fall")  # fmt: skip
+        if self.temperature_lr is not None and not self.learn_temperature:
+            raise InputError(f"temperature_lr={self.temperature_lr} learn_temperature=False: expected a learned "
+                             "temperature, whose learning rate it is")  # fmt: skip
+        if self.temperature_lr is not None and not (self.temperature_lr > 0 and math.isfinite(self.temperature_lr)):
+            raise InputError(f"temperature_lr={self.temperature_lr}: expected more than 0")
         if self.method != "prompt" and self.position_offset:
             raise InputError(f"position_offset: method {self.method} trains no prompt after which a text could start")
         if (self.method == "lora") != (self.lora is not None):
@@ -205,6 +216,13 @@ class DualSystem:
         self.learned = LearnedTemperature(self.temperature).to(device) if tuning.learn_temperature else None
         if self.learned is not None:
             self.module["temperature"] = self.learned
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Returns the group of a learned temperature: AdamW with its own learning rate and without weight decay."""
+        if self.learned is None:
+            return []
+        lr = TEMPERATURE_LR if self.tuning.temperature_lr is None else self.tuning.temperature_lr
+        return [ParameterGroup(parameters=self.learned.parameters(), lr=lr, weight_decay=0.0, optimizer="adamw")]
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
         """Returns the queries and passages of a step, each passage once; a worker gets every world-th of both."""
@@ -355,5 +373,3 @@ def offsets_of(tuning: TuneOptions) -> dict[Side, int]:
     """Returns by how many positions the texts of each side start later than usual."""
     offset = tuning.length if tuning.position_offset else 0
     return {"query": offset, "passage": 0 if tuning.sides == "query" else offset}
-
-

@@ -1,14 +1,15 @@
 """What turns gradients into new weights: plain data parallelism by torch, or DeepSpeed's ZeRO.
 
-Both add up over workers the gradients that each computed of its share, clip them, and step AdamW. What each keeps is
-given and taken as whole float32 tensors by name, however many workers share it.
+Both add up over workers the gradients that each computed of its share, clip them, and step the optimizer. What each
+keeps is given and taken as whole float32 tensors by name, however many workers share it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from retriever.optimizers.groups import make_optimizer, moments_of
 
 
 class Stepper(Protocol):
@@ -32,7 +33,8 @@ class Stepper(Protocol):
     def step(self, lr: float) -> float: ...
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Name -> float32 tensor on the processor: weight.X, exp_avg.X, exp_avg_sq.X. Every worker calls it."""
+        """Returns float32 tensors on the CPU by name: weight.X, and MOMENT.X for each moment of the optimizer, such as
+        exp_avg.X and exp_avg_sq.X of AdamW. Every worker calls it."""
 
     def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
         """Take such a state, after so many steps; touch gives some output of the model. Every worker calls it."""
@@ -46,10 +48,15 @@ class PlainStepper:
 
     equal = False
 
-    def __init__(self, module: nn.Module, run: Callable[..., Any], *, weight_decay: float, clip: float, world: int):
+    def __init__(
+        self, module: nn.Module, run: Callable[..., Any], *, groups: Sequence[dict[str, Any]], parameter_scale: bool,
+        clip: float, world: int,
+    ):  # fmt: skip
         self.parameters = trained(module)
         self.run, self.clip, self.world = run, clip, world
-        self.optimizer = torch.optim.AdamW(groups_of(self.parameters.values(), weight_decay), lr=0.0, fused=True)
+        self.moments = moments_of(self.parameters, groups)
+        adamw = functools.partial(torch.optim.AdamW, fused=True)
+        self.optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
 
     def forward(self, *inputs: Any) -> Any:
         return self.run(*inputs)
@@ -69,8 +76,7 @@ class PlainStepper:
             for parameter, piece in zip(parameters, pieces, strict=True):
                 parameter.grad = piece.view_as(parameter)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.clip))
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        _set_rates(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
@@ -79,7 +85,7 @@ class PlainStepper:
         found = {}
         for name, parameter in self.parameters.items():
             state = self.optimizer.state[parameter]
-            for kind, value in (("weight", parameter.detach()), *((kind, state[kind]) for kind in MOMENTS)):
+            for kind, value in (("weight", parameter.detach()), *((kind, state[kind]) for kind in self.moments[name])):
                 found[f"{kind}.{name}"] = value.cpu().contiguous()
         return found
 
@@ -87,8 +93,10 @@ class PlainStepper:
         for name, parameter in self.parameters.items():
             with torch.no_grad():
                 parameter.copy_(get(f"weight.{name}"))
-            moments = {kind: get(f"{kind}.{name}").to(parameter.device) for kind in MOMENTS}
-            self.optimizer.state[parameter] = {"step": torch.tensor(float(steps), device=parameter.device), **moments}
+            moments = {kind: get(f"{kind}.{name}").to(parameter.device) for kind in self.moments[name]}
+            # AdamW's fused kernel counts steps on the device, Adafactor in Python.
+            count = torch.tensor(float(steps), device=parameter.device) if "exp_avg" in moments else steps
+            self.optimizer.state[parameter] = {"step": count, **moments}
 
     def whole(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
@@ -101,8 +109,8 @@ class DeepSpeedStepper:
     """
 
     def __init__(
-        self, module: nn.Module, run: Callable[..., Any], *, weight_decay: float, clip: float, world: int, stage: int,
-        offload: bool = False, device: torch.device,
+        self, module: nn.Module, run: Callable[..., Any], *, groups: Sequence[dict[str, Any]], parameter_scale: bool,
+        clip: float, world: int, stage: int, offload: bool = False, device: torch.device,
     ):  # fmt: skip
         if device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
@@ -116,8 +124,9 @@ class DeepSpeedStepper:
         self.stage, self.world = stage, world
         self.equal = stage >= 2 and world > 1
         self.named = trained(module)
-        groups = groups_of(self.named.values(), weight_decay)
-        optimizer = DeepSpeedCPUAdam(groups, lr=0.0) if offload else torch.optim.AdamW(groups, lr=0.0)
+        self.moments = moments_of(self.named, groups)
+        adamw = DeepSpeedCPUAdam if offload else torch.optim.AdamW
+        optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
         if stage == 0:  # where DeepSpeed would clip without telling the norm
             self.clip, self._norm = clip, torch.zeros(())
             optimizer.register_step_pre_hook(self._clip)
@@ -146,8 +155,7 @@ class DeepSpeedStepper:
         self.engine.backward(loss * self.world, scale_wrt_gas=False)  # which takes the mean over the workers
 
     def step(self, lr: float) -> float:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
+        _set_rates(self.engine.optimizer, lr)
         self.engine.step()
         return float(self.engine.get_global_grad_norm() if self.stage else self._norm)
 
@@ -160,12 +168,13 @@ class DeepSpeedStepper:
         self._link()
         found = {}
         for name, parameter in self.named.items():
+            moments = self.moments[name]
             if self.stage == 0:
-                values = [parameter.detach(), *(self.engine.optimizer.state[parameter][kind] for kind in MOMENTS)]
+                values = [parameter.detach(), *(self.engine.optimizer.state[parameter][kind] for kind in moments)]
             else:
                 values = [safe_get_full_fp32_param(parameter)]
-                values += [safe_get_full_optimizer_state(parameter, kind) for kind in MOMENTS]
-            for kind, value in zip(("weight", *MOMENTS), values, strict=True):
+                values += [safe_get_full_optimizer_state(parameter, kind) for kind in moments]
+            for kind, value in zip(("weight", *moments), values, strict=True):
                 found[f"{kind}.{name}"] = value.detach().float().cpu().contiguous().clone()
         return found
 
@@ -185,7 +194,7 @@ class DeepSpeedStepper:
         self._link()
         optimizer = self.engine.optimizer
         for name, parameter in self.named.items():
-            for kind in MOMENTS:
+            for kind in self.moments[name]:
                 value = get(f"{kind}.{name}").to(parameter.device)
                 if self.stage == 0:
                     optimizer.state[parameter][kind].copy_(value)
@@ -225,9 +234,7 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def groups_of(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Weights decay; biases and the scales of layer norms do not."""
-    every = list(parameters)
-    groups = [{"params": [p for p in every if p.ndim > 1], "weight_decay": weight_decay},
-              {"params": [p for p in every if p.ndim <= 1], "weight_decay": 0.0}]  # fmt: skip
-    return [group for group in groups if group["params"]]
+def _set_rates(optimizer: Any, lr: float) -> None:
+    """Gives each group of an optimizer its learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]

@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,15 @@ from safetensors.torch import save_file
 
 from retriever.errors import Diverged, InputError
 from retriever.numerics import describe_numerics
-from retriever.stepping import DeepSpeedStepper, PlainStepper, Stepper
+from retriever.optimizers.groups import (
+    GroupedSystem,
+    OptimizerName,
+    check_name,
+    check_sharding,
+    describe_optimizers,
+    split_parameters,
+)
+from retriever.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained
 from retriever.system import Batch, Chunk, Evaluate, Refresh, System, check_outputs
 
 # Tokens of a worker's share whose graphs are kept; above that the batch is cached.
@@ -48,6 +56,8 @@ class LoopOptions:
     lr: the highest, after a linear warm-up over `warm_up` of the steps; then linear to 0. clip: of the gradient's norm.
     grad_cache: "auto" caches where a worker's share of the batch has too many tokens for its graphs to be kept.
     warm_up, weight_decay: by default those of BERT's fine-tuning scripts.
+    optimizer: "adamw", or "adafactor" as T5X has it, of all parameters that are in no declared group. parameter_scale:
+    Adafactor multiplies the learning rate by the RMS of each parameter.
     zero: DeepSpeed's stage (0 to 3), None: plain data parallelism. offload: the optimizer in the processor's memory.
     evaluate_every, checkpoint_every, refresh_every: in steps. patience: evaluations without a better one before the
     end. 0: never.
@@ -59,6 +69,8 @@ class LoopOptions:
     warm_up: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0
+    optimizer: OptimizerName = "adamw"
+    parameter_scale: bool = True
     grad_cache: Literal["auto", "on", "off"] = "auto"
     zero: int | None = None
     offload: bool = False
@@ -86,6 +98,15 @@ class LoopOptions:
         if self.grad_cache not in ("auto", "on", "off") or not sizes:
             raise InputError(f"grad_cache={self.grad_cache!r} weight_decay={self.weight_decay} clip={self.clip}: "
                              "expected auto, on or off; 0 or more; more than 0")  # fmt: skip
+        check_name(self.optimizer)
+        check_sharding([self.optimizer], self.zero)
+
+    def shaping(self) -> dict[str, Any]:
+        """Returns the options that shape the result, for a fingerprint. AdamW, the default, is not among them."""
+        options = {name: value for name, value in asdict(self).items() if name not in HOW}
+        if self.optimizer == "adamw":
+            del options["optimizer"], options["parameter_scale"]
+        return options
 
     def learning_rate(self, step: int) -> float:
         """Of a step, from 0."""
@@ -126,7 +147,13 @@ class Trainer:
         world: int = 1,
     ):  # fmt: skip
         self.system, self.options, self.device, self.rank, self.world = system, options, device, rank, world
-        shared: dict[str, Any] = {"weight_decay": options.weight_decay, "clip": options.clip, "world": world}
+        declared = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
+        groups = split_parameters(trained(system.module), declared, optimizer=options.optimizer, lr=options.lr,
+                                  weight_decay=options.weight_decay)  # fmt: skip
+        check_sharding({group["optimizer"] for group in groups}, options.zero)
+        self.optimizer = describe_optimizers(groups)
+        shared: dict[str, Any] = {"groups": groups, "parameter_scale": options.parameter_scale, "clip": options.clip,
+                                  "world": world}  # fmt: skip
         self.stepper: Stepper = (
             PlainStepper(system.module, system.forward, **shared)
             if options.zero is None
@@ -318,17 +345,23 @@ class Trainer:
         if self._mined is not None:
             state[_MINED] = self._mined
         if self.rank == 0:
-            metadata = {"progress": json.dumps(vars(progress)), **self.conditions}
+            # AdamW is not named, so that its checkpoints have the same bytes as those before there was another one.
+            named = {} if self.optimizer == "adamw" else {"optimizer": self.optimizer}
+            metadata = {"progress": json.dumps(vars(progress)), **self.conditions, **named}
             save(progress.steps, lambda path: save_file(state, path, metadata=metadata))
 
     def restore(self, path: Path | None) -> Progress:
-        """Go on from a checkpoint file, which is removed. Raises InputError where it is of another numerics class."""
+        """Go on from a checkpoint file, which is removed. Raises InputError where it is of another numerics class or
+        optimizer."""
         if path is None:
             return Progress(0, [])
         try:
             with safe_open(path, "pt") as file:
                 found = dict(file.metadata())
                 progress = Progress(**json.loads(found.pop("progress")))
+                if (optimizer := found.pop("optimizer", "adamw")) != self.optimizer:
+                    raise InputError(f"the checkpoint was made with the optimizer {optimizer}, this run has "
+                                     f"{self.optimizer}: use the checkpoint's, or give another name")  # fmt: skip
                 if found != self.conditions:
                     raise InputError(f"the run was begun with {_spelt(found)}, now {_spelt(self.conditions)}: go on "
                                      "where it was begun, or give another name")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -172,6 +172,29 @@ def test_a_learned_temperature_has_no_weight_decay_and_no_part_in_encoding(bert:
     assert 0.5 in decays.values()
 
 
+@pytest.mark.parametrize("own", [None, 0.05])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_learned_temperature_has_its_own_learning_rate_and_adamw(
+    bert: Path, own: float | None, optimizer: Literal["adamw", "adafactor"]
+) -> None:
+    """The first step of AdamW changes a parameter by its learning rate."""
+    system = dual_system(bert, dropout=0.0, learn_temperature=True, temperature_lr=own)
+    options = LoopOptions(steps=10, lr=1e-2, weight_decay=0.5, optimizer=optimizer)
+    trainer = Trainer(system, options, device=CPU, dtype=torch.float32)
+    trainer.step(0)
+    state = trainer.stepper.state()
+    assert f"exp_avg.{LEARNED}" in state
+    assert abs(float(state[f"weight.{LEARNED}"])) == pytest.approx(own or 1e-3, rel=1e-3)
+    rates = {
+        tuple(name for name, parameter in system.module.named_parameters() if parameter is one): group["lr"]
+        for group in trainer.stepper.optimizer.param_groups  # type: ignore[attr-defined]
+        for one in group["params"]
+    }
+    assert rates.pop((LEARNED,)) == pytest.approx(own or 1e-3)
+    assert len(rates) > 0
+    assert all(rate == pytest.approx(1e-2) for rate in rates.values())
+
+
 def test_a_run_that_was_killed_ends_with_the_same_temperature(bert: Path, tmp_path: Path) -> None:
     def train(folder: Path, die_at: int | None = None) -> dict[str, torch.Tensor]:
         system = dual_system(bert, loss="kl", contrastive_weight=0.5, learn_temperature=True)
@@ -205,6 +228,8 @@ def test_a_run_that_was_killed_ends_with_the_same_temperature(bert: Path, tmp_pa
             "loss=margin-mse negatives_per_query=0: expected at",
         ),
         ({"learn_temperature": True, "temperature": 0.009}, "temperature=0.009: expected at least 0.01"),
+        ({"learn_temperature": True, "temperature_lr": 0.0}, "temperature_lr=0.0: expected more than 0"),
+        ({"temperature_lr": 0.1}, "temperature_lr=0.1 learn_temperature=False: expected a learned temperature"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -80,7 +80,7 @@ def test_a_prompt_is_distilled_from_the_reranker_that_scored_its_negatives(
     )
     artifact = store.open("prompts", "t")
     assert artifact.config["tuning"].items() >= {
-        "loss": "kl", "contrastive_weight": 0.2, "learn_temperature": True
+        "loss": "kl", "contrastive_weight": 0.2, "learn_temperature": True, "temperature_lr": 1e-3
     }.items()  # fmt: skip
     learned = artifact.notes["temperature"]
     assert learned > 0
@@ -92,7 +92,7 @@ def test_a_prompt_is_distilled_from_the_reranker_that_scored_its_negatives(
     done(*tune(world, "taught", "--loss", "margin-mse", "--steps", 1))
     artifact = store.open("prompts", "t")
     assert "temperature" not in artifact.notes
-    assert {"contrastive_weight", "learn_temperature"}.isdisjoint(artifact.config["tuning"])
+    assert {"contrastive_weight", "learn_temperature", "temperature_lr"}.isdisjoint(artifact.config["tuning"])
 
 
 def test_options_that_contradict_each_other_are_refused(
@@ -105,6 +105,7 @@ def test_options_that_contradict_each_other_are_refused(
         (("--loss", "symmetric", "--contrastive-weight", 1), "contrastive_weight=1.0 loss=symmetric: expected a dist"),
         (("--loss", "kl", "--negatives-per-query", 0), "loss=kl negatives_per_query=0: expected at least 1"),
         (("--learn-temperature", "--temperature", "0.001"), "temperature=0.001: expected at least 0.01"),
+        (("--temperature-lr", "0.01"), "temperature_lr=0.01 learn_temperature=False: expected a learned temperature"),
         (
             ("--learn-temperature", "--zero", 3, "--method", "finetune"),
             "--learn-temperature --zero 3: DeepSpeed's stage",

@@ -1,0 +1,1 @@
+"""The optimizers of training: parameter groups, and Adafactor."""
