@@ -27,7 +27,7 @@ from indexing.training.messages import (
 from indexing.training.monitor import Listener, start_monitor
 from indexing.training.worker import TrainingTask, train_one
 from indexing.training.workers import announce_waiting
-from retriever.errors import InputError
+from retriever.errors import Diverged, InputError
 
 MAX_LOSSES = 100  # worker losses that one run tolerates, regardless of its progress between them
 
@@ -94,7 +94,7 @@ def run_on_ray(
     if listener.error is not None:
         raise listener.error
     if state.error:
-        raise InputError(state.error)
+        raise Diverged(state.error) if state.diverged else InputError(state.error)
     if failure is not None:
         raise failure
     assert state.result is not None
@@ -150,7 +150,7 @@ def run_worker(
         if result is not None:
             send(Finished(result))
     except InputError as error:
-        send(InvalidInput(str(error)))
+        send(InvalidInput(str(error), diverged=isinstance(error, Diverged)))
         if dist.is_initialized():
             dist.destroy_process_group()  # so that the other workers no longer wait for this one
     except Exception as error:

@@ -81,9 +81,15 @@ class Failed:
 
 @dataclass(frozen=True)
 class InvalidInput:
-    """A worker has found bad input, which ends the run."""
+    """A worker has found bad input, which ends the run.
+
+    Attributes:
+        problem: The error.
+        diverged: Whether the run has diverged (`retriever.errors.Diverged`).
+    """
 
     problem: str
+    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,7 @@ class RunState:
         cause: The first failure since rank 0 started, "" if none was reported.
         losses: The error for too many losses, "" as long as there are few.
         problem: The bad input, "" if there is none.
+        diverged: Whether the problem is that the run has diverged.
         result: The result; None until the model is committed.
     """
 
@@ -114,6 +121,7 @@ class RunState:
     cause: str = ""
     losses: str = ""
     problem: str = ""
+    diverged: bool = False
     result: TrainingResult | None = None
 
     @property
@@ -161,11 +169,11 @@ def receive(state: RunState, message: Message) -> tuple[RunState, Update]:
             return replace(state, last_step=step, attempts=0, losses=""), update
         case Failed(cause):
             return replace(state, cause=state.cause or cause), Update()
-        case InvalidInput(problem):
-            return replace(state, problem=state.problem or problem), Update()
+        case InvalidInput(problem, diverged) if not state.problem:
+            return replace(state, problem=problem, diverged=diverged), Update()
         case Finished(result):
             return replace(state, attempts=0, losses="", result=result), Update()
-        case _:  # a worker of another rank has started, or a step is repeated
+        case _:  # another rank has started, a step is repeated, or bad input is known already
             return state, Update()
 
 

@@ -131,6 +131,12 @@ def test_receive(
     assert outcome.starts == messages.count(START)
 
 
+def test_whether_a_run_has_diverged_is_known_from_its_error() -> None:
+    assert after(START, InvalidInput("step 2: the loss is nan", diverged=True)).state.diverged
+    state = after(START, InvalidInput("a.json: bad"), InvalidInput("step 2: the loss is nan", diverged=True)).state
+    assert (state.error, state.diverged) == ("a.json: bad", False)
+
+
 def test_the_cause_is_that_of_the_last_attempt() -> None:
     outcome = after(*[START, Failed("first")] * (RETRIES + 1), START)
     assert "(first)" in outcome.state.losses

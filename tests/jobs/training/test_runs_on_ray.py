@@ -28,6 +28,14 @@ def test_one_worker_of_ray_gives_the_bytes_of_this_process(world, mined: Store, 
         assert (one.fingerprint, one.notes) == (other.fingerprint, other.notes)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+def test_a_run_that_diverges_on_ray_does_not_end_a_sweep(world, mined: Store, done: Done) -> None:
+    out = done(*command(TUNE, world, "grid", "--steps", 4, "--sweep", "lr=1e30,1e-3", "--ray"))
+    assert "diverged" in out
+    assert mined.open("sweeps", "grid").notes["chosen"] == "prompts/grid-lr0.001"
+
+
 def train_workers() -> set[psutil.Process]:
     """The workers of Ray Train that this process has started."""
     return {one for one in psutil.Process().children(recursive=True) if "RayTrainWorker" in title_of(one)}
