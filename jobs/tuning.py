@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from jobs.lora.options import LoraTraining
@@ -102,8 +101,8 @@ class TrainRetriever(Contrastive, LoraTraining):
     batch: int = 32
     """Queries per step, summed over all workers."""
     negatives_per_query: int | None = None
-    """Mined negatives per query and step; default: 1, or 0 with --negatives none. A query that has fewer gets random
-    passages."""
+    """Mined negatives per query and step; default: 1, or 0 if no training set has mined negatives. A query that has
+    fewer gets random passages."""
     draw_positive: Literal["random", "first", "weighted"] = "random"
     """Which positive a query brings: random, drawn in each epoch; weighted, drawn in each epoch with a probability in
     proportion to the score of its judgement; or the first that is judged, in all epochs, as
@@ -164,7 +163,7 @@ class TrainRetriever(Contrastive, LoraTraining):
 
     def as_run(self, task: str) -> Self:
         """Returns the options of one run of a sweep."""
-        return replace(self, task=task, sweep=(), curves=self.curves and str(Path(self.curves) / task))
+        return replace(self, task=task, sweep=(), curves=self.curves and f"{self.curves}/{task}")
 
     @property
     def kind(self) -> Literal["prompts", "models"]:
@@ -195,7 +194,8 @@ class TrainRetriever(Contrastive, LoraTraining):
             values["temperature_lr"] = TEMPERATURE_LR
         values["negatives_per_query"] = self.negatives_per_query
         if self.negatives_per_query is None:
-            values["negatives_per_query"] = 0 if self.negatives == NO_NEGATIVES else 1
+            has_mined = self.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in self.also_train)
+            values["negatives_per_query"] = 1 if has_mined else 0
         if has_prompt:
             values |= {name: getattr(self, name) for name in ("length", "prompt_dropout", "position_offset")}
             values["parametrisation"] = PARAMETRISATIONS[prompt]
@@ -226,6 +226,8 @@ class TunePrompts(TrainRetriever):
         """
         if self.side == "query" and self.untied:
             raise InputError("--side query --untied: only one side has a prompt")
+        if self.side == "both" and self.sides == "query":
+            raise InputError("--side both and --sides query: give one of them")
         values = {field.name: getattr(self, field.name) for field in fields(TrainRetriever)}
         train = {"prompt": "prompts", "lora": "lora", "finetune": "all", None: None}[self.method]
         sides = "query" if self.side == "query" else "untied" if self.untied else None
@@ -289,6 +291,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
         raise InputError(f"--refresh-epochs {refresh} --refresh-depth {options.refresh_depth}: expected more than 0, "
                          "and at least 1")  # fmt: skip
+    if refresh is not None and not tuning.negatives_per_query:
+        raise InputError(f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
+                         "--negatives-per-query too, at least 1")  # fmt: skip
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),

@@ -200,7 +200,8 @@ def test_options_keep_their_defaults_under_both_names() -> None:
     assert {field.name for field in fields(TunePrompts)} - {field.name for field in fields(TrainRetriever)} == {
         "method", "side", "untied", "parametrisation",
     }  # fmt: skip
-    for values in ({"side": "query", "sides": "untied"}, {"parametrisation": "mlp", "prompt": "matrix"},
+    for values in ({"side": "query", "sides": "untied"}, {"side": "both", "sides": "query"},
+                   {"parametrisation": "mlp", "prompt": "matrix"},
                    {"method": "prompt", "train": "all"}):  # fmt: skip
         with pytest.raises(InputError, match="give one of them"):
             TunePrompts(**required, **values).as_train_retriever()

@@ -123,6 +123,16 @@ def test_sets_with_and_without_negatives_share_the_corpus_of_the_later_one(world
     assert opened.data.num_passages == 240
 
 
+def test_negatives_of_a_further_set_are_used(world, several: Store, done: Done, refused: Done) -> None:
+    base = (*PAIRS, "--queries", "more")
+    assert "up to 8 passages" in done(*command(base, world, "x", "--plan"))
+    mine(several, query_set="tiny")
+    more = ("--also-train", "queries=tiny,negatives=hand")
+    assert "up to 16 passages" in done(*command(base, world, "x", *more, "--plan"))
+    line = refused(*command(base, world, "x", "--refresh-epochs", 1))
+    assert "--refresh-epochs 1.0: training uses none of the negatives that it mines" in line
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
