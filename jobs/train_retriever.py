@@ -16,6 +16,7 @@ r"""Train a retriever: deep prompts over a frozen backbone, or all weights. An i
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -39,7 +40,9 @@ from retriever.options import EncoderOptions
 from retriever.recipe import read_recipe
 
 # Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
-FIXED = ("store", "task", "sweep", "plan", "curves", "ray", "limit", "workers", "wait", "checkpoint_every")
+# The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.
+FIXED = ("store", "task", "sweep", "plan", "curves", "ray", "limit", "workers", "wait", "checkpoint_every",
+         "queries", "dev_split", "dev_limit", "dev_passages", "evaluate_every")  # fmt: skip
 
 
 def main(options: TrainRetriever) -> None:
@@ -69,7 +72,7 @@ def sweep(options: TrainRetriever) -> None:
     opened = {run.options.task: open_all(store, run.options) for run in runs}
     first = opened[runs[0].options.task]
     configs = [opened[run.options.task].config for run in runs]
-    inputs = {role: artifact for each in opened.values() for role, artifact in each.inputs.items()}
+    inputs = merge_inputs([(run.suffix, opened[run.options.task].inputs) for run in runs])
 
     def train_run(each: Run) -> Artifact:
         artifact = train(store, each.options, opened[each.options.task])
@@ -94,6 +97,23 @@ def sweep(options: TrainRetriever) -> None:
     say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
     if options.curves:
         say(str(draw(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
+
+
+def merge_inputs(runs: Sequence[tuple[str, Mapping[str, Artifact]]]) -> dict[str, Artifact]:
+    """Returns the inputs of all runs of a sweep by role, or by RUN/ROLE if runs have different artifacts in a role.
+
+    Args:
+        runs: The name and the inputs of each run.
+    """
+    artifacts: dict[str, set[str]] = {}
+    for _, inputs in runs:
+        for role, artifact in inputs.items():
+            artifacts.setdefault(role, set()).add(artifact.fingerprint)
+    return {
+        role if len(artifacts[role]) == 1 else f"{name}/{role}": artifact
+        for name, inputs in runs
+        for role, artifact in inputs.items()
+    }
 
 
 def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:

@@ -79,10 +79,10 @@ def _parse(value: str, hint: Any, text: str) -> Any:
     """Returns a value of the type of its option, by the parser of the command line."""
     import tyro
 
+    if hint in (bool, bool | None) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
     if hint is bool:
-        if value not in ("true", "false"):
-            raise InputError(f"--sweep {text}: {value!r} is not true or false")
-        return value == "true"
+        raise InputError(f"--sweep {text}: {value!r} is not true or false")
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(hint, args=["--", value], console_outputs=False)

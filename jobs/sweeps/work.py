@@ -58,7 +58,7 @@ class SweepWork:
     Args:
         name: Name of the sweep.
         runs: Its runs.
-        inputs: The artifacts that every run is made from.
+        inputs: The artifacts that the runs are made from, by role.
         configs: The configuration of each run.
         train: Trains a run and returns its artifact; an artifact that is complete is not made again.
     """
@@ -111,7 +111,7 @@ class SweepStage(StageDefaults):
             outcome = Outcome(str(artifact.key), run.settings, notes["best"], notes["best_step"])
         except Diverged as error:  # a learning rate that is too high is an answer, and not a failure of the sweep
             outcome = Outcome("", run.settings, None, problem=str(error))
-        text = json.dumps(vars(outcome), sort_keys=True) + "\n"
+        text = json.dumps(vars(outcome)) + "\n"  # in the order of --sweep, in which a table shows the settings
         draft.commit(unit.names[0], ".jsonl", lambda path: path.write_text(text, encoding="utf-8"), rows=1)
         counter.count(1)
 

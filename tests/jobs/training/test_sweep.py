@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jobs import train_retriever
-from jobs.tuning import Opened
+from jobs.sweeps.grid import parse_grid
+from jobs.train_retriever import FIXED
+from jobs.tuning import Opened, TrainRetriever
 
 import pytest
-from mined import weights
+from mined import mine, weights
 from training_commands import TUNE, command
 
 from indexing.artifact import Artifact
 from indexing.store import Store
+from retriever.errors import InputError
 
 Done = Callable[..., str]
 GRID = ("--sweep", "lr=1e-3,1e-2", "seed=0,1")
@@ -63,6 +66,38 @@ def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
     done(*ask)
     assert trained == [*RUNS]
     assert "nothing to make" in done(*ask, "--plan")
+
+
+def test_a_sweep_over_negatives_depends_on_all_of_them(world, mined: Store, done: Done) -> None:
+    mine(mined, "more", run=mined.open("runs", "exact"))  # another input makes another fingerprint
+    done(*command(TUNE, world, "grid", "--steps", 2, "--sweep", "negatives=hand,more"))
+    inputs = mined.open("sweeps", "grid").inputs
+    assert inputs["queries"]["artifact"] == "queries/tiny"
+    named = {role: entry["artifact"] for role, entry in inputs.items() if "negatives" in role}
+    assert named == {"negativeshand/negatives": "negatives/hand", "negativesmore/negatives": "negatives/more"}
+
+
+def test_the_table_has_the_settings_in_the_order_of_the_options(world, mined: Store, done: Done) -> None:
+    out = done(*command(TUNE, world, "grid", "--steps", 2, "--sweep", "seed=0,1", "lr=1e-3"))
+    [header] = [line for line in out.splitlines() if line.endswith("artifact")]
+    assert header.split()[:2] == ["seed", "lr"]
+
+
+def test_values_that_are_true_or_false() -> None:
+    options = TrainRetriever(store="s", task="t", backbone="b", train="prompts")
+    for text in ("normalize=true,False", "position_offset=true,false"):
+        name = text.partition("=")[0]
+        assert [run.settings[name] for run in parse_grid([text], options, FIXED)] == [True, False]
+    with pytest.raises(InputError, match="'1' is not true or false"):
+        parse_grid(["position_offset=1,0"], options, FIXED)
+
+
+def test_runs_are_measured_in_the_same_way() -> None:
+    options = TrainRetriever(store="s", task="t", backbone="b", train="prompts", curves="s3://bucket/curves")
+    for name, values in (("queries", "a,b"), ("dev_split", "a,b"), ("dev_passages", "10,20"), ("evaluate_every", "0")):
+        with pytest.raises(InputError, match=f"{name} is not an option that can be swept"):
+            parse_grid([f"{name}={values}"], options, FIXED)
+    assert options.as_run("t-seed0").curves == "s3://bucket/curves/t-seed0"
 
 
 def test_a_run_that_diverges_is_an_answer(world, mined: Store, done: Done) -> None:
