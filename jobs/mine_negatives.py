@@ -73,7 +73,7 @@ class MineNegatives(Common):
     """Score every pair, not only as many as are needed."""
     teacher_scores: bool = False
     """Score all sampled negatives and the positives with the --reranker, and store the scores with the negatives, as
-    tune_prompts --loss kl and --loss margin-mse need them."""
+    train_retriever --loss kl and --loss margin-mse need them."""
     max_score: float | None = None
     """Drop candidates with a score above this. The score is the re-ranker's probability if there is a --reranker, else
     the score of the source. This and the next two options are those of sentence-transformers' mine_hard_negatives; with
