@@ -77,6 +77,10 @@ class Evaluate(Common):
 def main(options: Evaluate) -> None:
     if not options.run and not options.embeddings:
         raise InputError("no --run and no --embeddings: expected something to measure; name runs, embeddings, or both")
+    for option in ("encoder", "task"):
+        if getattr(options, option) is not None and not options.embeddings:
+            raise InputError(f"--{option} {getattr(options, option)}: expected --embeddings too; a run is measured "
+                             "without an encoder")  # fmt: skip
     store = Store(options.store).require()
     queries = Queries.open(store, options.queries)
     metrics = [metric for word in options.metrics for metric in word.split()] if options.run else []

@@ -1,4 +1,4 @@
-r"""Train a retriever: deep prompts over a frozen backbone, or all weights. An interrupted run resumes.
+r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weights. An interrupted run resumes.
 
     python jobs/train_retriever.py --store data/squad --task squad --negatives bm25 --train prompts \
         --backbone sentence-transformers/all-MiniLM-L6-v2 --length 32 --lr 7e-3 --epochs 1 --dev-split dev
@@ -11,7 +11,7 @@ r"""Train a retriever: deep prompts over a frozen backbone, or all weights. An i
     --train lora                      LoRA adapters in place of prompts, merged into encoders as with --train all
     --train all --sides tied          one fine-tuned encoder
     --train all --sides untied        an encoder of each side (DPR): models/TASK holds query/ and passage/
-    --train all --sides query         an encoder of queries; the index of the backbone serves the task
+    --train all --sides query         an encoder of queries, for search in the index of the backbone
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def sweep(options: TrainRetriever) -> None:
         say_stages(work)
         for run in runs:
             say(f"run      {run.options.kind}/{run.options.task}")
+        say("the first run:")
         plan(runs[0].options, first)
         return
     [artifact] = run_work(store, work, LocalRunner(), Stage)
@@ -144,7 +145,8 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
         written = weights + size
     copies = 2 if options.sides == "untied" else 1
     size, written = copies * size, copies * written
-    say(f"queries   {opened.queries:,} of {', '.join(map(describe_set, opened.maker.sets))}")
+    sets = opened.maker.sets
+    say(f"queries   {opened.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
         f"{options.workers} workers")  # fmt: skip
     if opened.maker.embeddings is not None:
@@ -158,11 +160,12 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     say(f"writes    {human(written)}, and a checkpoint of {checkpoint} every {options.checkpoint_every} steps")
 
 
-def describe_set(name: SetName) -> str:
-    """Returns a training set in words."""
+def describe_set(name: SetName, *, several: bool) -> str:
+    """Returns a training set in words, with its query set if there are several."""
     negatives = "without negatives" if name.negatives is None else f"with negatives in negatives/{name.negatives}"
     weight = "" if name.weight == 1 else f", weight {name.weight:g}"
-    return f"{name.split}, {negatives}{weight}"
+    split = f"{name.split} in queries/{name.queries}" if several else name.split
+    return f"{split}, {negatives}{weight}"
 
 
 def prompt_bytes(folder: Path | str) -> int:

@@ -272,6 +272,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     names = EncoderOptions.__dataclass_fields__
     encoder = EncoderOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
     spec = EncoderSpec(store, options.backbone, encoder)
+    if spec.is_untied:
+        raise InputError(f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
+                         "one model for both sides, for example the one that it was trained from")  # fmt: skip
     described = spec.describe("query")
     queries = Queries.open(store, options.queries)
     sets = training_sets(store, options, queries)

@@ -17,6 +17,7 @@ _OTHER_NAMES = {  # how a job gives another name, if not by its option --name; a
     "candidates": "another name (parameter candidates)",
     "queries": "another name (parameter queries)",
     "prompts": "another name (parameter task)",
+    "sweeps": "another name (parameter task)",
     "models": "another name",
 }
 MAX_SHOWN = 6  # differences that a message names

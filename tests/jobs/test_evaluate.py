@@ -327,6 +327,11 @@ def test_runs_and_embeddings_are_measured_together(world, done: Done, tmp_path: 
     assert document["embeddings"].keys() == {"enc"}
 
 
+def test_an_encoder_without_embeddings_is_refused(world, refused: Done) -> None:
+    line = refused("evaluate", "--store", world.store, "--run", "exact", "--task", "t")
+    assert line == "error: --task t: expected --embeddings too; a run is measured without an encoder"
+
+
 def test_embeddings_that_cannot_be_measured_are_refused(
     world, done: Done, refused: Done, documented: Callable[..., None], tmp_path: Path
 ) -> None:

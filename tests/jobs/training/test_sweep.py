@@ -43,7 +43,7 @@ def test_a_sweep_trains_every_run_and_names_the_chosen_one(world, mined: Store, 
 
 
 def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
-    world, mined: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch
+    world, mined: Store, done: Done, refused: Done, job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, trained = train_retriever.train, []
 
@@ -66,6 +66,8 @@ def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
     done(*ask)
     assert trained == [*RUNS]
     assert "nothing to make" in done(*ask, "--plan")
+    line = refused(*ask, "--length", 5)
+    assert "or another name (--task), or remove it" in line
 
 
 def test_a_sweep_over_negatives_depends_on_all_of_them(world, mined: Store, done: Done) -> None:

@@ -88,7 +88,7 @@ def test_untied_encoders_flow_through_encoding_search_and_serving(
     line = refused(*ask, "--encoder", other, "--name", "x")
     assert "is not the one that made embeddings/u (query_encoder differ)" in line
     line = refused(*command(world, "--task", "v", "--train", "all", "--backbone", "models/u"))
-    assert "holds an encoder of each side in query/ and passage/, expected one encoder" in line
+    assert "--backbone models/u: has an encoder of each side, or of queries only; expected one model" in line
 
 
 @pytest.mark.parametrize("train", ["prompts", "all"])

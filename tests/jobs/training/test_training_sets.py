@@ -95,7 +95,8 @@ def test_weights_are_the_scores_of_the_judgements(world, graded: Store, done: Do
 def test_several_query_sets_are_trained_on_together(world, several: Store, done: Done, refused: Done) -> None:
     base = (*PAIRS, "--queries", "tiny", "--also-train", MORE)
     out = done(*command(base, world, "plan", "--plan"))
-    assert "queries   14 of train, without negatives, train, without negatives, weight 2" in out
+    sets = "train in queries/tiny, without negatives; train in queries/more, without negatives, weight 2"
+    assert f"queries   14 of {sets}\n" in out
     opened = open_sets(several, [SetName(queries="tiny"), parse_set(MORE)], limit=None, batches="mixed", weighted=False)
     mixture = opened.data.mixture
     assert (mixture.tasks, mixture.sizes, mixture.weights) == (("tiny", "second"), (10, 4), (1.0, 2.0))
