@@ -4,7 +4,7 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SYSTEM := chaos or browser or ray_serve or quality
+SYSTEM := chaos or browser or ray_serve or nodes or quality
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -37,7 +37,7 @@ test: install lint  ## lint, and all tests but those of test-system
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not cluster and not ($(SYSTEM))"
 
-test-system: install browser  ## whole systems in a short form: random kills, a browser, Ray Serve, a published figure
+test-system: install browser  ## whole systems in a short form: random kills, several nodes, a browser, Ray Serve, a published figure
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "$(SYSTEM)"
 
 test-all: install browser lint  ## every test in its long form, at most 90 minutes on two cores

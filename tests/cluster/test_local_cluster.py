@@ -35,7 +35,7 @@ from indexing.artifact import Artifact
 from indexing.runs import read_run
 from indexing.store import Store
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
 
 QUERIES = 40
 RUNS = ("dense", "exact")
