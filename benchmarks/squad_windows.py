@@ -2,9 +2,9 @@
 
     python benchmarks/squad_windows.py --source ../shared/data/squad --out W --train 3000 --dev 500 --test 3000
 
-A passage is cut into windows of 60 words, of which the next one starts 30 words later. A query's judged window is drawn
-among those of its passage that hold one of its answers. The others with an answer are positives that nobody has judged,
-as in MS MARCO, but they can be counted. Queries are drawn by the seed; one whose answer lies in no window is left out.
+A passage is cut into windows of 60 words; each starts 30 words after the one before. The judged window of a query is a
+random one of those of its passage that contain one of its answers. The others with an answer are unjudged positives, as
+in MS MARCO, but they can be counted. Queries are sampled by the seed; one whose answer is in no window is left out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
                 file.write(json.dumps({"_id": id, "title": passage["title"], "text": text}) + "\n")
     queries = {query["_id"]: query for query in lines(source / "queries.jsonl.gz")}
     random = np.random.default_rng(options.seed)
-    unjudged: list[int] = []  # positives of each query that nobody has judged
+    unjudged: list[int] = []  # the number of unjudged positives of each query
     with open(out / "queries.jsonl", "w", encoding="utf-8") as file:
         for split in ("train", "dev", "test"):
             pairs = [line.split("\t")[:2] for line in (source / f"qrels/{split}.tsv").read_text().splitlines()[1:]]
@@ -80,7 +80,7 @@ def main() -> None:
             (out / f"qrels/{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
     count = sum(len(texts) for texts in cut.values())
     print(f"{count:,} windows of {len(cut):,} passages, {len(unjudged):,} queries, each with "
-          f"{np.mean(unjudged):.2f} positives that are not judged")  # fmt: skip
+          f"{np.mean(unjudged):.2f} unjudged positives")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def job(name: str, *arguments: str) -> None:
 
 
 def show(store_url: str, run: str) -> None:
-    """Prints some questions with their best passages."""
+    """Prints some queries with their best passages."""
     from indexing.runs import read_run
     from riptide import Corpus, Queries, Store
 

@@ -127,7 +127,7 @@ class RerankTask:
     stays_open: bool = True
 
     def open(self, place: Place) -> Callable[[tuple[int, list[str], np.ndarray], Report], np.ndarray]:
-        """Returns the worker: float32 [q, d], -inf where there is no hit."""
+        """Returns the worker: float32 [q, d]; -inf for missing hits."""
         scorer = self.spec.open(place)
 
         def score(block: tuple[int, list[str], np.ndarray], report: Report) -> np.ndarray:

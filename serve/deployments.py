@@ -50,7 +50,7 @@ SPARE = 64  # requests that an ingress accepts in addition to those for its queu
 TOGETHER = 2  # batches that a replica works on at once: one computes while the other is read or sent
 KEEP_ALIVE_S = 75  # seconds that Ray's proxy keeps an idle connection open
 REQUEST_S = PREPARE_S + 600  # seconds of the longest request, which opens and warms a release
-# Deployments of one replica set each, by part; the shards of dense search have deployments of their own.
+# Deployments of one replica set each, by part; each shard of dense search has a separate deployment.
 DEPLOYMENTS = {ENCODER: "encoder", BM25: "words", PASSAGES: "passages", RERANKER: "reranker"}
 KINDS: dict[str, Callable[..., Part]] = {
     "encoder": EncoderPart, "search": SearchPart, "words": WordsPart, "passages": PassagesPart, "reranker": RerankPart,

@@ -24,7 +24,7 @@ _REMEDY = "mine the negatives with a re-ranker and parameter teacher_scores"
 def read_teacher(
     artifact: Artifact, query_ids: Sequence[str], positives: Sequence[np.ndarray], negatives: Sequence[np.ndarray]
 ) -> TeacherScores:
-    """Returns the teacher's probabilities of all pairs of negatives/NAME, NaN where there is none.
+    """Returns the teacher's probabilities of all pairs of negatives/NAME; NaN for a pair without one.
 
     Args:
         artifact: The negatives.

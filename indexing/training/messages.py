@@ -111,7 +111,7 @@ class RunState:
         attempts: Number of starts of rank 0 since the last new step.
         cause: The first failure since rank 0 started, "" if none was reported.
         losses: The error for too many losses, "" as long as there are few.
-        problem: The bad input, "" if there is none.
+        problem: The bad input; empty if the input is good.
         diverged: Whether the problem is that the run has diverged.
         result: The result; None until the model is committed.
     """

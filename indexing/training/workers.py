@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from retriever.errors import InputError
 
-PATIENCE_S = 30.0  # seconds before the user is told that workers wait for room
+PATIENCE_S = 30.0  # seconds before a line reports that workers wait for room
 POLL_S = 1.0  # seconds between looks at the cluster's nodes
 
 

@@ -1,7 +1,7 @@
 """Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) as T5X has it, for models that were trained with it (T5, GTR).
 
 transformers' and torch's optimizers of this name are not T5X's. Neither has its minimum size of a factored matrix, and
-both factor the last two dimensions, whatever their size. torch's also caps the learning rate at 1 / sqrt(t), always
+both factor the last two dimensions, regardless of size. torch's also caps the learning rate at 1 / sqrt(t), always
 multiplies it by the parameter's RMS, and adds no epsilon to the squares. With matrices of at least 128 x 128, a given
 learning rate and no weight decay, transformers' computes the same as this one.
 """
