@@ -112,7 +112,7 @@ class TuneMaker:
 class RefreshedNegatives:
     """A Refresh that mines the nearest passages of each training query by the current model.
 
-    A query's positives, and other passages with their text, are excluded.
+    A query's positives, other passages with their text, and passages of other corpora are excluded.
 
     The workers encode the corpus together, block by block, or read its stored vectors. Each searches for its share of
     the queries.
@@ -134,17 +134,21 @@ class RefreshedNegatives:
         system, data = self.system, self.system.data
         assert data is not None
         queries = system.encode(data.queries, "query", self.rank, self.world)
-        share = np.arange(self.rank, len(queries), self.world)
-        max_relevant = max(len(data.relevant(query)) for query in range(len(data.queries)))
-        search = ExactSearch(queries[share], min(self.depth + max_relevant, data.num_passages))
-        for first in range(0, data.num_passages, _BLOCK):
-            rows = np.arange(first, min(first + _BLOCK, data.num_passages))
-            vectors = system.encode_passages(rows, self.rank, self.world)
-            search.add(vectors.astype(np.float16), first, data.deleted)
         mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
-        for query, hits in zip(share.tolist(), search.result().rows, strict=True):
-            negatives = hits[(hits >= 0) & ~np.isin(hits, data.relevant(query))][: self.depth]
-            mined[query, : len(negatives)] = torch.from_numpy(negatives)
+        by_corpus: dict[tuple[int, int], list[int]] = {}
+        for query in range(len(queries)):
+            by_corpus.setdefault(data.corpus_of(query), []).append(query)
+        for (begin, end), of_corpus in by_corpus.items():
+            share = of_corpus[self.rank :: self.world]
+            max_relevant = max(len(data.relevant(query)) for query in of_corpus)
+            search = ExactSearch(queries[share], min(self.depth + max_relevant, end - begin))
+            for first in range(begin, end, _BLOCK):
+                rows = np.arange(first, min(first + _BLOCK, end))
+                vectors = system.encode_passages(rows, self.rank, self.world)
+                search.add(vectors.astype(np.float16), first, data.deleted)
+            for query, hits in zip(share, search.result().rows, strict=True):
+                negatives = hits[(hits >= 0) & ~np.isin(hits, data.relevant(query))][: self.depth]
+                mined[query, : len(negatives)] = torch.from_numpy(negatives)
         mined = mined.to(system.device)
         if self.world > 1:
             dist.all_reduce(mined, dist.ReduceOp.MAX)

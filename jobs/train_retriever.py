@@ -27,7 +27,7 @@ from jobs.sweeps.work import SweepWork, choose, read_outcomes
 from jobs.training import QUALITY, check_name, describe_best
 from jobs.tuning import Opened, TrainRetriever, open_all, serving_warnings
 
-from indexing.artifact import Artifact
+from indexing.artifact import Artifact, Reference
 from indexing.pairs.sets import SetName
 from indexing.store import Store
 from indexing.work.local import LocalRunner
@@ -100,7 +100,9 @@ def sweep(options: TrainRetriever) -> None:
         say(str(draw(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
 
 
-def merge_inputs(runs: Sequence[tuple[str, Mapping[str, Artifact]]]) -> dict[str, Artifact]:
+def merge_inputs(
+    runs: Sequence[tuple[str, Mapping[str, Artifact | Reference]]],
+) -> dict[str, Artifact | Reference]:
     """Returns the inputs of all runs of a sweep by role, or by RUN/ROLE if runs have different artifacts in a role.
 
     Args:
@@ -165,7 +167,8 @@ def describe_set(name: SetName, *, several: bool) -> str:
     negatives = "without negatives" if name.negatives is None else f"with negatives in negatives/{name.negatives}"
     weight = "" if name.weight == 1 else f", weight {name.weight:g}"
     split = f"{name.split} in queries/{name.queries}" if several else name.split
-    return f"{split}, {negatives}{weight}"
+    store = f" of {name.store}" if name.store else ""
+    return f"{split}{store}, {negatives}{weight}"
 
 
 def prompt_bytes(folder: Path | str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from jobs.cli import Common, Stage, as_options, say, say_complete
 from jobs.session import join_cluster
 
-from indexing.artifact import Artifact, Draft, begun_document, fingerprint_of
+from indexing.artifact import Artifact, Draft, Reference, begun_document, fingerprint_of
 from indexing.judging.dev import DevSplit
 from indexing.models import Checkpoints, checkpoint_names
 from indexing.queries import Queries
@@ -148,7 +148,7 @@ class Training(Common):
         return {"split": self.dev_split, "limit": self.dev_limit, "passages": self.dev_passages}
 
     def make(
-        self, store: Store, kind: str, name: str, *, inputs: dict[str, Artifact], config: dict[str, Any],
+        self, store: Store, kind: str, name: str, *, inputs: Mapping[str, Artifact | Reference], config: dict[str, Any],
         prepare: Callable[[bool], tuple[Maker, LoopOptions, dict[str, Any]]],
     ) -> Artifact:  # fmt: skip
         """Returns kind/NAME of the store; trains it if it is not complete.
@@ -186,7 +186,7 @@ class Training(Common):
         return store.open(kind, name)
 
     def plan_complete(
-        self, store: Store, kind: str, name: str, inputs: dict[str, Artifact], config: dict[str, Any]
+        self, store: Store, kind: str, name: str, inputs: Mapping[str, Artifact | Reference], config: dict[str, Any]
     ) -> bool:
         """Whether kind/NAME is complete with these inputs and settings; prints that for --plan."""
         artifact = complete_target(store, Target(kind, name, inputs, config))

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from jobs.lora.options import LoraTraining
 from jobs.training import Contrastive, check_name, count_steps
 
-from indexing.artifact import Artifact
+from indexing.artifact import Artifact, Reference
 from indexing.encoders import EncoderSpec, differences, differing
 from indexing.models import model_folder
 from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set
@@ -81,9 +81,10 @@ class TrainRetriever(Contrastive, LoraTraining):
     split: str = "train"
     """The split to train on."""
     also_train: tuple[str, ...] = ()
-    """Further training sets over the same corpus, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME:
-    without negatives, the judged pairs are used; the split is train if it is left out. A query of weight 2 comes twice
-    as often as one of --queries, whose weight is 1."""
+    """Further training sets, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL: without
+    negatives, the judged pairs are used; without a store, that of --store; the split is train if it is left out. A
+    query of weight 2 comes twice as often as one of --queries, whose weight is 1. Queries of several stores in one
+    batch have each other's passages as negatives, unless --batches is one-task."""
     batches: Literal["mixed", "one-task"] = "mixed"
     """With --also-train: mixed: each batch holds queries of all training sets; one-task: queries of one set, and sets
     take turns."""
@@ -252,7 +253,7 @@ class Opened:
     spec: EncoderSpec
     maker: TuneMaker
     loop: LoopOptions
-    inputs: dict[str, Artifact]
+    inputs: dict[str, Artifact | Reference]
     config: dict[str, Any]
 
 
@@ -314,6 +315,10 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     init_inputs = {} if start is None else {"init": store.open("prompts", start)}
     for artifact in init_inputs.values():
         check_initial_prompt(load_prompt(model_folder(artifact)), described)
+    if data.corpora is not None and options.sides == "query":
+        urls = " and ".join(dict.fromkeys(name.store or store.url for name in sets))
+        raise InputError(f"--sides query --also-train: training reads stored vectors of the passages of one store, "
+                         f"found sets of {urls}; leave the others out, or give --sides tied")  # fmt: skip
     stored = passage_embeddings(store, spec, corpus, options.embeddings) if options.sides == "query" else None
     vectors = {} if stored is None else {
         f"embeddings/{number}": artifact
@@ -334,7 +339,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
     if options.also_train:
-        config["also_train"], config["batches"] = [asdict(name) for name in sets[1:]], options.batches
+        # The inputs identify the content of a store, wherever it is.
+        described_sets = [{key: value for key, value in asdict(name).items() if key != "store"} for name in sets[1:]]
+        config["also_train"], config["batches"] = described_sets, options.batches
     inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
 
@@ -365,7 +372,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
                          "training without any; store them under another name")  # fmt: skip
     name = queries.artifact.key.partition("/")[2]
     first = SetName(queries=name, split=options.split, negatives=negatives)
-    return (first, *map(parse_set, options.also_train))
+    return (first, *(parse_set(text).located(store) for text in options.also_train))
 
 
 def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:

@@ -45,7 +45,8 @@ class TrainingData:
         queries: Texts of the queries.
         positives: Corpus rows of the positives of each query, int64 [any], in the order of the judgements.
         negatives: Corpus rows of the mined negatives of each query, int64 [any].
-        num_passages: Number of passages of the corpus: its rows are 0 to num_passages - 1.
+        num_passages: Number of passages of the corpus: its rows are 0 to num_passages - 1. Several corpora are numbered
+            one after the other.
         passages: Returns the titles and the texts of rows int64 [n].
         deleted: Rows that are never drawn, int64, ascending.
         copies: Rows of other passages with the text of a positive of each query, int64 [any]: they are never drawn, and
@@ -53,6 +54,8 @@ class TrainingData:
         teacher: The scores for distillation; None: there are none.
         weights: Sampling weights of the positives of each query, more than 0, float64 [any]; None: not known.
         mixture: The mixture of the training sets that the queries come from; None: they are one set.
+        corpora: The first row of the corpus of each training set, and the row after its last: int64 [sets, 2]; None:
+            there is one corpus.
     """
 
     queries: Sequence[str]
@@ -65,6 +68,14 @@ class TrainingData:
     teacher: TeacherScores | None = None
     weights: Sequence[np.ndarray] | None = None
     mixture: Mixture | None = None
+    corpora: np.ndarray | None = None
+
+    def corpus_of(self, query: int) -> tuple[int, int]:
+        """Returns the first row of the corpus of a query, and the row after its last."""
+        if self.corpora is None or self.mixture is None:
+            return 0, self.num_passages
+        first, end = self.corpora[self.mixture.sets_of(np.array([query]))[0]]
+        return int(first), int(end)
 
     def relevant(self, query: int) -> np.ndarray:
         """Returns the rows that are no negatives of a query: its positives and their copies."""
@@ -103,8 +114,8 @@ def batch_at(
     """Returns the content of the batch of a step, a function of (seed, step, batch).
 
     Epochs are permutations of the queries, one after the other; the mixture of several sets decides otherwise. If a
-    query has fewer mined negatives than requested, random passages of the whole corpus that are neither relevant nor
-    deleted are added.
+    query has fewer mined negatives than requested, random passages of its corpus that are neither relevant nor deleted
+    are added.
 
     Args:
         data: The training data.
@@ -163,8 +174,9 @@ def _group(
     else:
         mined = draw.choice(negatives, count, replace=False)
     chosen, relevant = [positive, *mined], data.relevant(query)
+    first, end = data.corpus_of(query)
     while len(chosen) <= wanted:
-        row = draw.integers(data.num_passages)
+        row = first + draw.integers(end - first)
         place = np.searchsorted(data.deleted, row)
         deleted = place < len(data.deleted) and data.deleted[place] == row
         if row not in relevant and not deleted:

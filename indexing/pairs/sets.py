@@ -1,13 +1,13 @@
-"""Opens the training sets of a run by name: judged queries of one corpus, with mined negatives or without."""
+"""Opens the training sets of a run by name: judged queries of one or more stores, with mined negatives or without."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from indexing.artifact import Artifact
+from indexing.artifact import Artifact, Reference
 from indexing.corpus import Corpus
 from indexing.negatives import check_room, mined_corpus, passages_of, training_data
 from indexing.pairs.judged import judged_pairs
@@ -31,6 +31,7 @@ class SetName:
         negatives: Name of the mined negatives; None: the judged pairs alone.
         weight: How often a query comes, relative to queries of other sets.
         task: Name of the task; "": that of the query set.
+        store: URL or folder of the store of the query set, its negatives and their corpus; "": the store of the run.
     """
 
     queries: str
@@ -38,10 +39,25 @@ class SetName:
     negatives: str | None = None
     weight: float = 1.0
     task: str = ""
+    store: str = ""
+
+    def located(self, store: Store) -> SetName:
+        """Returns the name with the URL of its store, so that it is the same in each process.
+
+        Args:
+            store: The store of the run.
+
+        Raises:
+            InputError: If there is no store.
+        """
+        if not self.store:
+            return self
+        url = Store(self.store).require().url
+        return replace(self, store="" if url == store.url else url)
 
 
 def parse_set(text: str) -> SetName:
-    """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME` names.
+    """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL` names.
 
     `queries` is required. Without `negatives`, or with `negatives=none`, the judged pairs are used alone.
 
@@ -71,25 +87,27 @@ class OpenSets:
     """Opened training sets.
 
     Attributes:
-        corpus: The corpus, up to the last generation that a set needs.
+        corpus: The corpus of the first set, up to the last generation that a set needs.
         data: The training data.
         inputs: The query sets and negatives by role: "queries" and "negatives" of the first set, "queries:2" and
-            "negatives:2" of the second, and so on.
+            "negatives:2" of the second, and so on. A set of another store has its corpus too, and URLs as keys.
     """
 
     corpus: Corpus
     data: TrainingData
-    inputs: dict[str, Artifact]
+    inputs: dict[str, Artifact | Reference]
 
 
 def open_sets(
     store: Store, names: Sequence[SetName], *, limit: int | None, batches: Batches, weighted: bool,
     teacher: bool = False,
 ) -> OpenSets:  # fmt: skip
-    """Opens and checks training sets over the corpus of a store.
+    """Opens and checks training sets.
+
+    Sets of one store are over the same state of its corpus: the last one that a set of them needs.
 
     Args:
-        store: The store.
+        store: The store of the run.
         names: The training sets, at least one.
         limit: Use only the first N queries of each split; None: all.
         batches: Whether a batch mixes the sets.
@@ -99,20 +117,25 @@ def open_sets(
     Raises:
         InputError: If an artifact is missing or does not fit the others, or if a set has no query to train on.
     """
-    inputs: dict[str, Artifact] = {}
+    inputs: dict[str, Artifact | Reference] = {}
     artifacts: list[tuple[SetName, Queries, Artifact | None]] = []
-    for number, name in enumerate(names, 1):
-        suffix = "" if number == 1 else f":{number}"
-        queries = Queries.open(store, name.queries)
-        negatives = None if name.negatives is None else store.open("negatives", name.negatives)
-        inputs[f"queries{suffix}"] = queries.artifact
-        if negatives is not None:
-            inputs[f"negatives{suffix}"] = negatives
+    corpora: dict[str, Corpus] = {}  # by URL of the store
+    for name in names:
+        of = Store(name.store) if name.store else store
+        queries = Queries.open(of, name.queries)
+        negatives = None if name.negatives is None else of.open("negatives", name.negatives)
         artifacts.append((name, queries, negatives))
-    corpora = [mined_corpus(store, negatives or queries.artifact) for _, queries, negatives in artifacts]
-    corpus = max(corpora, key=lambda each: len(each.generations))
+        needed = mined_corpus(of, negatives or queries.artifact)
+        corpora[name.store] = max(corpora.get(name.store, needed), needed, key=lambda each: len(each.generations))
     sets = []
-    for name, queries, negatives in artifacts:
+    for number, (name, queries, negatives) in enumerate(artifacts, 1):
+        corpus = corpora[name.store]
+        found = {"queries": queries.artifact, "negatives": negatives}
+        found |= {"corpus": corpus.generations[-1]} if name.store else {}
+        suffix = "" if number == 1 else f":{number}"
+        for role, artifact in found.items():
+            if artifact is not None:
+                inputs[role + suffix] = Reference(artifact.url, artifact.fingerprint) if name.store else artifact
         if negatives is None and teacher:
             raise InputError(f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
                              "which a distillation loss needs: name negatives, or another parameter loss")  # fmt: skip
@@ -120,8 +143,9 @@ def open_sets(
             data = pair_data(corpus, queries, name.split, limit, weighted=weighted)
         else:
             data = training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
-        sets.append(TrainingSet(name.task or name.queries, data, name.weight))
-    return OpenSets(corpus, mix(sets, batches), inputs)
+        state = corpus.generations[-1].fingerprint
+        sets.append(TrainingSet(name.task or name.queries, data, name.weight, corpus=state))
+    return OpenSets(corpora[names[0].store], mix(sets, batches), inputs)
 
 
 def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool) -> TrainingData:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from indexing.artifact import ABANDONED_S, Artifact, Draft, Part, begun_document, keep_alive
+from indexing.artifact import ABANDONED_S, Artifact, Draft, Part, Reference, begun_document, keep_alive
 from indexing.chain import split_range
 from indexing.store import Store
 from indexing.work.conflicts import describe_changes
@@ -29,7 +29,7 @@ class Target:
 
     kind: str
     name: str
-    inputs: Mapping[str, Artifact]
+    inputs: Mapping[str, Artifact | Reference]
     config: Mapping[str, Any]
     by_content: bool = False
     fails_whole: bool = False

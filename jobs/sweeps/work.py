@@ -10,7 +10,7 @@ from typing import Any
 
 from jobs.sweeps.grid import Run, Settings
 
-from indexing.artifact import Artifact, Draft
+from indexing.artifact import Artifact, Draft, Reference
 from indexing.work.tasks import Runner
 from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
 from retriever.errors import Diverged, InputError
@@ -67,7 +67,7 @@ class SweepWork:
         self,
         name: str,
         runs: Sequence[Run],
-        inputs: Mapping[str, Artifact],
+        inputs: Mapping[str, Artifact | Reference],
         configs: Sequence[Mapping[str, Any]],
         train: Callable[[Run], Artifact],
     ):

@@ -1,10 +1,10 @@
-"""Training sets of several tasks over one corpus, joined into the training data of one run."""
+"""Training sets of several tasks, over one corpus or several, joined into the training data of one run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,9 @@ import numpy as np
 from retriever.errors import InputError
 from retriever.mixture.schedule import Batches, Mixture
 from retriever.reranker_data import TeacherScores, TrainingData
+
+Passages = tuple[list[str], list[str]]
+"""Titles and texts."""
 
 
 @dataclass(frozen=True)
@@ -23,35 +26,40 @@ class TrainingSet:
         data: The queries with their passages.
         weight: How often a query comes, relative to queries of other sets.
         similarity: The similarity that the task is trained for; None: that of the encoder.
+        corpus: The name of the corpus of the passages. Sets with the same name are over the same passages.
     """
 
     task: str
     data: TrainingData
     weight: float = 1.0
     similarity: Literal["cosine", "dot"] | None = None
+    corpus: str = ""
 
 
 def mix(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData:
     """Returns the queries of all sets, one set after the other, with the mixture that decides about batches.
 
-    A single set is returned as it is.
+    A single set is returned as it is. The rows of several corpora are numbered one corpus after the other, in the order
+    in which the sets name them.
 
     Args:
-        sets: The training sets, at least one. All are over the same passages.
+        sets: The training sets, at least one.
         batches: "mixed": each batch holds queries of all sets; "one-task": queries of one set.
 
     Raises:
-        InputError: If the sets are of different corpora, if a weight is not positive, or if tasks of different
+        InputError: If sets of one corpus have different passages, if a weight is not positive, or if tasks of different
             similarities would share a batch.
     """
-    first = sets[0].data
+    corpora: dict[str, TrainingSet] = {}
     for each in sets:
         if not (each.weight > 0 and math.isfinite(each.weight)):
             raise InputError(f"training set {each.task}: weight {each.weight:g}, expected more than 0")
-        if each.data.num_passages != first.num_passages or not np.array_equal(each.data.deleted, first.deleted):
+        other = corpora.setdefault(each.corpus, each)
+        own, others = each.data, other.data
+        if own.num_passages != others.num_passages or not np.array_equal(own.deleted, others.deleted):
             raise InputError(
-                f"training sets {sets[0].task} and {each.task} are of different corpora ({first.num_passages:,} and "
-                f"{each.data.num_passages:,} passages): train on sets of one corpus"
+                f"training sets {other.task} and {each.task} are of different states of a corpus "
+                f"({others.num_passages:,} and {own.num_passages:,} passages): train on sets of one state"
             )
         if batches == "mixed" and each.similarity != sets[0].similarity:
             raise InputError(
@@ -60,17 +68,21 @@ def mix(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData
                 "one-task, or leave a set out"
             )
     if len(sets) == 1:
-        return first
-    all_data = [each.data for each in sets]
+        return sets[0].data
+    ends = np.cumsum([each.data.num_passages for each in corpora.values()])
+    firsts = {
+        name: int(end) - each.data.num_passages for (name, each), end in zip(corpora.items(), ends, strict=True)
+    }
+    all_data = [_shifted(each.data, firsts[each.corpus]) for each in sets]
     weights = [data.weights for data in all_data]
     teachers = [data.teacher for data in all_data if data.teacher is not None]
     return TrainingData(
         [query for data in all_data for query in data.queries],
         [rows for data in all_data for rows in data.positives],
         [rows for data in all_data for rows in data.negatives],
-        first.num_passages,
-        first.passages,
-        deleted=first.deleted,
+        int(ends[-1]),
+        sets[0].data.passages if len(corpora) == 1 else _passages_of([each.data for each in corpora.values()], ends),
+        deleted=np.concatenate([each.data.deleted + firsts[name] for name, each in corpora.items()]),
         copies=[rows for data in all_data for rows in data.copies or [np.empty(0, np.int64)] * len(data.queries)],
         teacher=None if len(teachers) < len(sets) else TeacherScores(
             [scores for own in teachers for scores in own.positives],
@@ -83,4 +95,41 @@ def mix(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData
             tuple(float(each.weight) for each in sets),
             batches,
         ),
+        corpora=None if len(corpora) == 1 else np.array(
+            [(firsts[each.corpus], firsts[each.corpus] + each.data.num_passages) for each in sets], np.int64
+        ),
+    )  # fmt: skip
+
+
+def _shifted(data: TrainingData, first: int) -> TrainingData:
+    """Returns training data whose corpus has rows from `first` on."""
+    if not first:
+        return data
+    return replace(
+        data,
+        positives=[rows + first for rows in data.positives],
+        negatives=[rows + first for rows in data.negatives],
+        copies=None if data.copies is None else [rows + first for rows in data.copies],
     )
+
+
+def _passages_of(all_data: Sequence[TrainingData], ends: np.ndarray) -> Callable[[np.ndarray], Passages]:
+    """Returns a function that maps rows int64 [n] of several corpora to n titles and n texts.
+
+    Args:
+        all_data: Training data of each corpus, with its own numbers of rows.
+        ends: The row after the last one of each corpus, int64 [corpora].
+    """
+
+    def passages(rows: np.ndarray) -> Passages:
+        titles, texts = [""] * len(rows), [""] * len(rows)
+        numbers = np.searchsorted(ends, rows, side="right")
+        for number in np.unique(numbers):
+            places = np.flatnonzero(numbers == number)
+            data = all_data[number]
+            found = data.passages(rows[places] - (ends[number] - data.num_passages))
+            for place, title, text in zip(places.tolist(), *found, strict=True):
+                titles[place], texts[place] = title, text
+        return titles, texts
+
+    return passages

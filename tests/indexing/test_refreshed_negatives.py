@@ -11,21 +11,30 @@ from tiny import VOCABULARY, save_bert
 from indexing import tuning
 from indexing.tuning import RefreshedNegatives
 from retriever.dual import DualSystem, TuneOptions
+from retriever.mixture.sets import TrainingSet, mix
 from retriever.options import EncoderOptions
 from retriever.reranker_data import TrainingData
 
+BERT = EncoderOptions(pooling="mean", dtype="float32", compile="never")
+
+
+def make_system(folder: Path, data: TrainingData) -> DualSystem:
+    bert = save_bert(folder / "bert", spread=0.2)
+    return DualSystem(bert, BERT, TuneOptions(length=4, batch=4), data, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def random_texts(seed: int, count: int) -> list[str]:
+    draw = np.random.default_rng(seed)
+    return [" ".join(f"w{n}" for n in draw.integers(VOCABULARY, size=20)) for _ in range(count)]
+
 
 def test_they_are_the_nearest_but_for_positives_and_deleted(tmp_path: Path, monkeypatch) -> None:
-    draw = np.random.default_rng(0)
-    texts = [" ".join(f"w{n}" for n in draw.integers(VOCABULARY, size=20)) for _ in range(50)]
+    texts = random_texts(0, 50)
     positives = [np.array([number, *([49] if number % 2 else [])]) for number in range(12)]
     deleted = np.array([3, 20, 21])
     data = TrainingData([texts[number][:30] for number in range(12)], positives, [np.array([40])] * 12, 50,
                         lambda rows: ([""] * len(rows), [texts[row] for row in rows]), deleted)  # fmt: skip
-    encoder = EncoderOptions(pooling="mean", dtype="float32", compile="never")
-    bert = save_bert(tmp_path / "bert", spread=0.2)
-    system = DualSystem(bert, encoder, TuneOptions(length=4, batch=4), data, device=torch.device("cpu"),
-                        dtype=torch.float32)  # fmt: skip
+    system = make_system(tmp_path, data)
     monkeypatch.setattr(tuning, "_BLOCK", 16)
     refresh = RefreshedNegatives(system, 7)
     mined = refresh.mine()
@@ -40,3 +49,26 @@ def test_they_are_the_nearest_but_for_positives_and_deleted(tmp_path: Path, monk
     everything = RefreshedNegatives(system, 60)
     everything.take(everything.mine())
     assert [len(rows) for rows in system.data.negatives[:2]] == [50 - 3 - 1, 50 - 3 - 2]
+
+
+def test_they_are_of_the_corpus_of_their_query(tmp_path: Path, monkeypatch) -> None:
+    sets, corpora = [], []
+    for number, size in enumerate((30, 21)):
+        texts = random_texts(number, size)
+
+        def passages(rows: np.ndarray, texts: list[str] = texts) -> tuple[list[str], list[str]]:
+            return [""] * len(rows), [texts[row] for row in rows]
+
+        queries, positives = [text[:30] for text in texts[:8]], [np.array([n]) for n in range(8)]
+        data = TrainingData(queries, positives, [np.array([9])] * 8, size, passages)
+        sets.append(TrainingSet(str(number), data, corpus=str(number)))
+        corpora.append(texts)
+    system = make_system(tmp_path, mix(sets))
+    monkeypatch.setattr(tuning, "_BLOCK", 16)
+    mined = RefreshedNegatives(system, 5).mine().numpy()
+    vectors = [system.encode(texts, "passage").astype(np.float16) for texts in corpora]
+    queries = system.encode(system.data.queries, "query")
+    for query, found in enumerate(mined):
+        number, own = divmod(query, 8)
+        nearest = np.argsort(-(queries[query] @ vectors[number].T), kind="stable")
+        assert found.tolist() == (nearest[nearest != own][:5] + 30 * number).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from mined import mine, weights
@@ -134,10 +135,41 @@ def test_negatives_of_a_further_set_are_used(world, several: Store, done: Done, 
     assert "--refresh-epochs 1.0: training uses none of the negatives that it mines" in line
 
 
+def test_sets_of_another_store_bring_their_own_corpus(
+    world, done: Done, refused: Done, tmp_path: Path, documented: Callable[..., None]
+) -> None:
+    passages = [{"_id": f"f{number}", "title": "", "text": f"foreign passage {number}"} for number in range(30)]
+    queries = [{"_id": f"g{number}", "text": f"foreign query {number}"} for number in range(5)]
+    source = write_beir(tmp_path / "foreign", passages, queries, {"train": [(f"g{n}", f"f{n}", 1) for n in range(5)]})
+    elsewhere = tmp_path / "elsewhere"
+    done("import_corpus", "--store", elsewhere, "--source", source)
+    done("import_queries", "--store", elsewhere, "--source", source)
+    base = (*PAIRS, "--queries", "tiny", "--also-train", f"queries=foreign,store={elsewhere}")
+    assert f"train in queries/foreign of {elsewhere}, without negatives" in done(*command(base, world, "x", "--plan"))
+    ask = (*base, "--steps", 4, "--negatives-per-query", 2, "--refresh-epochs", 1, "--batches", "one-task")
+    done(*command(ask, world, "two"))
+    store = Store(str(world.store))
+    artifact = store.open("prompts", "two")
+    roles = {role: entry["artifact"] for role, entry in artifact.inputs.items() if role.endswith(":2")}
+    assert roles == {"queries:2": f"{elsewhere}/queries/foreign", "corpus:2": f"{elsewhere}/corpus/g0000"}
+    assert "store" not in artifact.config["also_train"][0]
+    done("verify", "--store", world.store)
+    names = [SetName(queries="tiny"), SetName(queries="foreign", store=str(elsewhere))]
+    opened = open_sets(store, names, limit=None, batches="mixed", weighted=False)
+    assert (opened.corpus.num_rows, opened.data.num_passages) == (240, 270)
+    [row] = opened.data.positives[10]
+    assert opened.data.passages(np.array([row]))[1] == ["foreign passage 0"]
+    assert names[0] == SetName(queries="tiny", store=str(world.store)).located(store)
+    line = refused(*command((*ask, "--sides", "query"), world, "x"))
+    assert "--sides query --also-train: training reads stored vectors of the passages of one store" in line
+    line = refused(*command((*PAIRS, "--queries", "tiny", "--also-train", "queries=a,store=nowhere"), world, "x"))
+    documented("Training", "train_retriever with a training set of a store that does not exist", line, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("more", "found 'more', expected NAME=VALUE once for each of queries, split, negatives, weight, task"),
+        ("more", "found 'more', expected NAME=VALUE once for each of queries, split, negatives, weight, task, store"),
         ("queries=a,queries=b", "found 'queries=b', expected NAME=VALUE once"),
         ("queries=a,size=3", "found 'size=3'"),
         ("queries=", "found 'queries='"),

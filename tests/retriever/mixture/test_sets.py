@@ -45,6 +45,34 @@ def test_queries_of_a_batch_keep_their_passages() -> None:
     assert counts == {0: 60, 1: 60}
 
 
+def test_queries_of_two_corpora_draw_passages_of_their_own() -> None:
+    """Rows of the second corpus come after those of the first; random negatives are of the query's own corpus."""
+    one, other = make_data(), make_data(40)
+    other = replace(
+        other,
+        negatives=[rows[:0] for rows in other.negatives],
+        deleted=np.array([3]),
+        passages=lambda rows: (["other"] * len(rows), [f"passage {row}" for row in rows]),
+    )
+    sets = [TrainingSet("a", one, corpus="a"), TrainingSet("b", other, corpus="b"), TrainingSet("c", one, corpus="a")]
+    data = mix(sets)
+    assert data.num_passages == one.num_passages + 40
+    assert data.deleted.tolist() == [one.num_passages + 3]
+    assert data.corpora.tolist() == [[0, 60], [60, 100], [0, 60]]
+    drawn: set[int] = set()
+    for step in range(60):
+        for query, rows in zip(*batch_at(data, OPTIONS, step), strict=True):
+            first, end = data.corpus_of(query)
+            assert (first, end) == ((60, 100) if data.mixture.sets_of([query])[0] == 1 else (0, 60))
+            assert ((rows >= first) & (rows < end)).all()
+            drawn |= set(rows[1:].tolist())
+    assert drawn == set(range(100)) - {63}
+    titles, texts = data.passages(np.array([61, 5, 99, 0]))
+    assert [titles[0], titles[2]] == ["other", "other"]
+    assert [texts[0], texts[2]] == ["passage 1", "passage 39"]
+    assert [titles[1], titles[3]] == one.passages(np.array([5, 0]))[0]
+
+
 def test_one_set_is_what_it_is() -> None:
     data = make_data()
     assert mix([TrainingSet("one", data)]) is data
@@ -85,8 +113,8 @@ def test_queries_without_negatives_bring_their_positive_alone() -> None:
     [
         ({"weight": 0.0}, "mixed", "training set b: weight 0, expected more than 0"),
         ({"weight": float("inf")}, "mixed", "training set b: weight inf"),
-        ({"data": make_data(40)}, "mixed", "a and b are of different corpora .60 and 40 passages."),
-        ({"data": replace(make_data(), deleted=np.array([3]))}, "one-task", "of different corpora"),
+        ({"data": make_data(40)}, "mixed", "a and b are of different states of a corpus .60 and 40 passages."),
+        ({"data": replace(make_data(), deleted=np.array([3]))}, "one-task", "of different states of a corpus"),
         ({"similarity": "dot"}, "mixed", "a .similarity of the encoder. and b .dot. in one batch: expected one"),
     ],
 )
