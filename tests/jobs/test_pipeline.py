@@ -319,8 +319,8 @@ def test_a_recipe_of_ours_names_only_what_its_jobs_take_and_its_earlier_steps_ma
             made.add((MADE[step.job], step.label))
 
 
-def test_there_are_recipes_for_the_papers_two_sets_and_two_small_ones() -> None:
-    names = ["msmarco-table3", "msmarco", "nq", "scifact", "squad"]
+def test_there_are_recipes_for_the_papers_two_sets_and_three_small_ones() -> None:
+    names = ["msmarco-table3", "msmarco", "nq", "scifact", "squad", "windows"]
     assert [file.stem.partition("-")[2] for file in RECIPES] == names
 
 
