@@ -1,8 +1,8 @@
-"""Whether mined negatives hold a positive, or an answer, by a plain loop that shares no code with the mining.
+"""Counts the mined negatives that are positives or hold an answer, by a plain loop without any code of the mining.
 
     python benchmarks/check_negatives.py --store S --source ../shared/data/squad --negatives hard --count 2000
 
-What answers is read from the raw BEIR files. An answer counts where its words stand in the passage in a row, as plain
+The answers are read from the raw BEIR files. An answer counts where its words stand in the passage in a row, as plain
 lower-case text between word boundaries.
 """
 
@@ -15,6 +15,7 @@ import re
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,26 +24,31 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a file of JSON lines, which may be compressed as NAME.gz."""
+    packed = file.with_name(f"{file.name}.gz")
+    with gzip.open(packed, "rt", encoding="utf-8") if packed.exists() else open(file, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def plain(text: str) -> str:
+    """Returns a text in lower case, in Unicode's form NFKC, with single spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).lower().split())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True)
     parser.add_argument("--source", type=Path, required=True, help="the raw files, in BEIR form")
     parser.add_argument("--negatives", required=True)
     parser.add_argument("--split", default="train")
-    parser.add_argument("--count", type=int, default=2_000, help="of questions, drawn at random")
+    parser.add_argument("--count", type=int, default=2_000, help="number of queries, drawn at random")
     options = parser.parse_args()
     from indexing.corpus import Corpus
     from indexing.store import Store
 
-    def lines(name: str) -> list[dict]:  # type: ignore[type-arg]
-        with gzip.open(options.source / name, "rt", encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-
-    def plain(text: str) -> str:
-        return " ".join(unicodedata.normalize("NFKC", text).lower().split())
-
-    texts = {passage["_id"]: plain(passage["text"]) for passage in lines("corpus.jsonl.gz")}
-    answers = {query["_id"]: query["metadata"]["answers"] for query in lines("queries.jsonl.gz")}
+    texts = {passage["_id"]: plain(passage["text"]) for passage in read_lines(options.source / "corpus.jsonl")}
+    answers = {query["_id"]: query["metadata"]["answers"] for query in read_lines(options.source / "queries.jsonl")}
     relevant: dict[str, set[str]] = {}
     for line in (options.source / f"qrels/{options.split}.tsv").read_text().splitlines()[1:]:
         query, passage, score = line.split("\t")

@@ -1,0 +1,200 @@
+"""Compares ways of training a retriever, through the jobs: the dev split chooses, the test split is measured once.
+
+    python benchmarks/compare_training.py benchmarks/arms/table3.yaml --store S --json results/table3.json
+
+The file has `common` options of train_retriever, and `arms`, each with further ones. Options with a list of values form
+a grid: it is trained with the first seed, and the settings with the best MRR@10 on the dev split are trained with all
+seeds. `floors` names what nothing is trained for: search sources (bm25) and encoders (encoder: FOLDER). `pairs` names
+the arms whose difference is reported. What the store has already is not made again, so an interrupted run resumes.
+
+Intervals are of 95%, by a bootstrap over queries of each query's mean over the seeds. With --seen, the test queries one
+of whose relevant passages is also relevant to a training query are reported apart from the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+Values = dict[str, np.ndarray]
+"""Values of each metric, float64 [queries]."""
+
+ENCODING = ("pooling", "normalize", "query_prefix", "passage_prefix", "title", "query_length", "passage_length")
+K = 100  # hits per query
+
+
+class Comparison:
+    """The arms of one file, trained and measured in a store."""
+
+    def __init__(self, store: str, settings: dict[str, Any], split: str, metrics: list[str], seeds: list[int]):
+        self.store, self.settings, self.split, self.metrics, self.seeds = store, settings, split, metrics, seeds
+        self.common: dict[str, Any] = settings["common"]
+
+    def train(self, arm: str, options: dict[str, Any], point: dict[str, Any], seed: int) -> tuple[str, float]:
+        """Trains an arm with the settings of a point of its grid, unless the store has it.
+
+        Returns:
+            The name of the task, and its best MRR@10 on the dev split.
+        """
+        from jobs import train_retriever
+
+        from indexing.store import Store
+
+        task = "-".join([arm, *(f"{key}{value:g}" for key, value in point.items()), f"seed{seed}"]).replace("_", "-")
+        job = train_retriever.TrainRetriever(store=self.store, task=task, **{**options, **point, "seed": seed})
+        train_retriever.main(job)
+        return task, float(Store(self.store).open(job.kind, task).notes["best"])
+
+    def choose(self, arm: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        """Returns the point of an arm's grid that the dev split chooses, and the MRR@10 of each by task."""
+        grid = {key: value for key, value in options.items() if isinstance(value, list)}
+        points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        qualities: dict[str, float] = {}
+        best, chosen = -1.0, points[0]
+        for point in points:
+            task, quality = self.train(arm, options, point, self.seeds[0])
+            qualities[task] = quality
+            if quality > best:
+                best, chosen = quality, point
+        return chosen, qualities
+
+    def search(self, name: str, source: str, **options: Any) -> Values:
+        """Returns the values of the metrics for a search source on the test split."""
+        from jobs import evaluate, search
+
+        from indexing.queries import Queries
+        from indexing.store import Store
+
+        queries = self.common.get("queries")
+        run = f"{name}-{self.split}"
+        search.main(
+            search.Search(store=self.store, source=source, queries=queries, split=self.split, k=K, name=run, **options)
+        )
+        store = Store(self.store)
+        opened = Queries.open(store, queries)
+        ids = opened.split(self.split).ids
+        measure = evaluate.measure_of(store, opened, opened.qrels(self.split), ids, self.metrics)
+        return measure(evaluate.load(store, run, opened, self.split))
+
+    def encode(self, name: str, **options: Any) -> None:
+        """Encodes the corpus by an encoder or for a task."""
+        from jobs import encode_corpus
+
+        encode_corpus.main(encode_corpus.EncodeCorpus(store=self.store, name=name, **options))
+
+    def measure(self, task: str, options: dict[str, Any]) -> Values:
+        """Returns the values of the metrics for a trained task on the test split."""
+        if options.get("sides") == "query" and options["train"] == "prompts":
+            return self.search(task, f"exact:{options['embeddings']}", task=task)
+        if options["train"] == "prompts":
+            self.encode(task, task=task)
+        else:
+            self.encode(task, encoder=f"models/{task}", **self.encoding(options))
+        return self.search(task, f"exact:{task}")
+
+    def encoding(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Returns the options that shape the vectors."""
+        return {key: options[key] for key in ENCODING if key in options}
+
+    def floor(self, name: str, floor: dict[str, Any]) -> Values:
+        """Returns the values of the metrics for what nothing is trained for."""
+        if "source" in floor:
+            return self.search(f"floor-{name}", floor["source"])
+        self.encode(f"floor-{name}", encoder=floor["encoder"], **self.encoding(self.common))
+        return self.search(f"floor-{name}", f"exact:floor-{name}")
+
+    def seen_queries(self) -> np.ndarray:
+        """Returns which test queries share a relevant passage with a training query, bool [queries]."""
+        from indexing.queries import Queries
+        from indexing.store import Store
+
+        queries = Queries.open(Store(self.store), self.common.get("queries"))
+
+        def relevant(split: str) -> dict[str, set[str]]:
+            table = queries.qrels(split)
+            passages: dict[str, set[str]] = {}
+            for query, passage, score in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
+                if score > 0:
+                    passages.setdefault(query, set()).add(passage)
+            return passages
+
+        trained = set().union(*relevant(self.common.get("split", "train")).values())
+        tested = relevant(self.split)
+        return np.array([bool(tested[query] & trained) for query in sorted(tested)])
+
+
+def interval(values: np.ndarray, draws: int = 2_000) -> list[float]:
+    """Returns the mean of values float64 [queries] and the ends of its interval."""
+    random = np.random.default_rng(0)
+    means = [values[random.integers(0, len(values), len(values))].mean() for _ in range(draws)]
+    return [float(values.mean()), *map(float, np.percentile(means, [2.5, 97.5]))]
+
+
+def report(means: dict[str, Values], pairs: list[list[str]], metrics: list[str]) -> dict[str, Any]:
+    """Prints a Markdown table of the arms and one of their differences, and returns the figures."""
+    differences = {f"{a} - {b}": {m: means[a][m] - means[b][m] for m in metrics} for a, b in pairs}
+    figures: dict[str, Any] = {}
+    for title, rows in (("arm", means), ("difference", differences)):
+        print(f"\n| {title} | {' | '.join(metrics)} |\n| --- |{' --- |' * len(metrics)}")
+        for name, values in rows.items():
+            found = {metric: interval(values[metric]) for metric in metrics}
+            cells = [f"{mean:.4f} [{low:.4f}, {high:.4f}]" for mean, low, high in found.values()]
+            print(f"| {name} | {' | '.join(cells)} |")
+            figures[name] = found
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arms", type=Path, help="the YAML file")
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--only", nargs="+", help="names of arms; default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--metrics", nargs="+", default=["RR@10", "R@20", "R@100"])
+    parser.add_argument("--seen", action="store_true", help="report queries with passages that training has seen apart")
+    parser.add_argument("--json", type=Path, default=Path("results/compare_training.json"))
+    options = parser.parse_args()
+    settings = yaml.safe_load(options.arms.read_text())
+    comparison = Comparison(options.store, settings, options.split, options.metrics, options.seeds)
+    document: dict[str, Any] = {"options": {key: str(value) for key, value in vars(options).items()}, "arms": settings}
+    means = {name: comparison.floor(name, floor) for name, floor in settings.get("floors", {}).items()}
+    document["dev"], document["chosen"], document["by_seed"] = {}, {}, {}
+    for arm, own in settings["arms"].items():
+        if options.only and arm not in options.only:
+            continue
+        every = {**comparison.common, **own}
+        chosen, document["dev"][arm] = comparison.choose(arm, every)
+        document["chosen"][arm] = chosen
+        runs = []
+        for seed in options.seeds:
+            task, _ = comparison.train(arm, every, chosen, seed)
+            runs.append(comparison.measure(task, every))
+        document["by_seed"][arm] = [{metric: float(v.mean()) for metric, v in run.items()} for run in runs]
+        means[arm] = {metric: np.mean([run[metric] for run in runs], axis=0) for metric in options.metrics}
+        print(json.dumps({"arm": arm, "dev": document["dev"][arm], "test": document["by_seed"][arm]}), flush=True)
+    pairs = [pair for pair in settings.get("pairs", []) if set(pair) <= set(means)]
+    subsets = {"all": np.ones(len(next(iter(means.values()))[options.metrics[0]]), bool)}
+    if options.seen:
+        seen = comparison.seen_queries()
+        subsets |= {"seen in training": seen, "unseen": ~seen}
+    for subset, mask in subsets.items():
+        print(f"\n{subset}: {int(mask.sum()):,} queries")
+        part = {name: {metric: v[mask] for metric, v in values.items()} for name, values in means.items()}
+        document[subset] = report(part, pairs, options.metrics)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
