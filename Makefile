@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SYSTEM := chaos or browser or ray_serve or nodes or quality
+# Two processes; all tests of a file run in one of them. PARALLEL= runs the tests one after the other.
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -32,7 +34,7 @@ lint: install  ## ruff, mypy, and the direction of imports
 	$(BIN)/lint-imports
 
 test: install lint  ## lint, and all tests but those of test-system
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "not ($(SYSTEM))"
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) --durations=10 -m "not ($(SYSTEM))"
 
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not cluster and not ($(SYSTEM))"
@@ -41,7 +43,8 @@ test-system: install browser  ## whole systems in a short form: random kills, se
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "$(SYSTEM)"
 
 test-all: install browser lint  ## every test in its long form, at most 90 minutes on two cores
-	RIPTIDE_TESTS=all HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=25
+	RIPTIDE_TESTS=all HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) --durations=25 -m "not ($(SYSTEM))"
+	RIPTIDE_TESTS=all HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=25 -m "$(SYSTEM)"
 
 bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \
