@@ -64,7 +64,8 @@ def measure(store: str, name: str, *, encoder: str | None, task: str | None, opt
     opened = Store(store)
     queries = Queries.open(opened, options.queries)
     metrics = [m for m in METRICS if options.answers or not m.startswith("Answer")]
-    found = evaluate.measure_of(opened, queries, queries.qrels(options.split), metrics)
+    ids = queries.split(options.split).ids
+    found = evaluate.measure_of(opened, queries, queries.qrels(options.split), ids, metrics)
     return found(evaluate.load(opened, f"{name}-test", queries, options.split))
 
 
