@@ -1,10 +1,10 @@
-"""BM25 against Pyserini on the same passages: the same hits as its command line, and queries/s against batch_search.
+"""Compares BM25 with Pyserini on the same passages: hits against its command line, queries/s against batch_search.
 
     python benchmarks/bm25.py --source ../shared/data/squad --split test
 
-Pyserini indexes and searches by its own command line (its JVM is started as riptide's, for the Java that comes with pip
-lacks a module which Pyserini asks for). Throughput: pairs of the two in one process, one index of one segment each,
-then riptide's over 4 shards; hits as plain lists on both sides.
+Pyserini indexes and searches through its own command line. Its JVM is started in the same way as riptide's, because the
+Java that is installed from PyPI lacks a module that Pyserini requests. Throughput is measured in one process, in rounds
+of Pyserini with one segment, riptide with one shard, and riptide with 4 shards. All of them return the hits as lists.
 """
 
 from __future__ import annotations
@@ -24,70 +24,113 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+Run = dict[str, list[tuple[str, float]]]
+"""Hits of each query id, best first: passage id and score."""
 
-def run(*command: str) -> str:
+
+def run_python(*command: str) -> str:
+    """Runs Python with the given arguments in a separate process; returns its output."""
     return subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def pyserini(*arguments: str) -> None:
-    """`python -m ARGUMENTS…` with the JVM started first; in a process of its own."""
-    run(__file__, "--module", *arguments)
+def run_pyserini(*arguments: str) -> None:
+    """Runs `python -m ARGUMENTS…` in a separate process that starts riptide's JVM first."""
+    run_python(__file__, "--module", *arguments)
 
 
 def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], list[str]]:
-    """Import and index with both; riptide's run and Pyserini's are written to folder."""
+    """Indexes and searches with both systems, and writes their runs to a folder.
+
+    Args:
+        source: A BEIR folder.
+        split: The split whose queries are searched.
+        folder: Gets store/ and pyserini/ (the indexes), and one.trec, bm25.trec and pyserini.trec (the runs).
+        k: Hits per query.
+
+    Returns:
+        Ids and texts of the queries.
+    """
     from indexing.bm25 import contents
     from indexing.corpus import Corpus
     from indexing.queries import Queries
     from indexing.store import Store
 
     store = str(folder / "store")
-    run("jobs/import_corpus.py", "--store", store, "--source", source)
-    run("jobs/build_bm25.py", "--store", store, "--shards", "4")
-    run("jobs/build_bm25.py", "--store", store, "--shards", "1", "--name", "one")
+    run_python("jobs/import_corpus.py", "--store", store, "--source", source)
+    run_python("jobs/build_bm25.py", "--store", store, "--shards", "4")
+    run_python("jobs/build_bm25.py", "--store", store, "--shards", "1", "--name", "one")
     for name in ("bm25", "one"):
-        told = ("--k", str(k), "--split", split, "--run", str(folder / f"{name}.trec"))
-        run("jobs/search.py", "--store", store, "--source", f"bm25:{name}", *told)
+        search_options = ("--k", str(k), "--split", split, "--run", str(folder / f"{name}.trec"))
+        run_python("jobs/search.py", "--store", store, "--source", f"bm25:{name}", *search_options)
     corpus = Corpus.open(Store(store))
     ids = corpus.ids(np.arange(corpus.num_rows))
     (folder / "json").mkdir()
     with open(folder / "json" / "passages.jsonl", "w") as file:
         for id, text in zip(ids, contents(corpus.parts, 0, corpus.num_rows), strict=True):
             file.write(json.dumps({"id": id, "contents": text}) + "\n")
-    asked = Queries.open(Store(store)).split(split)
+    queries = Queries.open(Store(store)).split(split)
     with open(folder / "topics.tsv", "w") as file:
-        file.writelines(f"{id}\t{' '.join(text.split())}\n" for id, text in zip(*asked, strict=True))
+        file.writelines(f"{id}\t{' '.join(text.split())}\n" for id, text in zip(*queries, strict=True))
     index = str(folder / "pyserini")
-    pyserini("pyserini.index.lucene", "--collection", "JsonCollection", "--input", str(folder / "json"),
-             "--index", index, "--generator", "DefaultLuceneDocumentGenerator", "--threads", "1",
-             "--optimize")  # fmt: skip
-    pyserini("pyserini.search.lucene", "--index", index, "--topics", str(folder / "topics.tsv"), "--output",
-             str(folder / "pyserini.trec"), "--bm25", "--k1", "0.9", "--b", "0.4", "--hits", str(k))  # fmt: skip
-    return asked.ids, asked.texts
+    index_options = ["--collection", "JsonCollection", "--generator", "DefaultLuceneDocumentGenerator"]
+    index_options += ["--input", str(folder / "json"), "--index", index, "--threads", "1", "--optimize"]
+    run_pyserini("pyserini.index.lucene", *index_options)
+    topics = ["--index", index, "--topics", str(folder / "topics.tsv"), "--output", str(folder / "pyserini.trec")]
+    bm25 = ["--bm25", "--k1", "0.9", "--b", "0.4", "--hits", str(k)]
+    run_pyserini("pyserini.search.lucene", *topics, *bm25)
+    return queries.ids, queries.texts
 
 
-def read(path: Path) -> dict[str, list[tuple[str, float]]]:
-    found: dict[str, list[tuple[str, float]]] = {}
+def read_run(path: Path) -> Run:
+    """Reads a run from a TREC file."""
+    run: Run = {}
     for line in path.read_text().splitlines():
         query, _, id, _, score, _ = line.split()
-        found.setdefault(query, []).append((id, float(score)))
-    return found
+        run.setdefault(query, []).append((id, float(score)))
+    return run
 
 
-def differing(ours: dict, theirs: dict, k: int) -> int:
-    """Queries whose hits differ by more than the order (and choice at the end) of equal scores."""
+def count_differences(our_run: Run, peer_run: Run, k: int) -> int:
+    """Returns the number of queries whose hits differ in more than the order of equal scores.
+
+    Which of several passages with the lowest score are among the k hits may differ too.
+
+    Args:
+        our_run: The run of riptide.
+        peer_run: The run of Pyserini.
+        k: Hits per query.
+    """
     count = 0
-    for query in {*ours, *theirs}:
-        a, b = ours.get(query, []), theirs.get(query, [])
-        # Both files lower the later ones of equal scores by the least they can print: compare to 1e-3.
-        same = len(a) == len(b) and np.allclose([s for _, s in a], [s for _, s in b], rtol=0, atol=1e-3)
-        last = b[-1][1] + 2e-3 if len(b) == k else -1.0
-        surely = {id for id, score in a if score > last}, {id for id, score in b if score > last}
-        count += not (same and surely[0] <= {id for id, _ in b} and surely[1] <= {id for id, _ in a})
+    for query in {*our_run, *peer_run}:
+        ours, theirs = our_run.get(query, []), peer_run.get(query, [])
+        # Both files write repeated scores with the smallest possible decrease, so scores are compared to 1e-3.
+        same_scores = len(ours) == len(theirs) and np.allclose(
+            [score for _, score in ours], [score for _, score in theirs], rtol=0, atol=1e-3
+        )
+        lowest = theirs[-1][1] + 2e-3 if len(theirs) == k else -1.0
+        our_certain_ids = {id for id, score in ours if score > lowest}
+        peer_certain_ids = {id for id, score in theirs if score > lowest}
+        same_ids = our_certain_ids <= {id for id, _ in theirs} and peer_certain_ids <= {id for id, _ in ours}
+        count += not (same_scores and same_ids)
     return count
 
 
-def throughput(folder: Path, ids: list[str], texts: list[str], k: int, threads: int, pairs: int) -> dict[str, object]:
+def measure_throughput(
+    folder: Path, ids: list[str], texts: list[str], k: int, threads: int, rounds: int
+) -> dict[str, object]:
+    """Measures queries/s of Pyserini and of riptide with one shard ("one") and four ("bm25"), in alternating rounds.
+
+    Args:
+        folder: The folder of `prepare`.
+        ids: Ids of the queries.
+        texts: Texts of the queries.
+        k: Hits per query.
+        threads: Threads of each system.
+        rounds: Number of rounds, after one that is not counted.
+
+    Returns:
+        "rates": queries/s of each round by system; "ratios": median ratio to Pyserini by index of riptide.
+    """
     from indexing.bm25 import Bm25
     from indexing.corpus import Corpus
     from indexing.store import Store
@@ -96,22 +139,22 @@ def throughput(folder: Path, ids: list[str], texts: list[str], k: int, threads: 
     searchers = {name: Bm25.open(store, name, Corpus.open(store)).searcher() for name in ("one", "bm25")}
     from pyserini.search.lucene import LuceneSearcher
 
-    theirs = LuceneSearcher(str(folder / "pyserini"))
-    theirs.set_bm25(0.9, 0.4)
+    pyserini_searcher = LuceneSearcher(str(folder / "pyserini"))
+    pyserini_searcher.set_bm25(0.9, 0.4)
 
-    def peer() -> None:
-        found = theirs.batch_search(texts, ids, k=k, threads=threads)
-        assert sum(len([(hit.docid, hit.score) for hit in hits]) for hits in found.values())
+    def search_pyserini() -> None:
+        hits_by_query = pyserini_searcher.batch_search(texts, ids, k=k, threads=threads)
+        assert sum(len([(hit.docid, hit.score) for hit in hits]) for hits in hits_by_query.values())
 
-    ways = {"pyserini": peer}
-    ways |= {name: lambda s=s: s.search(texts, k, threads=threads) for name, s in searchers.items()}
-    for way in ways.values():
-        way()
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(pairs):
-        for name, way in ways.items():
+    systems = {"pyserini": search_pyserini}
+    systems |= {name: lambda s=s: s.search(texts, k, threads=threads) for name, s in searchers.items()}
+    for search in systems.values():
+        search()
+    rates: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, search in systems.items():
             started = time.perf_counter()
-            way()
+            search()
             rates[name].append(len(texts) / (time.perf_counter() - started))
     ratios = {
         name: statistics.median(a / b for a, b in zip(rates[name], rates["pyserini"], strict=True))
@@ -121,6 +164,7 @@ def throughput(folder: Path, ids: list[str], texts: list[str], k: int, threads: 
 
 
 def main() -> None:
+    """Reads the options, compares the hits, measures throughput, prints and writes the figures."""
     if sys.argv[1:2] == ["--module"]:
         from indexing.java import jvm
 
@@ -129,26 +173,27 @@ def main() -> None:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", default="examples/squad")
-    parser.add_argument("--split", default="test")
-    parser.add_argument("--k", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--json", default="results/bm25.json")
+    parser.add_argument("--source", default="examples/squad", help="BEIR folder (default: %(default)s)")
+    parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
+    parser.add_argument("--k", type=int, default=200, help="hits per query (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each system (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=5, help="rounds that measure throughput (default: %(default)s)")
+    parser.add_argument("--json", default="results/bm25.json", help="output file (default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="riptide-bm25-") as name:
         folder = Path(name)
         ids, texts = prepare(options.source, options.split, folder, options.k)
-        theirs = read(folder / "pyserini.trec")
-        found: dict[str, object] = {"queries": len(ids)}
-        for ours in ("one", "bm25"):
-            found[f"differing_{ours}"] = differing(read(folder / f"{ours}.trec"), theirs, options.k)
-        found["same_in_4_shards"] = read(folder / "one.trec") == read(folder / "bm25.trec")
-        found |= throughput(folder, ids, texts, options.k, options.threads, options.pairs)
+        peer_run = read_run(folder / "pyserini.trec")
+        figures: dict[str, object] = {"queries": len(ids)}
+        for index in ("one", "bm25"):
+            our_run = read_run(folder / f"{index}.trec")
+            figures[f"differing_{index}"] = count_differences(our_run, peer_run, options.k)
+        figures["same_in_4_shards"] = read_run(folder / "one.trec") == read_run(folder / "bm25.trec")
+        figures |= measure_throughput(folder, ids, texts, options.k, options.threads, options.pairs)
     path = Path(options.json)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

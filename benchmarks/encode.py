@@ -1,13 +1,12 @@
-"""How fast passages are encoded, side by side with sentence-transformers in the same process.
+"""Compares encoding speed with sentence-transformers in the same process, in tokens/s; also measures start-up.
 
     python benchmarks/encode.py --data examples/squad/corpus.jsonl.gz --count 512 --threads 2
 
-Rounds alternate riptide, sentence-transformers as it comes (float32, batches of 32) and sentence-transformers in
-bfloat16; the medians are compared. Each round has passages of its own: batches of lengths that were met before are
-faster. All are given the same strings (title and text joined by a space), tokenise them within the time taken, and are
-credited with the same tokens: those of the texts, without padding. Start-up is the
-time from a fresh process to the first vectors, once with an empty compiler cache and once with a filled one.
-Writes results/encode.json.
+Rounds alternate riptide, sentence-transformers with default settings (float32, batches of 32) and sentence-transformers
+in bfloat16; the medians are compared. Each round has different passages, because batches of lengths that occurred
+before are faster. All systems get the same strings (title and text joined by a space) and tokenise them within the
+measured time, and their tokens/s count the tokens of the texts without padding. Start-up is the time from a fresh
+process to the first vector, once with an empty compiler cache and once with a filled one.
 """
 
 from __future__ import annotations
@@ -31,48 +30,88 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from retriever.encoder import Encoder, EncoderOptions, resolve  # noqa: E402
+from retriever.encoder import Encoder  # noqa: E402
+from retriever.files import resolve  # noqa: E402
+from retriever.options import EncoderOptions  # noqa: E402
 
 START = """
 import sys, time
-begun = time.perf_counter()
-from retriever.encoder import Encoder, EncoderOptions
+started = time.perf_counter()
+from retriever.encoder import Encoder
+from retriever.options import EncoderOptions
 encoder = Encoder(sys.argv[1], EncoderOptions(compile=sys.argv[2]), threads=int(sys.argv[3]))
-encoder.encode(["a question"])
-print(time.perf_counter() - begun)
+encoder.encode(["a query"])
+print(time.perf_counter() - started)
 """
 
 
 def read_passages(path: Path, count: int, rounds: int) -> list[tuple[list[str], list[str]]]:
-    """Titles and texts of `count` passages for each round, no passage twice, each round's spread evenly over a BEIR
-    corpus (jsonl, gzipped or not); fewer where it is small."""
+    """Reads different passages for each round, spread evenly over a BEIR corpus.
+
+    Args:
+        path: The corpus, JSON lines, which may be compressed as .gz.
+        count: Passages per round; fewer if the corpus is small.
+        rounds: Number of rounds.
+
+    Returns:
+        Titles and texts of each round.
+    """
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     rows = rows[:: max(1, len(rows) // (count * rounds))]
-    each = [rows[number::rounds][: min(count, len(rows) // rounds)] for number in range(rounds)]
-    return [([row.get("title") or "" for row in part], [row["text"] for row in part]) for part in each]
+    rows_by_round = [rows[number::rounds][: min(count, len(rows) // rounds)] for number in range(rounds)]
+    return [([row.get("title") or "" for row in part], [row["text"] for row in part]) for part in rows_by_round]
 
 
-def start_up(model: str, compile: str, threads: int, cache: str) -> float:
-    """Seconds from a fresh process (Python running, nothing imported) to the first vector."""
+def measure_start_up(model: str, compile: str, threads: int, cache: str) -> float:
+    """Returns the seconds from a fresh process, before any import, to its first vector.
+
+    Args:
+        model: The encoder.
+        compile: "never" or "always".
+        threads: Threads of the encoder.
+        cache: Folder of the compiler cache.
+    """
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
     command = [sys.executable, "-c", START, model, compile, str(threads)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return float(result.stdout.split()[-1])
 
 
 def main() -> None:
     """Reads the options, runs the rounds, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT / "examples/squad/corpus.jsonl.gz")
-    parser.add_argument("--count", type=int, default=512, help="passages")
-    parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--compile", default="auto", choices=["auto", "never", "always"])
-    parser.add_argument("--no-start-up", action="store_true", help="leave the start-up times out")
-    parser.add_argument("--out", type=Path, default=ROOT / "results/encode.json")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=ROOT / "examples/squad/corpus.jsonl.gz",
+        help="BEIR corpus, compressed or not (default: examples/squad/corpus.jsonl.gz)",
+    )
+    parser.add_argument("--count", type=int, default=512, help="passages per round (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="encoder (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: all cores)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16"],
+        help="dtype of riptide's encoder (default: auto, bfloat16 if the device supports it)",
+    )
+    parser.add_argument(
+        "--compile",
+        default="auto",
+        choices=["auto", "never", "always"],
+        help="whether riptide's encoder is compiled (default: auto, if that is faster)",
+    )
+    parser.add_argument("--no-start-up", action="store_true", help="do not measure start-up times")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "results/encode.json",
+        help="output file (default: results/encode.json)",
+    )
     options = parser.parse_args()
 
     from sentence_transformers import SentenceTransformer
@@ -84,26 +123,27 @@ def main() -> None:
     first, *others = [encoder.compose(*part) for part in read_passages(options.data, options.count, 1 + options.rounds)]
     num_tokens = [int(encoder.tokenize(passages, side="passage").lengths.sum()) for passages in others]
     folder, device = str(resolve(options.model)), encoder.device.type
-    plain = SentenceTransformer(folder, device=device, model_kwargs={"dtype": torch.float32})
-    half = SentenceTransformer(folder, device=device, model_kwargs={"dtype": torch.bfloat16})
-    sides: dict[str, Callable[[list[str]], Any]] = {
+    float32_model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": torch.float32})
+    bfloat16_model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": torch.bfloat16})
+    systems: dict[str, Callable[[list[str]], Any]] = {
         "riptide": lambda passages: encoder.encode(passages, side="passage"),
-        "sentence-transformers float32": lambda passages: plain.encode(passages, batch_size=32),
-        "sentence-transformers bfloat16": lambda passages: half.encode(passages, batch_size=32),
+        "sentence-transformers float32": lambda passages: float32_model.encode(passages, batch_size=32),
+        "sentence-transformers bfloat16": lambda passages: bfloat16_model.encode(passages, batch_size=32),
     }
-    print(f"{len(first)} passages a round, {sum(num_tokens)} tokens, {options.threads} threads; {encoder.numerics}")
-    vectors = {name: np.asarray(run(first), dtype=np.float32) for name, run in sides.items()}  # warms up, too
+    print(f"{len(first)} passages per round, {sum(num_tokens)} tokens, {options.threads} threads; {encoder.numerics}")
+    # This also warms up the systems.
+    vectors = {name: np.asarray(encode(first), dtype=np.float32) for name, encode in systems.items()}
     reference = vectors["sentence-transformers float32"]
     cosine = {
         name: float(((v * reference).sum(1) / np.linalg.norm(v, axis=1) / np.linalg.norm(reference, axis=1)).min())
         for name, v in vectors.items()
     }
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
     for passages in others:
-        for name, run in sides.items():
-            begun = time.perf_counter()
-            run(passages)
-            seconds[name].append(time.perf_counter() - begun)
+        for name, encode in systems.items():
+            started = time.perf_counter()
+            encode(passages)
+            seconds[name].append(time.perf_counter() - started)
     figures: dict[str, Any] = {
         "model": options.model,
         "corpus": options.data.name,
@@ -115,12 +155,12 @@ def main() -> None:
         "smallest_cosine_to_float32": cosine,
     }
     figures["tokens_per_second"] = {
-        name: statistics.median(tokens / took for tokens, took in zip(num_tokens, taken, strict=True))
-        for name, taken in seconds.items()
+        name: statistics.median(tokens / time_s for tokens, time_s in zip(num_tokens, times_s, strict=True))
+        for name, times_s in seconds.items()
     }
     figures["times_as_fast_as"] = {
         name: statistics.median(b / a for a, b in zip(seconds["riptide"], seconds[name], strict=True))
-        for name in list(sides)[1:]
+        for name in list(systems)[1:]
     }
     for name, rate in figures["tokens_per_second"].items():
         print(f"{name:32} {rate:10,.0f} tokens/s   smallest cosine to float32 {cosine[name]:.5f}")
@@ -129,11 +169,11 @@ def main() -> None:
     if not options.no_start_up:
         with tempfile.TemporaryDirectory() as cache:
             figures["start_up_seconds"] = {
-                "not compiled": start_up(options.model, "never", options.threads, cache),
-                "compiled, empty cache": start_up(options.model, "always", options.threads, cache),
-                "compiled, filled cache": start_up(options.model, "always", options.threads, cache),
+                "not compiled": measure_start_up(options.model, "never", options.threads, cache),
+                "compiled, empty cache": measure_start_up(options.model, "always", options.threads, cache),
+                "compiled, filled cache": measure_start_up(options.model, "always", options.threads, cache),
             }
-        print("start-up:", ", ".join(f"{name} {took:.1f} s" for name, took in figures["start_up_seconds"].items()))
+        print("start-up:", ", ".join(f"{name} {time_s:.1f} s" for name, time_s in figures["start_up_seconds"].items()))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

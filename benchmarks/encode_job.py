@@ -2,11 +2,11 @@
 
     python benchmarks/encode_job.py --source examples/squad --part-size 200 --rounds 5
 
-A plain loop over the corpus' parts with an Encoder (compose, tokenise, forward; no reading ahead, nothing written), and
-jobs/encode_corpus.py. In each round both are up at once and take turns of seconds: while one runs, all processes of
-the other, Ray's among them, are stopped. What other work takes of a shared machine then falls on both alike, and
-seconds are counted that were a side's own. Start-up is reported separately. Other options go to the job: with
---ray it runs on a private Ray, otherwise in its process.
+The bare encoder is a plain loop over the parts of the corpus (compose, tokenise, forward; without read-ahead, and
+nothing is written). The job is jobs/encode_corpus.py. In each round, both run at the same time and take turns of a few
+seconds: while one runs, all processes of the other, including those of Ray, are stopped. Thus other load on a shared
+machine affects both alike, and only the seconds of a side's turns count for it. Start-up is reported separately.
+Unknown options are passed to the job: with --ray it runs on a private Ray, otherwise in its own process.
 """
 
 from __future__ import annotations
@@ -28,12 +28,21 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-TURN = 4.0  # seconds
+TURN_S = 4.0
 
 
-def bare(store: str, limit: int) -> None:
-    """Encode the store's parts again and again until stopped; says when it was ready, and when each was done."""
+def run_bare_encoder(store: str, limit: int) -> None:
+    """Encodes the first passages of a store repeatedly until the process is stopped.
+
+    Prints a JSON line per part: rows so far, the time at which the encoder was ready, and the current time.
+
+    Args:
+        store: The store.
+        limit: Passages per repetition.
+    """
     from indexing.corpus import Corpus, open_table
     from indexing.store import Store
     from retriever.encoder import Encoder
@@ -42,23 +51,31 @@ def bare(store: str, limit: int) -> None:
     ready = time.time()
     rows = 0
     while True:
-        left = limit
+        remaining = limit
         for part in Corpus.open(Store(store)).parts:
-            table = open_table(part).slice(0, left)
+            table = open_table(part).slice(0, remaining)
             texts = encoder.compose(table["title"].to_pylist(), table["text"].to_pylist())
             encoder.forward(encoder.tokenize(texts, side="passage"))
-            left -= len(texts)
+            remaining -= len(texts)
             rows += len(texts)
             print(json.dumps({"rows": rows, "ready": ready, "last": time.time()}), flush=True)
-            if not left:
+            if not remaining:
                 break
 
 
-def job(store: str, name: str, limit: int, more: list[str]) -> None:
-    """Does what jobs/encode_corpus.py does; says when an encoder was ready, and when each part was committed."""
-    from jobs import cli
-    from jobs.encode_corpus import EncodeCorpus, open_encoders, spec_of
+def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
+    """Does what jobs/encode_corpus.py does, and prints a JSON line per committed part as `run_bare_encoder`.
 
+    Args:
+        store: The store.
+        name: Name of the embeddings.
+        limit: Passages to encode.
+        job_options: Further options of the job.
+    """
+    from jobs import cli
+    from jobs.encode_corpus import EncodeCorpus, open_encoders
+
+    from indexing.encoders import spec_of
     from indexing.encoding import EncodeCorpus as EncodeWork
     from indexing.encoding import PartDone, numerics_of
     from indexing.store import Store
@@ -67,11 +84,11 @@ def job(store: str, name: str, limit: int, more: list[str]) -> None:
 
     rows = 0
 
-    def observe(unit: Unit, done: PartDone | dict[str, Any]) -> None:
+    def observe(unit: Unit, part: PartDone | dict[str, Any]) -> None:
         nonlocal rows
-        done = done if isinstance(done, PartDone) else PartDone(**done)
-        rows += done.rows
-        print(json.dumps({"rows": rows, "ready": done.ready, "last": time.time()}), flush=True)
+        part = part if isinstance(part, PartDone) else PartDone(**part)
+        rows += part.rows
+        print(json.dumps({"rows": rows, "ready": part.ready, "last": time.time()}), flush=True)
 
     def main(options: EncodeCorpus) -> None:
         corpus_store = Store(options.store)
@@ -82,12 +99,16 @@ def job(store: str, name: str, limit: int, more: list[str]) -> None:
         work = EncodeWork(corpus_store, spec, name, resources=resources, numerics=numerics, limit=limit)
         run_work(corpus_store, work, runner, observe=observe)
 
-    sys.argv[1:] = ["--store", store, "--encoder", MODEL, "--name", name, *more]
+    sys.argv[1:] = ["--store", store, "--encoder", MODEL, "--name", name, *job_options]
     cli.run(main, EncodeCorpus)
 
 
 class Side:
-    """A process with all that it starts, that can be stopped for a while; `turns` are the times when it ran."""
+    """A process and its children, which can be stopped for a while.
+
+    Attributes:
+        turns: Start and end of each period in which it ran, in seconds since the epoch.
+    """
 
     def __init__(self, *command: str):
         self.out = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -95,95 +116,114 @@ class Side:
         self.turns: list[tuple[float, float]] = []
 
     def signal(self, number: int) -> None:
+        """Sends a signal to the process and its children."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [self.process, *self.process.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
 
-    def turn(self, seconds: float) -> bool:
-        """Run for so long; whether it is still there."""
+    def run_turn(self, seconds: float) -> bool:
+        """Lets the process run for some seconds; returns whether it still runs."""
         self.signal(signal.SIGCONT)
-        begun = time.time()
+        started = time.time()
         with contextlib.suppress(psutil.TimeoutExpired):
             self.process.wait(seconds)
-        self.turns.append((begun, time.time()))
+        self.turns.append((started, time.time()))
         self.signal(signal.SIGSTOP)
         return self.process.poll() is None
 
-    def seconds(self, start: float, end: float) -> float:
-        """How much of a span of time was its own."""
+    def running_seconds(self, start: float, end: float) -> float:
+        """Returns for how many seconds of a period the process ran."""
         return sum(max(0.0, min(end, last) - max(start, first)) for first, last in self.turns)
 
     def lines(self) -> list[dict[str, Any]]:
+        """Returns the JSON lines that the process has printed."""
         self.out.seek(0)
         return [json.loads(line) for line in self.out.read().splitlines() if line.startswith("{")]
 
-    def end(self) -> None:
+    def kill(self) -> None:
+        """Kills the process and its children."""
         self.signal(signal.SIGKILL)
         self.process.wait()
         self.out.close()
 
 
-def take_turns(alone: Side, through: Side) -> dict[str, float]:
-    """Both sides' passages/s of their own seconds, until the job has ended."""
-    alone.signal(signal.SIGSTOP)
-    through.signal(signal.SIGSTOP)
-    while through.turn(TURN):
-        assert alone.turn(TURN), "the bare encoder ended"
-    if through.process.returncode:
-        raise SystemExit(f"the job ended with {through.process.returncode}: try its options with jobs/encode_corpus.py")
-    done = through.lines()
-    first, last = done[0]["last"], done[-1]["last"]
-    parts = [part for part in alone.lines() if first <= part["last"] <= last]
-    if len(parts) < 3:
+def take_turns(bare: Side, job: Side) -> dict[str, float]:
+    """Lets both sides run in turns until the job has ended.
+
+    Returns:
+        "bare" and "job": passages per second of running time; "bare_startup" and "job_startup": seconds.
+
+    Raises:
+        SystemExit: If the job fails, or if the bare encoder encoded too few parts meanwhile.
+    """
+    bare.signal(signal.SIGSTOP)
+    job.signal(signal.SIGSTOP)
+    while job.run_turn(TURN_S):
+        assert bare.run_turn(TURN_S), "the bare encoder ended"
+    if job.process.returncode:
+        raise SystemExit(f"the job ended with {job.process.returncode}: try its options with jobs/encode_corpus.py")
+    job_parts = job.lines()
+    first, last = job_parts[0]["last"], job_parts[-1]["last"]
+    bare_parts = [part for part in bare.lines() if first <= part["last"] <= last]
+    if len(bare_parts) < 3:
         raise SystemExit(
-            f"{len(parts)} parts of the bare encoder while the job ran: give more --passages, or a smaller --part-size"
+            f"{len(bare_parts)} parts of the bare encoder while the job ran: give more --passages, or a smaller "
+            "--part-size"
         )
-    # Both from the end of a part to the end of another: the first ones are slower.
-    rows, seconds = parts[-1]["rows"] - parts[0]["rows"], alone.seconds(parts[0]["last"], parts[-1]["last"])
+    # Both are measured from the end of one part to the end of another, because the first parts are slower.
+    bare_rows = bare_parts[-1]["rows"] - bare_parts[0]["rows"]
+    bare_seconds = bare.running_seconds(bare_parts[0]["last"], bare_parts[-1]["last"])
     return {
-        "bare": rows / seconds,
-        "job": (done[-1]["rows"] - done[0]["rows"]) / through.seconds(first, last),
-        "bare_startup": alone.seconds(alone.turns[0][0], parts[0]["ready"]),
-        "job_startup": through.seconds(through.turns[0][0], done[0]["ready"]),
+        "bare": bare_rows / bare_seconds,
+        "job": (job_parts[-1]["rows"] - job_parts[0]["rows"]) / job.running_seconds(first, last),
+        "bare_startup": bare.running_seconds(bare.turns[0][0], bare_parts[0]["ready"]),
+        "job_startup": job.running_seconds(job.turns[0][0], job_parts[0]["ready"]),
     }
 
 
 def main() -> None:
+    """Reads the options, runs the rounds, prints and writes the figures; or runs one side (--side)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", default="examples/squad")
-    parser.add_argument("--passages", type=int, default=12_000)
-    parser.add_argument("--part-size", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", default="results/encode_job.json")
+    parser.add_argument("--source", default="examples/squad", help="BEIR folder (default: %(default)s)")
+    parser.add_argument("--passages", type=int, default=12_000, help="passages to encode (default: %(default)s)")
+    parser.add_argument("--part-size", type=int, default=1_000, help="passages per part (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--json", default="results/encode_job.json", help="output file (default: %(default)s)")
     parser.add_argument("--side", nargs=2, metavar=("SIDE", "STORE"), help=argparse.SUPPRESS)
     parser.add_argument("--name", help=argparse.SUPPRESS)
-    options, more = parser.parse_known_args()  # what is left goes to the job: --cpus 2
+    options, job_options = parser.parse_known_args()  # unknown options, for example --cpus 2, go to the job
     if options.side:
         side, store = options.side
-        job(store, options.name, options.passages, more) if side == "job" else bare(store, options.passages)
+        if side == "job":
+            run_job(store, options.name, options.passages, job_options)
+        else:
+            run_bare_encoder(store, options.passages)
         return
     store = tempfile.mkdtemp(prefix="riptide-encode-")
     rounds = []
     try:
-        imports = ("--source", options.source, "--part-size", str(options.part_size))
-        subprocess.run([sys.executable, "jobs/import_corpus.py", "--store", store, *imports], cwd=ROOT, check=True,
-                       capture_output=True)  # fmt: skip
+        import_job = ["jobs/import_corpus.py", "--store", store]
+        import_job += ["--source", options.source, "--part-size", str(options.part_size)]
+        subprocess.run([sys.executable, *import_job], cwd=ROOT, check=True, capture_output=True)
         for number in range(options.rounds):
             common = (__file__, "--passages", str(options.passages), "--name", f"e{number}", "--side")
-            sides = Side(*common, "bare", store), Side(*common, "job", store, *more)
+            sides = Side(*common, "bare", store), Side(*common, "job", store, *job_options)
             try:
-                found = take_turns(*sides)
+                figures = take_turns(*sides)
             finally:
                 for side in sides:
-                    side.end()
-            rounds.append(found | {"ratio": found["job"] / found["bare"]})
-            print(f"bare {found['bare']:6.0f}/s (start {found['bare_startup']:.1f} s)   "
-                  f"job {found['job']:6.0f}/s (start {found['job_startup']:.1f} s)   "
-                  f"ratio {rounds[-1]['ratio']:.3f}", flush=True)  # fmt: skip
+                    side.kill()
+            rounds.append(figures | {"ratio": figures["job"] / figures["bare"]})
+            print(
+                f"bare {figures['bare']:6.0f}/s (start {figures['bare_startup']:.1f} s)   "
+                f"job {figures['job']:6.0f}/s (start {figures['job_startup']:.1f} s)   "
+                f"ratio {rounds[-1]['ratio']:.3f}",
+                flush=True,
+            )
     finally:
         shutil.rmtree(store)
-    median = statistics.median(found["ratio"] for found in rounds)
+    median = statistics.median(figures["ratio"] for figures in rounds)
     print(f"job / bare encoder: {median:.3f} (median of {len(rounds)} rounds)")
     path = Path(options.json)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,17 @@
-"""Correctness in bfloat16 and timings on a GPU, each against its peer; without a GPU, toy sizes on the CPU.
+"""Measures correctness in bfloat16 and speed on a GPU, each against a peer; without a GPU, toy sizes on the CPU.
 
     python benchmarks/gpu.py --list
     python benchmarks/gpu.py --out results/gpu.json
     python benchmarks/gpu.py --out results/gpu.json --only exact-search rip --again
 
 Needs torch, transformers, numpy, safetensors and sentence-transformers, and no network. Each measurement is a separate
-process with a time limit. The file is written after each measurement: a failure is recorded in one line and the others
-still run. The same command resumes with the measurements that are missing, were skipped or have failed. The exit status
-is 1 if a measurement failed.
+process with a time limit. The output file is written after each measurement; a failure is recorded in one line, and the
+other measurements still run. The same command resumes with the measurements that are missing, were skipped or have
+failed. The exit status is 1 if a measurement failed.
 
-Peers: sentence-transformers for the encoder and for training, plain torch for exact search, one call per task for
-mixed batches. Weights are random (no download), with the shape of BERT-base and RoBERTa-base on a GPU and tiny shapes
-without one; rip and prompt-tuning use all-MiniLM-L6-v2 if it is in the local cache of Hugging Face.
+Peers: sentence-transformers for the encoder and for training, plain torch for exact search, one call per task for mixed
+batches. Weights are random (no download), with the shape of BERT-base and RoBERTa-base on a GPU and tiny shapes without
+one; rip and prompt-tuning use all-MiniLM-L6-v2 if it is in the local cache of Hugging Face.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def measure_vectors(setting: Setting) -> dict[str, Any]:
 
 
 def measure_encoder(setting: Setting) -> dict[str, Any]:
-    """Compares the time of an encoder in bfloat16 with that of sentence-transformers in bfloat16."""
+    """Compares the encoder with sentence-transformers, both in bfloat16."""
     from sentence_transformers import SentenceTransformer
 
     from retriever.encoder import Encoder
@@ -181,7 +181,10 @@ def measure_encoder(setting: Setting) -> dict[str, Any]:
 
 
 def measure_search(setting: Setting, dim: int = 768) -> dict[str, Any]:
-    """Compares exact top 200 with a plain torch product and topk in blocks; both read float16 vectors from the host."""
+    """Compares exact search (top 200) with a matrix product and topk of plain torch, in blocks.
+
+    Both read float16 vectors from host memory.
+    """
     from indexing.exact import exact_search
 
     count, num_queries, block = (4_000_000, 4_096, 100_000) if setting.gpu else (20_000, 128, 100_000)
@@ -213,7 +216,10 @@ def measure_search(setting: Setting, dim: int = 768) -> dict[str, Any]:
 
 
 def measure_tasks(setting: Setting, tasks: int) -> dict[str, Any]:
-    """Encodes queries of many tasks in one call: time against one task and a call per task; equality in bfloat16."""
+    """Compares encoding queries of many tasks in one call with one task, and with a call per task.
+
+    Also returns the largest difference between vectors of the mixed call and of a call per task, in bfloat16.
+    """
     from retriever.encoder import Encoder
     from retriever.options import EncoderOptions
     from retriever.prompts import TaskPrompt, backbone_of
@@ -258,7 +264,17 @@ def measure_tasks(setting: Setting, tasks: int) -> dict[str, Any]:
 
 
 def measure_training(setting: Setting, runs: Sequence[str], needed: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns figures of runs of benchmarks/training.py. Raises SkippedError if a needed package is missing."""
+    """Returns the figures of benchmarks/training.py.
+
+    Args:
+        setting: Device and deadline.
+        runs: The runs to measure, as its --runs.
+        needed: Packages without which the measurement is skipped.
+
+    Raises:
+        SkippedError: If a needed package is missing.
+        RuntimeError: If a run fails.
+    """
     if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
         raise SkippedError(f"{', '.join(missing)} not installed; the trainer of sentence-transformers needs it")
     sizes = ["--steps", "12"] if setting.gpu else ["--layers", "2", "--hidden", "64", "--steps", "3"]
@@ -283,7 +299,7 @@ def measure_training(setting: Setting, runs: Sequence[str], needed: Sequence[str
 
 
 def train(system: Any, steps: int, lr: float, setting: Setting, dtype: torch.dtype, products: float) -> dict[str, Any]:
-    """Trains a system; returns first and last loss, tokens/s after the first two steps, and fraction of the peak rate.
+    """Trains a system and measures its speed after the first two steps.
 
     Args:
         system: A retriever.system.System.
@@ -292,6 +308,9 @@ def train(system: Any, steps: int, lr: float, setting: Setting, dtype: torch.dty
         setting: Device and deadline.
         dtype: The dtype of the forward and backward pass.
         products: Matrix products per backbone weight and token, in the forward and backward pass together.
+
+    Returns:
+        Number of steps, first and last loss, tokens/s, and the fraction of the device's peak rate.
     """
     from retriever.training import LoopOptions, Trainer
 
@@ -322,7 +341,11 @@ def train(system: Any, steps: int, lr: float, setting: Setting, dtype: torch.dty
 
 
 def squad() -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
-    """Returns the sample in examples/squad: passages and queries by id, and query -> relevant passage per split."""
+    """Reads the sample in examples/squad.
+
+    Returns:
+        Texts of passages by id, texts of queries by id, and by split the relevant passage of each query.
+    """
     folder = ROOT / "examples/squad"
 
     def texts(name: str) -> dict[str, str]:
@@ -337,7 +360,15 @@ def squad() -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
 
 
 def find_backbone(random_weights: Path, setting: Setting) -> tuple[Path, str]:
-    """Returns folder and name of all-MiniLM-L6-v2, or of a model with random weights if it is not in the cache."""
+    """Finds the backbone of rip and prompt-tuning.
+
+    Args:
+        random_weights: Folder for a model with random weights, which is used if all-MiniLM-L6-v2 is not in the cache.
+        setting: Device and deadline.
+
+    Returns:
+        Folder and name of the backbone.
+    """
     from retriever.errors import InputError
     from retriever.files import resolve
 
@@ -353,7 +384,10 @@ def sizes(setting: Setting) -> tuple[int, int]:
 
 
 def measure_rip(setting: Setting) -> dict[str, Any]:
-    """Measures RIP on the SQuAD sample. Without sentencex, sentences end at full stops; the figures say which."""
+    """Measures RIP on the SQuAD sample.
+
+    Without the packages sentencex and regex, sentences are split at full stops; the figures say which was used.
+    """
     from retriever import rip
     from retriever.numerics import choose_dtype
 
@@ -376,7 +410,7 @@ def measure_rip(setting: Setting) -> dict[str, Any]:
 
 
 def measure_prompts(setting: Setting) -> dict[str, Any]:
-    """Measures prompt tuning on the SQuAD sample: rate, losses, and test MRR@10 among its passages before and after."""
+    """Measures prompt tuning on the SQuAD sample: speed, losses, and test MRR@10 before and after."""
     from retriever.dual import DualSystem, TuneOptions
     from retriever.evaluation.dev import DevSet
     from retriever.numerics import choose_dtype
@@ -483,6 +517,7 @@ def command_of(name: str, seconds: float, file: Path) -> list[str]:
 
 
 def last_line(text: str) -> str:
+    """Returns the last line of a text."""
     return text.strip().rpartition("\n")[2]
 
 
@@ -495,7 +530,15 @@ def write(document: Mapping[str, Any], path: Path) -> None:
 
 
 def read(path: Path, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the document to resume. Exits with one line if the file is of another machine or another program."""
+    """Returns the document to resume, or a new one.
+
+    Args:
+        path: The output file.
+        machine: Device and versions of this machine.
+
+    Raises:
+        SystemExit: If the file comes from another machine or another program.
+    """
     if not path.exists():
         return {**machine, "measurements": {}}
     try:
@@ -512,6 +555,11 @@ def read(path: Path, machine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the measurements that are missing; returns the exit status.
+
+    Args:
+        arguments: The command line; None: that of the process.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = list(MEASUREMENTS)
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", default=names, help="measurements to run")

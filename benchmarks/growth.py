@@ -1,9 +1,9 @@
-"""A corpus that grows by 10% and loses 1%, against a store built anew from the same final corpus.
+"""Compares a corpus that grew by 10% and lost 1% with a store that is built from scratch from the same final corpus.
 
     python benchmarks/growth.py --source ../shared/data/scifact
 
-Both are searched exactly; float32 and eager by default, so that what may differ is riptide's own doing and not the
-last bits of a batch. Says how many passages were encoded and indexed for the second generation.
+Both are searched exactly. By default, encoding is eager and in float32, so that a difference comes from riptide and not
+from the rounding of a batch. The figures also say how many passages were encoded and indexed for the second generation.
 """
 
 from __future__ import annotations
@@ -23,65 +23,78 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 
+def run_job(store: Path, name: str, *arguments: object) -> None:
+    """Runs a job on a store."""
+    command = [sys.executable, f"jobs/{name}.py", "--store", str(store), *map(str, arguments)]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
 def main() -> None:
+    """Reads the options, builds and searches both stores, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, required=True, help="a folder in BEIR form")
-    parser.add_argument("--encoder", default="sentence-transformers/all-MiniLM-L6-v2")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--json", default="results/growth.json")
+    parser.add_argument("--source", type=Path, required=True, help="BEIR folder with compressed files")
+    parser.add_argument(
+        "--encoder", default="sentence-transformers/all-MiniLM-L6-v2", help="encoder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=["float32", "bfloat16"],
+        help="dtype of the encoder; bfloat16 also shows differences by rounding (default: %(default)s)",
+    )
+    parser.add_argument("--json", default="results/growth.json", help="output file (default: %(default)s)")
     options = parser.parse_args()
 
-    def job(store: Path, name: str, *arguments: object) -> None:
-        command = [sys.executable, f"jobs/{name}.py", "--store", str(store), *map(str, arguments)]
-        subprocess.run(command, cwd=ROOT, check=True)
-
-    def make(store: Path) -> None:
-        """Vectors and an index of whatever the corpus has and they lack."""
+    def encode_and_index(store: Path) -> None:
+        """Makes the vectors and the index of passages that have none yet."""
         encoder = ("--encoder", options.encoder, "--name", "e", "--dtype", options.dtype, "--compile", "never")
-        job(store, "encode_corpus", *encoder)
-        job(store, "build_index", "--factory", "IVF64,PQ48", "--shards", 2)
+        run_job(store, "encode_corpus", *encoder)
+        run_job(store, "build_index", "--factory", "IVF64,PQ48", "--shards", 2)
 
     with tempfile.TemporaryDirectory(prefix="riptide-growth-") as folder:
         root = Path(folder)
         with gzip.open(options.source / "corpus.jsonl.gz", "rt", encoding="utf-8") as lines:
             passages = lines.readlines()
-        first = len(passages) - len(passages) // 11  # what is appended is 10% of what was there
-        gone = set(np.random.default_rng(0).choice(first, first // 100, replace=False).tolist())
-        kept = [line for number, line in enumerate(passages) if number not in gone]
-        for name, own in {"first": passages[:first], "more": passages[first:], "anew": kept}.items():
+        first = len(passages) - len(passages) // 11  # the appended passages are 10% of these
+        deleted = set(np.random.default_rng(0).choice(first, first // 100, replace=False).tolist())
+        final = [line for number, line in enumerate(passages) if number not in deleted]
+        for name, corpus in {"first": passages[:first], "more": passages[first:], "final": final}.items():
             (root / name).mkdir()
-            (root / name / "corpus.jsonl").write_text("".join(own), encoding="utf-8")
+            (root / name / "corpus.jsonl").write_text("".join(corpus), encoding="utf-8")
             if name != "more":
                 shutil.copy(options.source / "queries.jsonl.gz", root / name)
-        (root / "gone").write_text("".join(json.loads(passages[number])["_id"] + "\n" for number in sorted(gone)))
-        grown, anew = root / "grown", root / "built"
-        job(grown, "import_corpus", "--source", root / "first", "--part-size", 1000)
-        make(grown)
-        job(grown, "import_corpus", "--source", root / "more", "--append", "--delete", root / "gone")
-        make(grown)
-        job(anew, "import_corpus", "--source", root / "anew", "--part-size", 1000)
-        make(anew)
+        deleted_ids = [json.loads(passages[number])["_id"] for number in sorted(deleted)]
+        (root / "deleted").write_text("".join(f"{id}\n" for id in deleted_ids))
+        grown, rebuilt = root / "grown", root / "rebuilt"
+        run_job(grown, "import_corpus", "--source", root / "first", "--part-size", 1000)
+        encode_and_index(grown)
+        run_job(grown, "import_corpus", "--source", root / "more", "--append", "--delete", root / "deleted")
+        encode_and_index(grown)
+        run_job(rebuilt, "import_corpus", "--source", root / "final", "--part-size", 1000)
+        encode_and_index(rebuilt)
 
         from indexing.runs import read_run
         from indexing.store import Store
 
         hits: dict[str, list[tuple[str, str, float]]] = {}
-        for store in (grown, anew):
-            job(store, "search", "--mode", "exact", "--split", "all", "--k", 100, "--name", "run")
+        for store in (grown, rebuilt):
+            run_job(store, "search", "--mode", "exact", "--split", "all", "--k", 100, "--name", "run")
             rows = [row for table in read_run(Store(str(store)).open("runs", "run")) for row in table.to_pylist()]
             hits[store.name] = [(row["query_id"], row["id"], row["score"]) for row in rows]
-        pairs = list(zip(hits["grown"], hits["built"], strict=True))
-        found = {
-            "passages": first, "appended": len(passages) - first, "deleted": len(gone),
+        pairs = list(zip(hits["grown"], hits["rebuilt"], strict=True))
+        figures = {
+            "passages": first,
+            "appended": len(passages) - first,
+            "deleted": len(deleted),
             "encoded_for_the_second_generation": Store(str(grown)).open("embeddings", "e/g0001").rows,
             "indexed_for_it": Store(str(grown)).open("index", "e/g0001").rows,
             "hits": len(pairs),
             "hits_in_another_place": sum(one[:2] != other[:2] for one, other in pairs),
             "largest_difference_of_a_score": max(abs(one[2] - other[2]) for one, other in pairs),
-        }  # fmt: skip
-    print(json.dumps(found, indent=1))
+        }
+    print(json.dumps(figures, indent=1))
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+    Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hostile clients: incomplete request heads and idle connections against a real server, while good clients search.
+"""Measures a server under incomplete request heads and idle connections while good clients search.
 
     python benchmarks/hostile_clients.py --store S --queries squad
 
@@ -28,22 +28,14 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-HALF = b"GET /v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
+HALF_HEAD = b"GET /v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 
 
 def start(options: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
     """Starts the server, waits until it is ready, and returns its process and port."""
-    command = [
-        sys.executable,
-        str(ROOT / "jobs/serve_search.py"),
-        "--store",
-        options.store,
-        "--port",
-        "0",
-        "--max-connections",
-        str(options.limit),
-    ]
+    command = [sys.executable, str(ROOT / "jobs/serve_search.py"), "--store", options.store, "--port", "0"]
+    command += ["--max-connections", str(options.limit)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
     for line in process.stdout:
@@ -52,7 +44,7 @@ def start(options: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
     raise SystemExit("the server did not start")
 
 
-def search(text: str, close: bool = False) -> bytes:
+def search_request(text: str, close: bool = False) -> bytes:
     """Returns a search request."""
     body = json.dumps({"query": text, "k": 10}).encode()
     end = b"Connection: close\r\n" if close else b""
@@ -60,7 +52,7 @@ def search(text: str, close: bool = False) -> bytes:
     return head % (end, len(body)) + b"\r\n" + body
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
+async def fetch_status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
     """Sends a request, reads the response and returns its status."""
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
@@ -82,7 +74,7 @@ class Attack:
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
                 if number % 2:
-                    writer.write(HALF)
+                    writer.write(HALF_HEAD)
                 while await reader.read(4096):
                     pass
                 writer.close()
@@ -91,7 +83,7 @@ class Attack:
             self.closed += 1
             await asyncio.sleep(0.5)
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Closes all connections."""
         for task in self._tasks:
             task.cancel()
@@ -104,7 +96,7 @@ async def probe_health(port: int, seconds: list[float], failures: Counter[str]) 
         started = time.perf_counter()
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            status = await ask(reader, writer, HEALTH)
+            status = await fetch_status(reader, writer, HEALTH)
             writer.close()
             if status != 200:
                 failures[str(status)] += 1
@@ -115,7 +107,7 @@ async def probe_health(port: int, seconds: list[float], failures: Counter[str]) 
 
 
 async def good_client(
-    port: int, texts: list[str], statuses: Counter[str], is_new: bool, opened: asyncio.Event | None = None
+    port: int, texts: list[str], statuses: Counter[str], is_new: bool, answered: asyncio.Event | None = None
 ) -> None:
     """Searches until it is cancelled, on one connection or on a new one per search.
 
@@ -124,7 +116,7 @@ async def good_client(
         texts: Texts of the queries.
         statuses: Counts the statuses and the errors.
         is_new: Opens a new connection for each search.
-        opened: Set after the first search.
+        answered: Set after the first search.
     """
     reader = writer = None
     for number in range(1_000_000):
@@ -132,19 +124,31 @@ async def good_client(
             if writer is None or is_new:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
             assert reader is not None
-            statuses[str(await ask(reader, writer, search(texts[number % len(texts)], close=is_new)))] += 1
+            statuses[
+                str(await fetch_status(reader, writer, search_request(texts[number % len(texts)], close=is_new)))
+            ] += 1
             if is_new:
                 writer.close()
         except (OSError, asyncio.IncompleteReadError) as error:
             statuses[type(error).__name__] += 1
             writer = None
-        if opened is not None:
-            opened.set()
+        if answered is not None:
+            answered.set()
         await asyncio.sleep(0.02)
 
 
 async def measure(process: subprocess.Popen[str], port: int, options: argparse.Namespace, texts: list[str]) -> dict:
-    """Runs the attack and returns its figures."""
+    """Runs the attack while good clients search.
+
+    Args:
+        process: The server.
+        port: Port of the server.
+        options: The options of the benchmark.
+        texts: Texts of the queries of the good clients.
+
+    Returns:
+        The figures by the name that is printed.
+    """
     server = psutil.Process(process.pid)
     old_statuses: Counter[str] = Counter()
     new_statuses: Counter[str] = Counter()
@@ -154,35 +158,36 @@ async def measure(process: subprocess.Popen[str], port: int, options: argparse.N
     good = [asyncio.create_task(good_client(port, texts, old_statuses, False, event)) for event in events]
     await asyncio.gather(*(event.wait() for event in events))
     await asyncio.sleep(2)
-    before = server.memory_info().rss
+    rss_before = server.memory_info().rss
     attack = Attack(port, options.limit + options.beyond)
     others = [asyncio.create_task(probe_health(port, health, failures))]
     await asyncio.sleep(3)  # during the first two seconds of the attack, new clients may get 503
     others += [asyncio.create_task(good_client(port, texts, new_statuses, True)) for _ in range(options.clients)]
-    most, ends = before, time.monotonic() + options.seconds
-    connections = 0
-    while time.monotonic() < ends:
+    largest_rss, end = rss_before, time.monotonic() + options.seconds
+    open_files = 0
+    while time.monotonic() < end:
         await asyncio.sleep(0.2)
-        most = max(most, server.memory_info().rss)
-        connections = max(connections, server.num_fds())
+        largest_rss = max(largest_rss, server.memory_info().rss)
+        open_files = max(open_files, server.num_fds())
     for task in [*good, *others]:
         task.cancel()
     await asyncio.gather(*good, *others, return_exceptions=True)
-    await attack.end()
+    await attack.close()
     return {
         "attackers": attack.count,
         "closed by the server": attack.closed,
-        "open files of the server": connections,
+        "open files of the server": open_files,
         "healthz, slowest (ms)": round(1000 * max(health)),
-        "healthz, answers": len(health),
+        "healthz, responses": len(health),
         "healthz, failures": dict(failures),
-        "memory growth (MiB)": round((most - before) / (1 << 20), 1),
+        "memory growth (MiB)": round((largest_rss - rss_before) / (1 << 20), 1),
         "statuses on old connections": dict(old_statuses),
         "statuses on new connections": dict(new_statuses),
     }
 
 
 def main() -> None:
+    """Reads the options, starts the server, runs the attack and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--store", required=True, help="Store with a live release, or from which one can be made.")
     parser.add_argument("--queries", help="Query set of the store for the good clients; default: one fixed query.")

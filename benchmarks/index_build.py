@@ -1,8 +1,8 @@
-"""Compares building an index (training and filling) with FAISS by hand: same factory, sample and threads, in turns.
+"""Compares index building (training and filling) with plain FAISS: same factory, sample and threads, alternating.
 
     python benchmarks/index_build.py --vectors 1000000 --dim 384 --rounds 3
 
-FAISS by hand is `index_factory`, `train` and `add` on float32 arrays, with OpenMP set to the same number of threads.
+Plain FAISS means `index_factory`, `train` and `add` on float32 arrays, with OpenMP set to the same number of threads.
 The vectors are clustered and normalised. The ratio of a round is the time of riptide divided by that of FAISS.
 """
 
@@ -44,8 +44,24 @@ def make_vectors(count: int, dim: int) -> np.ndarray:
     return vectors
 
 
-def build_by_hand(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -> tuple[float, float]:
-    """Returns the seconds of training and of filling with FAISS alone."""
+def build(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -> tuple[float, float]:
+    """Returns the seconds of training and of filling with riptide.
+
+    Args:
+        sample: Vectors to train on, float32 [any, dim].
+        vectors: Vectors to add, float16 [n, dim].
+        factory: FAISS factory string.
+        threads: CPU threads.
+    """
+    start = time.perf_counter()
+    quantizer = train_quantizer(sample, factory, seed=0, threads=threads)
+    trained = time.perf_counter()
+    fill_shard(quantizer, [vectors], 0, threads=threads)
+    return trained - start, time.perf_counter() - trained
+
+
+def build_with_faiss(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -> tuple[float, float]:
+    """Returns the seconds of training and of filling with plain FAISS; arguments as for `build`."""
     faiss.omp_set_num_threads(threads)
     index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
     start = time.perf_counter()
@@ -56,31 +72,31 @@ def build_by_hand(sample: np.ndarray, vectors: np.ndarray, factory: str, threads
     return trained - start, time.perf_counter() - trained
 
 
-def build(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -> tuple[float, float]:
-    """Returns the seconds of training and of filling with riptide."""
-    start = time.perf_counter()
-    quantizer = train_quantizer(sample, factory, seed=0, threads=threads)
-    trained = time.perf_counter()
-    fill_shard(quantizer, [vectors], 0, threads=threads)
-    return trained - start, time.perf_counter() - trained
-
-
 def main() -> None:
     """Reads the options, runs the rounds, prints the seconds and the median ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vectors", type=int, default=1_000_000)
-    parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--factory", help="default: the one that auto chooses for a recall of 0.95")
-    parser.add_argument("--threads", type=int, default=TRAINING_THREADS, help="of both sides")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "results/index_build.json")
+    parser.add_argument("--vectors", type=int, default=1_000_000, help="number of vectors (default: %(default)s)")
+    parser.add_argument("--dim", type=int, default=384, help="dimension of the vectors (default: %(default)s)")
+    parser.add_argument(
+        "--factory", help="FAISS factory string (default: the one that build_index chooses for a recall of 0.95)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=TRAINING_THREADS, help="threads of both sides (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "results/index_build.json",
+        help="output file (default: results/index_build.json)",
+    )
     options = parser.parse_args()
     vectors = make_vectors(options.vectors, options.dim)
     factory = options.factory or choose_factory(options.vectors, options.dim, 0.95)
     rows = np.random.default_rng(1).choice(options.vectors, training_size(factory, options.vectors), replace=False)
     sample = vectors[np.sort(rows)].astype(np.float32)
     print(f"{factory}, {len(sample):,} vectors to train on, {options.threads} threads")
-    sides = {"riptide": build, "faiss": build_by_hand}
+    sides = {"riptide": build, "faiss": build_with_faiss}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for number in range(options.rounds):
         for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:

@@ -1,10 +1,11 @@
-"""One encoder, a thousand tasks: its memory, and questions a second as the traffic is of more and more tasks.
+"""Measures an encoder with a thousand task prompts: its memory, and queries/s by the number of tasks in the traffic.
 
     python benchmarks/many_tasks.py --tasks 1000 --length 32 --json results/many_tasks.json
 
-Random prompts over all-MiniLM-L6-v2; batches of 32 questions, each of a task drawn at random from the first 1, 10, 100
-and so on, in turns within one process. Ratios are medians of those within each round, to the traffic of one task on the
-same path. Mixed batches' vectors are compared with those of single-task calls.
+The prompts are random, and the backbone is all-MiniLM-L6-v2. Batches have 32 queries, each of a random task among the
+first 1, 10, 100 and so on; the numbers of tasks alternate in one process. Ratios compare with the traffic of one task
+in the same round; their medians are reported. The vectors of mixed batches are compared with those of single-task
+calls.
 """
 
 from __future__ import annotations
@@ -28,19 +29,27 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from retriever.attention import PromptShape  # noqa: E402
-from retriever.encoder import Encoder, EncoderOptions  # noqa: E402
+from retriever.encoder import Encoder  # noqa: E402
+from retriever.options import EncoderOptions  # noqa: E402
 from retriever.prompts import TaskPrompt, backbone_of  # noqa: E402
 
 
 def main() -> None:
+    """Reads the options, adds the tasks, measures each number of tasks, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2")
-    parser.add_argument("--questions", default=str(ROOT / "examples/squad/queries.jsonl.gz"))
-    parser.add_argument("--tasks", type=int, default=1000)
-    parser.add_argument("--length", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", default="results/many_tasks.json")
+    parser.add_argument(
+        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="backbone (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--questions",
+        default=str(ROOT / "examples/squad/queries.jsonl.gz"),
+        help="file of the queries, compressed BEIR (default: examples/squad/queries.jsonl.gz)",
+    )
+    parser.add_argument("--tasks", type=int, default=1000, help="number of tasks (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=32, help="tokens of each prompt (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (default: all cores)")
+    parser.add_argument("--json", default="results/many_tasks.json", help="output file (default: %(default)s)")
     options = parser.parse_args()
     with gzip.open(options.questions, "rt") as file:
         texts = [json.loads(line)["text"] for line in itertools.islice(file, 640)]
@@ -49,48 +58,53 @@ def main() -> None:
     encoder = Encoder(options.model, settings, threads=options.threads, tasks={})
     encoder.encode(texts[:32])
     process = psutil.Process()
-    bare = process.memory_info().rss
+    rss_before = process.memory_info().rss
     assert encoder._shape is not None
     shape: PromptShape = encoder._shape
     backbone = backbone_of(encoder.config)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for number in range(options.tasks):
         torch.manual_seed(number)
         matrix = 0.3 * torch.randn(shape.layers, 2, shape.heads, options.length, shape.head_dim)
         encoder.put_task(f"t{number}", TaskPrompt(backbone, settings, matrix, None))
-    put = (time.perf_counter() - begun) / options.tasks
-    held = process.memory_info().rss - bare
+    seconds_per_task = (time.perf_counter() - started) / options.tasks
+    memory_bytes = process.memory_info().rss - rss_before
     counts = [count for count in (1, 10, 100, 1_000, 10_000) if count <= options.tasks]
-    batches = [texts[at : at + 32] for at in range(0, len(texts), 32)]
-    drawn = {count: [[f"t{n}" for n in random.integers(0, count, len(b))] for b in batches] for count in counts}
+    batches = [texts[start : start + 32] for start in range(0, len(texts), 32)]
+    tasks_by_count = {
+        count: [[f"t{n}" for n in random.integers(0, count, len(batch))] for batch in batches] for count in counts
+    }
     seconds: dict[int, list[float]] = {count: [] for count in counts}
-    for turn in range(options.rounds + 1):
+    for number in range(options.rounds + 1):
         for count in counts:
-            begun = time.perf_counter()
-            for batch, tasks in zip(batches, drawn[count], strict=True):
+            started = time.perf_counter()
+            for batch, tasks in zip(batches, tasks_by_count[count], strict=True):
                 encoder.encode(batch, task=tasks)
-            if turn:  # the first warms up
-                seconds[count].append(time.perf_counter() - begun)
-    mixed = encoder.encode(texts[:64], task=drawn[counts[-1]][0] + drawn[counts[-1]][1])
-    single = np.concatenate([
-        encoder.encode([text], task=task)
-        for text, task in zip(texts[:64], drawn[counts[-1]][0] + drawn[counts[-1]][1], strict=True)
-    ])  # fmt: skip
+            if number:  # the first round is a warm-up
+                seconds[count].append(time.perf_counter() - started)
+    mixed_tasks = tasks_by_count[counts[-1]][0] + tasks_by_count[counts[-1]][1]
+    mixed = encoder.encode(texts[:64], task=mixed_tasks)
+    single_calls = [encoder.encode([text], task=task) for text, task in zip(texts[:64], mixed_tasks, strict=True)]
+    difference = float(np.abs(mixed - np.concatenate(single_calls)).max())
+    numbers_per_task = 2 * shape.layers * shape.heads * shape.head_dim * options.length
     document: dict[str, Any] = {
-        "options": vars(options), "numerics": encoder.numerics, "seconds_to_put": put, "bytes": held,
-        "bytes_of_the_numbers": options.tasks * 2 * shape.layers * shape.heads * shape.head_dim * options.length
-        * encoder.dtype.itemsize,
-        "difference_of_mixed_and_single": float(np.abs(mixed - single).max()),
+        "options": vars(options),
+        "numerics": encoder.numerics,
+        "seconds_to_put": seconds_per_task,
+        "bytes": memory_bytes,
+        "bytes_of_the_numbers": options.tasks * numbers_per_task * encoder.dtype.itemsize,
+        "difference_of_mixed_and_single": difference,
         "seconds": {str(count): values for count, values in seconds.items()},
-    }  # fmt: skip
+    }
     print(
-        f"{options.tasks:,} prompts of {options.length}: {held / 2**20:,.0f} MiB held, {1000 * put:.1f} ms to put one"
+        f"{options.tasks:,} prompts of {options.length} tokens: {memory_bytes / 2**20:,.0f} MiB, "
+        f"{1000 * seconds_per_task:.1f} ms to add one"
     )
-    print(f"largest difference of a mixed batch's vectors from single-task calls: {np.abs(mixed - single).max():.2e}")
+    print(f"largest difference between vectors of a mixed batch and of single-task calls: {difference:.2e}")
     for count in counts:
         ratio = statistics.median(a / b for a, b in zip(seconds[1], seconds[count], strict=True))
         rate = len(texts) / statistics.median(seconds[count])
-        print(f"{count:6,} tasks in the traffic: {rate:8.0f} questions/s, {ratio:.2f} of one task's")
+        print(f"{count:6,} tasks in the traffic: {rate:8.0f} queries/s, {ratio:.2f} of the rate of one task")
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     Path(options.json).write_text(json.dumps(document, indent=2) + "\n")
 

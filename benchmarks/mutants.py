@@ -2,8 +2,8 @@
 
     python benchmarks/mutants.py --count 40 --seed 0 --json results/mutants.json
 
-The changes are drawn by a seed from all comparisons, arithmetic and boolean operators, numbers, and conditions of the
-modules in TESTS. Each one is made in a copy of the checkout, whose tests run there.
+The changes are a random sample of all comparisons, arithmetic and boolean operators, numbers, and conditions of the
+modules in TESTS. Each one is made in a copy of the checkout, in which the tests run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TESTS = {
     "retriever/losses/contrastive.py": ("tests/retriever/test_losses.py",),
     "retriever/losses/distillation.py": ("tests/retriever/test_distillation_losses.py",),
 }
-LIMIT_S = 120  # seconds of a test run, five times what it takes; a change that makes the tests hang is noticed too
+LIMIT_S = 120  # of a test run, five times its usual duration; a change that makes the tests hang counts as noticed
 COMPARISONS = dict(
     pair
     for one, other in (
@@ -56,7 +56,16 @@ OPERATORS = {ast.FloorDiv: ast.Mult} | dict(
 
 @dataclass
 class Mutant:
-    """A change: where, what was there, what is there instead, and whether the tests noticed it."""
+    """A changed expression.
+
+    Attributes:
+        module: File of the module.
+        line: Line of the expression.
+        before: The original expression.
+        after: The changed expression.
+        noticed: Whether a test failed; None: not tried yet.
+        seconds: Duration of the tests.
+    """
 
     module: str
     line: int
@@ -91,8 +100,13 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants_of(module: str, source: str) -> list[tuple[Mutant, str]]:
-    """Returns the changes of a module, each with the module's new source."""
-    found = []
+    """Returns the changes of a module, each with the module's new source.
+
+    Args:
+        module: File of the module.
+        source: Its source.
+    """
+    mutants = []
     lines = source.splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -111,57 +125,63 @@ def mutants_of(module: str, source: str) -> list[tuple[Mutant, str]]:
             after = (data[:start] + text.encode() + data[end:]).decode()
             try:
                 ast.parse(after)
-            except SyntaxError:  # inside an f-string, whose parts have no place of their own
+            except SyntaxError:  # inside an f-string, whose parts have wrong positions in the syntax tree
                 continue
-            found.append((Mutant(module, node.lineno, data[start:end].decode()[:100], text[:100]), after))
-    return found
+            mutants.append((Mutant(module, node.lineno, data[start:end].decode()[:100], text[:100]), after))
+    return mutants
 
 
-def run(copy_of: Path, module: str, source: str) -> bool:
-    """Returns whether the tests of a module pass with a source."""
-    path = copy_of / module
+def tests_pass(checkout: Path, module: str, source: str) -> bool:
+    """Returns whether the tests of a module pass with a changed source.
+
+    Args:
+        checkout: The copy of the checkout in which the tests run.
+        module: File of the module.
+        source: The source of the module for this run.
+    """
+    path = checkout / module
     original = path.read_text()
     path.write_text(source)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not cluster"]
     command += TESTS[module]
     try:
-        ended = subprocess.run(command, cwd=copy_of, capture_output=True, timeout=LIMIT_S, check=False)
+        result = subprocess.run(command, cwd=checkout, capture_output=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return False
     finally:
         path.write_text(original)
-    return ended.returncode == 0
+    return result.returncode == 0
 
 
 def main() -> None:
-    """Draws the changes, tries them, and prints those that no test notices."""
+    """Draws the changes, tries each, and prints whether a test notices it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=40, help="Number of changes.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the draw.")
+    parser.add_argument("--count", type=int, default=40, help="Number of changes (default: %(default)s).")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the draw (default: %(default)s).")
     parser.add_argument("--json", help="Write the results to this file, after each change.")
     options = parser.parse_args()
-    every = [entry for module in TESTS for entry in mutants_of(module, (ROOT / module).read_text())]
-    drawn = random.Random(options.seed).sample(every, options.count)
+    all_mutants = [entry for module in TESTS for entry in mutants_of(module, (ROOT / module).read_text())]
+    sample = random.Random(options.seed).sample(all_mutants, options.count)
     with tempfile.TemporaryDirectory(prefix="riptide-mutants-") as folder:
-        copy_of = Path(folder) / "checkout"
-        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-        for name in listed.stdout.splitlines():
-            (copy_of / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy_of / name)
+        checkout = Path(folder) / "checkout"
+        files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in files.stdout.splitlines():
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, checkout / name)
         for module in TESTS:
-            if not run(copy_of, module, (ROOT / module).read_text()):
+            if not tests_pass(checkout, module, (ROOT / module).read_text()):
                 sys.exit(f"{module}: its tests fail without a change")
-        for mutant, source in drawn:
+        for mutant, source in sample:
             started = time.monotonic()
-            mutant.noticed = not run(copy_of, mutant.module, source)
+            mutant.noticed = not tests_pass(checkout, mutant.module, source)
             mutant.seconds = round(time.monotonic() - started, 1)
             verdict = "noticed" if mutant.noticed else "SURVIVED"
             print(f"{verdict}  {mutant.module}:{mutant.line}  {mutant.before} -> {mutant.after}", flush=True)
             if options.json:
                 Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-                Path(options.json).write_text(json.dumps([asdict(each) for each, _ in drawn], indent=1))
-    noticed = sum(bool(mutant.noticed) for mutant, _ in drawn)
-    print(f"{noticed} of {len(drawn)} changes are noticed ({noticed / len(drawn):.0%})")
+                Path(options.json).write_text(json.dumps([asdict(entry) for entry, _ in sample], indent=1))
+    noticed = sum(bool(mutant.noticed) for mutant, _ in sample)
+    print(f"{noticed} of {len(sample)} changes are noticed ({noticed / len(sample):.0%})")
 
 
 if __name__ == "__main__":

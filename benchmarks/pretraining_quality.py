@@ -1,11 +1,13 @@
-"""RIP against plain masked language modelling of as many tokens, on a small backbone that is made first.
+"""Compares RIP with masked language modelling (MLM) over equally many tokens, on a small backbone trained first.
 
     python benchmarks/pretraining_quality.py --store S --general FILE.jsonl.gz … --folder W --json results/rip.json
 
-The backbone: BERT of 4 layers of 256, random, masked language modelling on the general corpora (BEIR's corpus files).
-From it, on S's corpus, the same number of steps of RIP and of masked words, a batch of each holding as many tokens.
-Judged without further training on S's test split: MRR@10 among all passages by cosine, l_align of questions and their
-passages and l_uniform of passages, on vectors of length 1 and on raw ones. What is there already is not made again.
+The backbone is a BERT with 4 layers of width 256. It starts from random weights and is trained by MLM on the general
+corpora (BEIR corpus files). From it, two models are trained on the corpus of the store with the same number of steps,
+one by RIP and one by MLM; their batches hold the same number of tokens. The backbone and both models are measured
+without further training on the test split: MRR@10 among all passages by cosine, l_align of queries and their passages,
+and l_uniform of passages, on vectors of length 1 and on raw vectors. Existing models are not trained again, so an
+interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -24,11 +26,18 @@ sys.path.insert(0, str(ROOT))
 
 from small_backbone import make, pretrain  # noqa: E402
 
-PAIRS = 2_000  # questions that l_align is measured on, and passages for l_uniform
+PAIRS = 2_000  # queries for which l_align is measured, and passages for which l_uniform is
 
 
-def tokens_of_a_passage(store: str, backbone: str, objective: str, length: int) -> float:
-    """How many tokens, without padding, one passage brings to a batch: the mean of 512."""
+def tokens_per_passage(store: str, backbone: str, objective: str, length: int) -> float:
+    """Returns the mean number of tokens, without padding, that a passage brings to a batch.
+
+    Args:
+        store: The store; 512 random passages of its corpus are counted.
+        backbone: Folder of the backbone.
+        objective: "rip" or "mlm".
+        length: Maximum number of tokens of a sentence ("rip") or passage ("mlm").
+    """
     from indexing.corpus import Corpus
     from indexing.store import Store
     from retriever.rip import RipData, RipOptions, RipSystem, eligible
@@ -38,64 +47,84 @@ def tokens_of_a_passage(store: str, backbone: str, objective: str, length: int) 
     rows = np.random.default_rng(0).choice(corpus.num_rows, 600, replace=False)
     texts = {row: passage.text for row, passage in zip(sorted(rows), corpus.passages(np.sort(rows)), strict=True)}
     rows = np.array([row for row in sorted(rows) if eligible([texts[row]], options)[0]])
-    data = RipData(corpus.num_rows, lambda wanted: [texts[row] for row in wanted], rows)
+    data = RipData(corpus.num_rows, lambda numbers: [texts[row] for row in numbers], rows)
     batch = RipSystem(Path(backbone), options, data, device=torch.device("cpu")).batch(0, 0, 1)
     return sum(int(chunk.inputs[1].sum()) for chunk in batch.chunks) / options.batch
 
 
-def judge(store: str, folder: str, name: str, length: int, asked: str | None) -> dict[str, float]:
-    """Zero-shot MRR@10 on the test split, l_align and l_uniform."""
+def measure(store_url: str, folder: str, name: str, length: int, query_set: str | None) -> dict[str, float]:
+    """Returns MRR@10 and R@100 on the test split, l_align and l_uniform, without further training.
+
+    Args:
+        store_url: The store, which gets the embeddings and the run.
+        folder: The model.
+        name: Name of the embeddings; the run is NAME-test.
+        length: Maximum number of tokens of a passage.
+        query_set: Name of the query set; None: the only one of the store.
+    """
     from jobs import encode_corpus, evaluate, search
 
     from indexing.corpus import Corpus
     from indexing.measures.vectors import alignment, uniformity
     from indexing.queries import Queries
     from indexing.store import Store
-    from retriever.encoder import Encoder, EncoderOptions
+    from retriever.encoder import Encoder
+    from retriever.options import EncoderOptions
 
     lengths: dict[str, Any] = {"pooling": "mean", "normalize": True, "query_length": 64, "passage_length": length}
-    encode_corpus.main(encode_corpus.EncodeCorpus(store=store, encoder=folder, name=name, **lengths))
+    run = f"{name}-test"
+    encode_corpus.main(encode_corpus.EncodeCorpus(store=store_url, encoder=folder, name=name, **lengths))
     search.main(
-        search.Search(store=store, source=f"exact:{name}", queries=asked, split="test", k=100, name=f"{name}-test")
+        search.Search(store=store_url, source=f"exact:{name}", queries=query_set, split="test", k=100, name=run)
     )
-    opened = Store(store)
-    queries, corpus = Queries.open(opened, asked), Corpus.open(opened)
-    qrels = queries.qrels("test")
-    ids = queries.split("test").ids
-    measured = evaluate.measure_of(opened, queries, qrels, ids, ["RR@10", "R@100"])(
-        evaluate.load(opened, f"{name}-test", queries, "test")
-    )
-    figures = {metric: float(values.mean()) for metric, values in measured.items()}
-    texts = dict(zip(*queries.split("test"), strict=True))
+    store = Store(store_url)
+    queries, corpus = Queries.open(store, query_set), Corpus.open(store)
+    qrels, split = queries.qrels("test"), queries.split("test")
+    metrics_of = evaluate.measure_of(store, queries, qrels, split.ids, ["RR@10", "R@100"])
+    values_by_metric = metrics_of(evaluate.load(store, run, queries, "test"))
+    figures = {metric: float(values.mean()) for metric, values in values_by_metric.items()}
+    texts = dict(zip(*split, strict=True))
     pairs = list(dict(zip(qrels["query_id"].to_pylist(), qrels["corpus_id"].to_pylist(), strict=True)).items())[:PAIRS]
-    passages = corpus.passages(corpus.rows_of([passage for _, passage in pairs]))
-    some = np.sort(np.random.default_rng(0).choice(corpus.num_rows, PAIRS, replace=False))
-    others = corpus.passages(some)
+    positives = corpus.passages(corpus.rows_of([passage for _, passage in pairs]))
+    random_rows = np.sort(np.random.default_rng(0).choice(corpus.num_rows, PAIRS, replace=False))
+    random_passages = corpus.passages(random_rows)
     for kind, normalize in (("unit", True), ("raw", False)):
         encoder = Encoder(folder, EncoderOptions(**{**lengths, "normalize": normalize}))
-        one = encoder.encode([texts[query] for query, _ in pairs], side="query")
-        other = encoder.encode([passage.text for passage in passages], side="passage")
-        spread = encoder.encode([passage.text for passage in others], side="passage")
-        figures |= {f"l_align {kind}": alignment(one, other), f"l_uniform {kind}": uniformity(spread)}
+        query_vectors = encoder.encode([texts[query] for query, _ in pairs], side="query")
+        positive_vectors = encoder.encode([passage.text for passage in positives], side="passage")
+        random_vectors = encoder.encode([passage.text for passage in random_passages], side="passage")
+        figures[f"l_align {kind}"] = alignment(query_vectors, positive_vectors)
+        figures[f"l_uniform {kind}"] = uniformity(random_vectors)
     return figures
 
 
 def main() -> None:
+    """Reads the options, trains the models that are missing, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True, help="the corpus and the questions to be judged by")
-    parser.add_argument("--queries", help="may be left out where the store has one set only")
-    parser.add_argument("--general", nargs="+", required=True, help="BEIR corpus.jsonl.gz files")
-    parser.add_argument("--folder", required=True, help="where the backbone is made")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--general-steps", type=int, default=8_000)
-    parser.add_argument("--general-batch", type=int, default=32)
-    parser.add_argument("--general-lr", type=float, default=1e-3)
-    parser.add_argument("--steps", type=int, default=300, help="of RIP, and of masked words")
-    parser.add_argument("--batch", type=int, default=256, help="passages a step of RIP")
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--cpus", type=int, default=2, help="threads of training")
-    parser.add_argument("--json", default="results/pretraining_quality.json")
+    parser.add_argument("--store", required=True, help="store with the corpus and the queries")
+    parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
+    parser.add_argument(
+        "--general", nargs="+", required=True, help="BEIR corpus.jsonl.gz files on which the backbone is trained"
+    )
+    parser.add_argument("--folder", required=True, help="folder in which the backbone is trained")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the backbone (default: %(default)s)")
+    parser.add_argument("--hidden", type=int, default=256, help="hidden size of the backbone (default: %(default)s)")
+    parser.add_argument(
+        "--general-steps", type=int, default=8_000, help="training steps of the backbone (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--general-batch", type=int, default=32, help="passages per step of the backbone (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--general-lr", type=float, default=1e-3, help="peak learning rate of the backbone (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=300, help="steps of RIP, and of MLM (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help="passages per step of RIP (default: %(default)s)")
+    parser.add_argument(
+        "--lr", type=float, default=3e-4, help="peak learning rate of RIP and MLM (default: %(default)s)"
+    )
+    parser.add_argument("--cpus", type=int, default=2, help="threads of training (default: %(default)s)")
+    parser.add_argument("--json", default="results/pretraining_quality.json", help="output file (default: %(default)s)")
     options = parser.parse_args()
     backbone = make(
         options.general,
@@ -107,15 +136,15 @@ def main() -> None:
         lr=options.general_lr,
         cpus=options.cpus,
     )
-    rip_tokens = tokens_of_a_passage(options.store, backbone, "rip", 64)
-    mlm_batch = round(options.batch * rip_tokens / tokens_of_a_passage(options.store, backbone, "mlm", 128))
+    rip_tokens = tokens_per_passage(options.store, backbone, "rip", 64)
+    mlm_batch = round(options.batch * rip_tokens / tokens_per_passage(options.store, backbone, "mlm", 128))
     rip = pretrain(
         options.store, backbone, "small-rip", "rip", options.steps, options.batch, 64, options.lr, options.cpus
     )
     mlm = pretrain(options.store, backbone, "small-mlm", "mlm", options.steps, mlm_batch, 128, options.lr, options.cpus)
     document: dict[str, Any] = {"options": vars(options), "tokens": options.steps * options.batch * rip_tokens}
     for name, model in {"small": backbone, "small-mlm": mlm, "small-rip": rip}.items():
-        document[name] = judge(options.store, model, name, 128, options.queries)
+        document[name] = measure(options.store, model, name, 128, options.queries)
         print(f"{name:10} {'  '.join(f'{metric} {value:.4f}' for metric, value in document[name].items())}", flush=True)
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     Path(options.json).write_text(json.dumps(document, indent=1) + "\n")

@@ -1,12 +1,12 @@
-"""Load test: our server against FastAPI + sentence-transformers + FAISS, default and tuned, on one machine in one run.
+"""Compares our server under load with FastAPI + sentence-transformers + FAISS, default and tuned, on one machine.
 
     python benchmarks/serving.py --store S --queries squad --seconds 10 --json results/serving.json
 
-Each server is a separate process on loopback, and answers the same queries with the 10 best passages, texts included,
-from the same vectors: closed-loop clients on persistent connections; the servers alternate in rounds. The default peer
-encodes each request separately (float32) and searches a flat index. The tuned peer uses bfloat16 if the CPU has
-instructions to multiply it, sets its threads, encodes requests that arrive together in one batch, and searches the same
-kind of index as ours.
+Each server is a separate process on loopback. All get the same queries and return the 10 best passages with their texts
+from the same vectors. The clients run closed loops on persistent connections, and the servers alternate in rounds. The
+default peer encodes each request separately (float32) and searches a flat index. The tuned peer uses bfloat16 if the
+CPU has instructions to multiply it, sets its threads, encodes requests that arrive together in one batch, and searches
+the same kind of index as ours.
 """
 
 from __future__ import annotations
@@ -37,8 +37,14 @@ sys.path.insert(0, str(ROOT))
 SERVERS = ("peer", "peer-tuned", "riptide", "riptide-colocated", "riptide-distributed")
 
 
-def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> None:
-    """Runs the peer: FastAPI + sentence-transformers + FAISS, as in their documentation."""
+def serve_peer(store_url: str, tuned: bool, port: int) -> None:
+    """Runs the peer: FastAPI + sentence-transformers + FAISS, as in their documentation.
+
+    Args:
+        store_url: Store with the corpus and its embeddings.
+        tuned: Whether to run the tuned peer.
+        port: Port on loopback.
+    """
     import faiss
     import torch
     import uvicorn
@@ -73,18 +79,21 @@ def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> N
     app = FastAPI()
 
     def best_passages(texts: list[str], k: int) -> list[list[dict[str, Any]]]:
+        """Returns the k best passages of each query."""
         encoded = model.encode(texts, normalize_embeddings=True, show_progress_bar=False).astype(np.float32)
         scores, rows = index.search(encoded, k)
         return [
-            [{"id": passages[row].id, "title": passages[row].title, "text": passages[row].text, "score": float(score)}
-             for row, score in zip(line, values, strict=True)]
-            for line, values in zip(rows.tolist(), scores.tolist(), strict=True)
-        ]  # fmt: skip
+            [
+                {"id": passages[row].id, "title": passages[row].title, "text": passages[row].text, "score": score}
+                for row, score in zip(query_rows, query_scores, strict=True)
+            ]
+            for query_rows, query_scores in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
 
     if tuned:
         waiting: asyncio.Queue[tuple[str, asyncio.Future[Any]]] = asyncio.Queue()
 
-        async def batches() -> None:
+        async def encode_batches() -> None:
             while True:
                 batch = [await waiting.get()]
                 while len(batch) < 32 and not waiting.empty():
@@ -95,7 +104,7 @@ def serve_peer(store_url: str, queries: str | None, tuned: bool, port: int) -> N
 
         @contextlib.asynccontextmanager
         async def lifespan(_: Any) -> AsyncIterator[None]:
-            running = asyncio.create_task(batches())
+            running = asyncio.create_task(encode_batches())
             yield
             running.cancel()
 
@@ -131,9 +140,8 @@ def start(name: str, options: argparse.Namespace, root: Path = ROOT) -> tuple[su
     if name.startswith("riptide"):
         topology = name.partition("-")[2] or "local"
         shards = ["--shards", "4"] if topology == "distributed" else []
-        command = [str(root / "jobs/serve_search.py"), "--store", options.store, "--port", str(port),
-                   "--batch", str(options.batch), "--compile", options.compile, "--topology", topology,
-                   *shards]  # fmt: skip
+        command = [str(root / "jobs/serve_search.py"), "--store", options.store, "--port", str(port)]
+        command += ["--batch", str(options.batch), "--compile", options.compile, "--topology", topology, *shards]
     else:
         command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
@@ -163,42 +171,54 @@ def request(text: str) -> bytes:
     return head.encode() + b"\r\n\r\n" + body
 
 
-class Asker(asyncio.Protocol):
-    """A client that sends the next request as soon as it has a response. It shares the cores with the server that it
-    measures, so it does little work: it reads only the status and the length of a response."""
+class LoadClient(asyncio.Protocol):
+    """A client that sends the next request as soon as it has a response.
+
+    It shares the cores with the server that it measures, so it does little work: it reads only the status and the
+    length of a response.
+
+    Attributes:
+        latencies: Seconds of each response.
+        done: Done when the client has closed its connection; has the exception if it failed.
+
+    Args:
+        requests: The requests, shared by all clients.
+        seconds: Time after which no request is sent.
+    """
 
     def __init__(self, requests: Iterator[bytes], seconds: float):
         self.requests, self.seconds = requests, seconds
-        self.taken: list[float] = []
+        self.latencies: list[float] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.head, self.left = b"", 0
+        self.head, self.remaining_bytes = b"", 0
 
     def connection_made(self, transport: Any) -> None:
-        self.transport, self.begun = transport, time.perf_counter()
-        self.ask()
+        self.transport, self.started_at = transport, time.perf_counter()
+        self.send_request()
 
-    def ask(self) -> None:
-        self.asked = time.perf_counter()
+    def send_request(self) -> None:
+        """Sends the next request and notes the time."""
+        self.sent_at = time.perf_counter()
         self.transport.write(next(self.requests))
 
     def data_received(self, data: bytes) -> None:
-        if not self.left:
+        if not self.remaining_bytes:
             self.head += data
             end = self.head.find(b"\r\n\r\n")
             if end < 0:
                 return
             if self.head[9:12] != b"200":
                 self.transport.abort()
-                self.done.set_exception(ConnectionError(f"answered {self.head[:200]!r}"))
+                self.done.set_exception(ConnectionError(f"expected status 200, got {self.head[:200]!r}"))
                 return
             [length] = re.findall(rb"(?i)content-length: (\d+)", self.head[:end])
-            self.left, data, self.head = int(length), self.head[end + 4 :], b""
-        self.left -= len(data)
-        if not self.left:
+            self.remaining_bytes, data, self.head = int(length), self.head[end + 4 :], b""
+        self.remaining_bytes -= len(data)
+        if not self.remaining_bytes:
             now = time.perf_counter()
-            self.taken.append(now - self.asked)
-            if now - self.begun < self.seconds:
-                self.ask()
+            self.latencies.append(now - self.sent_at)
+            if now - self.started_at < self.seconds:
+                self.send_request()
             else:
                 self.transport.close()
                 self.done.set_result(None)
@@ -219,42 +239,73 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
 
 
 async def load(port: int, clients: int, seconds: float, texts: list[str]) -> dict[str, Any]:
-    """Runs a closed loop with a number of clients, each with a separate connection; returns rate and latencies."""
+    """Runs closed-loop clients against a server.
+
+    Args:
+        port: Port of the server.
+        clients: Number of clients, each with a separate connection.
+        seconds: Duration.
+        texts: Texts of the queries, which are repeated as needed.
+
+    Returns:
+        "qps", and the latencies "p50_ms", "p95_ms" and "p99_ms".
+    """
     requests = itertools.cycle([request(text) for text in texts])
     loop, started = asyncio.get_running_loop(), time.perf_counter()
     connections = [
-        await loop.create_connection(lambda: Asker(requests, seconds), "127.0.0.1", port) for _ in range(clients)
+        await loop.create_connection(lambda: LoadClient(requests, seconds), "127.0.0.1", port) for _ in range(clients)
     ]
     await asyncio.gather(*(client.done for _, client in connections))
-    spent = time.perf_counter() - started
-    taken = [latency for _, client in connections for latency in client.taken]
-    p50, p95, p99 = (1000 * float(q) for q in np.percentile(taken, [50, 95, 99]))
-    return {"qps": len(taken) / spent, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
+    duration_s = time.perf_counter() - started
+    latencies = [latency for _, client in connections for latency in client.latencies]
+    p50, p95, p99 = (1000 * float(q) for q in np.percentile(latencies, [50, 95, 99]))
+    return {"qps": len(latencies) / duration_s, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
 
 
 def main() -> None:
+    """Reads the options, runs the rounds, prints and writes the figures; or runs a peer (--serve)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True)
+    parser.add_argument("--store", required=True, help="store with a corpus, embeddings and queries")
     parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
-    parser.add_argument("--servers", nargs="+", default=list(SERVERS[:3]), choices=SERVERS)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--seconds", type=float, default=10.0, help="seconds per round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--compile", default="never", choices=["auto", "never"])
-    parser.add_argument("--json", default="results/serving.json")
+    parser.add_argument(
+        "--servers",
+        nargs="+",
+        default=list(SERVERS[:3]),
+        choices=SERVERS,
+        help=f"servers to compare (default: {' '.join(SERVERS[:3])})",
+    )
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1, 8, 32], help="numbers of concurrent clients (default: 1 8 32)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="seconds of load per server, number of clients and round (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=32, help="maximum queries per batch of riptide (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--compile",
+        default="never",
+        choices=["auto", "never"],
+        help="whether riptide compiles its encoder (default: %(default)s)",
+    )
+    parser.add_argument("--json", default="results/serving.json", help="output file (default: %(default)s)")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve_peer(options.store, options.queries, options.serve == "peer-tuned", options.port)
+        serve_peer(options.store, options.serve == "peer-tuned", options.port)
         return
     from indexing.queries import Queries
     from indexing.store import Store
 
     texts = Queries.open(Store(options.store), options.queries).split("test").texts
-    draw = np.random.default_rng(0)
-    queries = [texts[n] for n in draw.choice(len(texts), min(4_000, len(texts)), replace=False)]
+    random = np.random.default_rng(0)
+    queries = [texts[n] for n in random.choice(len(texts), min(4_000, len(texts)), replace=False)]
     running: dict[str, tuple[subprocess.Popen[str], int]] = {}
     results: dict[str, dict[int, list[dict[str, Any]]]] = {name: {} for name in options.servers}
     try:
@@ -273,12 +324,12 @@ def main() -> None:
             process.send_signal(signal.SIGTERM)
         for process, _ in running.values():
             process.wait(60)
-    print(f"{'server':19} clients {'queries/s':>10} {'p50':>8} {'p95':>8} {'p99':>8} ms {'core':>8} ms a query")
+    print(f"{'server':19} clients {'queries/s':>10} {'p50':>8} {'p95':>8} {'p99':>8} ms {'CPU':>8} ms per query")
     for name, by_clients in results.items():
         for clients, rounds in by_clients.items():
             keys = ("qps", "p50_ms", "p95_ms", "p99_ms", "cpu_ms")
-            middle = [statistics.median(figures[key] for figures in rounds) for key in keys]
-            print(f"{name:19} {clients:7} {middle[0]:10.1f} " + " ".join(f"{value:8.1f}" for value in middle[1:]))
+            medians = [statistics.median(figures[key] for figures in rounds) for key in keys]
+            print(f"{name:19} {clients:7} {medians[0]:10.1f} " + " ".join(f"{value:8.1f}" for value in medians[1:]))
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     Path(options.json).write_text(json.dumps({"options": vars(options), "servers": results}, indent=1) + "\n")
 

@@ -1,12 +1,14 @@
-"""Cost of a training step: deep prompts against fine-tuning, and fine-tuning against sentence-transformers.
+"""Compares the cost of a training step: deep prompts with fine-tuning, and fine-tuning with sentence-transformers.
 
-    python benchmarks/training.py --pairs 3                 # RoBERTa-base's shape, random weights
+    python benchmarks/training.py --pairs 3                 # the shape of RoBERTa-base, random weights
     python benchmarks/training.py --layers 2 --hidden 64    # toy size, to check that it runs
 
-Each run is a separate process, so that its peak memory is measured separately: 32 queries of 32 tokens, 64 passages of
-128 (one mined negative each). All runs use bfloat16 if the device supports it, AdamW, and the same texts. Runs
-alternate, so that a slow period of the machine affects all of them; ratios are medians over the rounds. The peer is the
-trainer of sentence-transformers (it needs the packages datasets and accelerate), or its model and loss in a plain loop.
+A step has 32 queries of 32 tokens and 64 passages of 128 (a positive and a mined negative per query). All runs use
+bfloat16 if the device supports it, AdamW, and the same texts. Each run is a separate process, so that its peak memory
+is measured separately. Runs alternate, so that a slow period of the machine affects all of them; ratios are medians
+over the rounds. The peer is the trainer of sentence-transformers (it needs the packages datasets and accelerate), or
+its model and loss in a plain loop. The module paths of sentence-transformers are deprecated ones, because older
+versions, which a GPU machine may have, know no others.
 """
 
 from __future__ import annotations
@@ -49,33 +51,45 @@ def save_backbone(folder: Path, layers: int, hidden: int) -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>",
-        cls_token="<s>", sep_token="</s>", model_max_length=512,
-    ).save_pretrained(folder)  # fmt: skip
+    special = {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>"}
+    tokens = {f"{name}_token": token for name, token in special.items()}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **tokens).save_pretrained(folder)
     torch.manual_seed(0)
-    config = RobertaConfig(vocab_size=50_265, max_position_embeddings=514, num_hidden_layers=layers,
-                           hidden_size=hidden, num_attention_heads=hidden // min(64, hidden // 2),
-                           intermediate_size=4 * hidden)  # fmt: skip
+    config = RobertaConfig(
+        vocab_size=50_265,
+        max_position_embeddings=514,
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=hidden // min(64, hidden // 2),
+        intermediate_size=4 * hidden,
+    )
     RobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
     return folder
 
 
-def texts(count: int, tokens: int, seed: int) -> list[str]:
-    """Returns texts of exactly `tokens` tokens, special tokens included."""
-    draw = np.random.default_rng(seed)
-    return [" ".join(f"w{n}" for n in draw.integers(WORDS, size=tokens - 2)) for _ in range(count)]
+def random_texts(count: int, tokens: int, seed: int) -> list[str]:
+    """Returns random texts of exactly `tokens` tokens, special tokens included."""
+    random = np.random.default_rng(seed)
+    return [" ".join(f"w{n}" for n in random.integers(WORDS, size=tokens - 2)) for _ in range(count)]
 
 
-def ours(folder: Path, method: str, length: int, steps: int) -> list[float]:
-    """Returns the seconds of each step of Riptide's training loop."""
+def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> list[float]:
+    """Returns the seconds of each step of riptide's training loop.
+
+    Args:
+        folder: Folder of the backbone.
+        method: "prompt" or "finetune".
+        length: Tokens of a prompt.
+        steps: Number of steps.
+    """
     from retriever.dual import DualSystem, TuneOptions
     from retriever.numerics import choose_device, choose_dtype
     from retriever.options import EncoderOptions
     from retriever.reranker_data import TrainingData
     from retriever.training import LoopOptions, Trainer
 
-    queries, passages = texts(steps * QUERIES, QUERY_TOKENS, 1), texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
+    passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
     data = TrainingData(
         queries,
         [np.array([2 * number]) for number in range(len(queries))],
@@ -100,8 +114,14 @@ def ours(folder: Path, method: str, length: int, steps: int) -> list[float]:
     return seconds
 
 
-def peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
-    """Returns the seconds of each step of sentence-transformers' trainer with MultipleNegativesRankingLoss."""
+def train_with_peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
+    """Returns the seconds of each step of sentence-transformers' trainer with MultipleNegativesRankingLoss.
+
+    Args:
+        folder: Folder of the backbone.
+        steps: Number of steps.
+        attention_dropout: Whether attention weights are dropped out, as the backbone's configuration has it.
+    """
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -118,64 +138,80 @@ def peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
     device = choose_device(None)
     config = {} if attention_dropout else {"attention_probs_dropout_prob": 0.0}
     transformer = Transformer(str(folder), max_seq_length=PASSAGE_TOKENS, config_kwargs=config)
-    model = SentenceTransformer(modules=[transformer, Pooling(dim_of(transformer), "cls")],
-                                device=str(device))  # fmt: skip
-    passages = texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
-    rows = Dataset.from_dict({"anchor": texts(steps * QUERIES, QUERY_TOKENS, 1), "positive": passages[::2],
-                              "negative": passages[1::2]})  # fmt: skip
-    ends: list[float] = []
+    pooling = Pooling(hidden_size(transformer), "cls")
+    model = SentenceTransformer(modules=[transformer, pooling], device=str(device))
+    queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
+    passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    rows = Dataset.from_dict({"anchor": queries, "positive": passages[::2], "negative": passages[1::2]})
+    times: list[float] = []  # the start of the first step, and the end of each step
 
     class Clock(TrainerCallback):
+        """Notes the times of the steps."""
+
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            if not ends:
-                ends.append(time.perf_counter())
+            if not times:
+                times.append(time.perf_counter())
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            ends.append(time.perf_counter())
+            times.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as out:
         arguments = SentenceTransformerTrainingArguments(
-            output_dir=out, max_steps=steps, per_device_train_batch_size=QUERIES, learning_rate=1e-5, report_to="none",
-            bf16=choose_dtype("auto", device) == torch.bfloat16, save_strategy="no", logging_strategy="no",
-            use_cpu=device.type == "cpu", disable_tqdm=True,
-        )  # fmt: skip
-        SentenceTransformerTrainer(
-            model=model, args=arguments, train_dataset=rows, callbacks=[Clock()],
-            loss=MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=dot_score),
-        ).train()  # fmt: skip
-    return list(np.diff(ends))
+            output_dir=out,
+            max_steps=steps,
+            per_device_train_batch_size=QUERIES,
+            learning_rate=1e-5,
+            report_to="none",
+            bf16=choose_dtype("auto", device) == torch.bfloat16,
+            save_strategy="no",
+            logging_strategy="no",
+            use_cpu=device.type == "cpu",
+            disable_tqdm=True,
+        )
+        loss = MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=dot_score)
+        trainer = SentenceTransformerTrainer(
+            model=model, args=arguments, train_dataset=rows, callbacks=[Clock()], loss=loss
+        )
+        trainer.train()
+    return list(np.diff(times))
 
 
-def peer_loop(folder: Path, steps: int) -> list[float]:
+def train_peer_in_a_loop(folder: Path, steps: int) -> list[float]:
     """Returns the seconds of each step of sentence-transformers' model and loss in a loop without its trainer.
 
     The loop does the same as the trainer in a step: tokenise, forward under autocast, backward, clip, AdamW.
     """
-    from sentence_transformers import SentenceTransformer, losses, models, util
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.util import dot_score
 
     from retriever.numerics import choose_device, choose_dtype
 
     device = choose_device(None)
-    transformer = models.Transformer(str(folder), max_seq_length=PASSAGE_TOKENS)
-    model = SentenceTransformer(modules=[transformer, models.Pooling(dim_of(transformer), "cls")], device=str(device))
-    loss = losses.MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=util.dot_score)
+    transformer = Transformer(str(folder), max_seq_length=PASSAGE_TOKENS)
+    pooling = Pooling(hidden_size(transformer), "cls")
+    model = SentenceTransformer(modules=[transformer, pooling], device=str(device))
+    loss = MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=dot_score)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    tokenize = getattr(model, "preprocess", None) or model.tokenize
-    queries, passages = texts(steps * QUERIES, QUERY_TOKENS, 1), texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    tokenize = getattr(model, "preprocess", None) or model.tokenize  # the method's name depends on the version
+    queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
+    passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    positives, negatives = passages[::2], passages[1::2]
     labels = torch.arange(QUERIES, device=device)
-    half = choose_dtype("auto", device) == torch.bfloat16
+    uses_bfloat16 = choose_dtype("auto", device) == torch.bfloat16
     model.train()
     seconds = []
     for number in range(steps):
         started = time.perf_counter()
         step_rows = slice(number * QUERIES, (number + 1) * QUERIES)
         features = [
-            {name: value.to(device) if torch.is_tensor(value) else value for name, value in tokenize(column).items()}
-            for column in (queries[step_rows], passages[::2][step_rows], passages[1::2][step_rows])
+            {name: value.to(device) if torch.is_tensor(value) else value for name, value in inputs.items()}
+            for inputs in map(tokenize, (queries[step_rows], positives[step_rows], negatives[step_rows]))
         ]
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+        with torch.autocast(device.type, torch.bfloat16, enabled=uses_bfloat16):
             value = loss(features, labels)
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -187,22 +223,31 @@ def peer_loop(folder: Path, steps: int) -> list[float]:
     return seconds
 
 
-def dim_of(transformer: Any) -> int:
+def hidden_size(transformer: Any) -> int:
     """Returns the hidden size of a sentence-transformers module; the method's name depends on the version."""
     method = getattr(transformer, "get_embedding_dimension", None) or transformer.get_word_embedding_dimension
     return int(method())
 
 
-def run(name: str, folder: Path, steps: int) -> dict[str, float]:
-    """Trains in this process; returns the median seconds per step without the first two, and peak memory in bytes."""
+def measure(name: str, folder: Path, steps: int) -> dict[str, float]:
+    """Trains in this process.
+
+    Args:
+        name: One of RUNS.
+        folder: Folder of the backbone.
+        steps: Number of steps.
+
+    Returns:
+        "seconds": median of a step, without the first two; "peak": largest memory in bytes.
+    """
     torch.set_num_threads(min(torch.get_num_threads(), 16))
     if name == "sentence-transformers-loop":
-        seconds = peer_loop(folder, steps)
+        seconds = train_peer_in_a_loop(folder, steps)
     elif name.startswith("sentence-transformers"):
-        seconds = peer(folder, steps, name == "sentence-transformers")
+        seconds = train_with_peer(folder, steps, attention_dropout=name == "sentence-transformers")
     else:
         method, _, length = name.partition("-")
-        seconds = ours(folder, method, int(length or 32), steps)
+        seconds = train_with_riptide(folder, method, int(length or 32), steps)
     if torch.cuda.is_available():
         peak = torch.cuda.max_memory_allocated()
     else:
@@ -211,18 +256,24 @@ def run(name: str, folder: Path, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
+    """Reads the options, runs the rounds, prints and writes the figures; or trains once (--only)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--steps", type=int, default=6, help="steps per run; the first two are not counted")
-    parser.add_argument("--pairs", type=int, default=3, help="number of rounds over all runs")
-    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS)
-    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--layers", type=int, default=12, help="layers of the backbone (default: %(default)s)")
+    parser.add_argument("--hidden", type=int, default=768, help="hidden size of the backbone (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=6,
+        help="steps per run, at least 3; the first two are not counted (default: %(default)s)",
+    )
+    parser.add_argument("--pairs", type=int, default=3, help="number of rounds over all runs (default: %(default)s)")
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS, help="what is trained (default: all)")
+    parser.add_argument("--json", help="write the figures to this file (default: they are only printed)")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
-        print(json.dumps(run(options.only, Path(options.folder), options.steps)))
+        print(json.dumps(measure(options.only, Path(options.folder), options.steps)))
         return
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in options.runs}
     with tempfile.TemporaryDirectory() as folder:
@@ -232,15 +283,14 @@ def main() -> None:
                 command = [sys.executable, __file__, "--only", name, "--folder", folder, "--steps", str(options.steps)]
                 output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
                 figures[name].append(json.loads(output.splitlines()[-1]))
-                print(f"{name:44} {figures[name][-1]['seconds']:7.2f} s a step, peak "
-                      f"{figures[name][-1]['peak'] / 2**30:6.2f} GiB", flush=True)  # fmt: skip
+                seconds, peak = figures[name][-1]["seconds"], figures[name][-1]["peak"]
+                print(f"{name:44} {seconds:7.2f} s per step, peak {peak / 2**30:6.2f} GiB", flush=True)
     ratios = {}
-    for name, other in [("prompt-32", "finetune"), ("prompt-128", "finetune"),
-                        *((name, "finetune") for name in RUNS[3:])]:  # fmt: skip
-        if name in figures and other in figures:
+    for name in RUNS[1:]:
+        if name in figures and "finetune" in figures:
             for kind in ("seconds", "peak"):
-                pairs = zip(figures[name], figures[other], strict=True)
-                ratios[f"{name} / {other}, {kind}"] = statistics.median(a[kind] / b[kind] for a, b in pairs)
+                pairs = zip(figures[name], figures["finetune"], strict=True)
+                ratios[f"{name} / finetune, {kind}"] = statistics.median(a[kind] / b[kind] for a, b in pairs)
     for name, ratio in ratios.items():
         print(f"{name:60} {ratio:.3f}")
     if options.json:

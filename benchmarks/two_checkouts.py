@@ -1,14 +1,14 @@
-"""Compares the speed of two checkouts of riptide on this machine, in turns within one run.
+"""Compares the speed of two checkouts of riptide on this machine, in alternating rounds of one run.
 
     git worktree add ../before COMMIT
     python benchmarks/two_checkouts.py --before ../before --store S --before-store T --queries squad --rounds 9
 
-Compared are encoding, exact search of 1,000 queries in 200,000 vectors of 384 dimensions, and, with a store, the job
-`search --mode bm25` as a whole process, training steps of `tune_prompts` (with --negatives), and serving. Both
-checkouts run with the packages of this virtual environment. Each side is a process that stays up for the whole run,
-except for whole jobs. A round gives both sides the same work one after the other, and the order changes from round to
-round. The ratio of a round is the speed of this checkout divided by that of the other one; the median of the rounds is
-reported.
+It compares encoding and exact search of 1,000 queries in 200,000 vectors of 384 dimensions. With a store it also
+compares the job `search --mode bm25` including its start, training steps of `tune_prompts` (with --negatives), and
+serving. Both checkouts run with the packages of this virtual environment. Each side is one process for all rounds,
+except for jobs, which are started in each round. A round gives both sides the same work one after the other, and the
+order alternates between rounds. The ratio of a round is the speed of this checkout divided by that of the other one;
+the median over the rounds is reported.
 """
 
 from __future__ import annotations
@@ -57,7 +57,16 @@ for line in sys.stdin:
 
 
 def start_side(checkout: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
-    """Returns a process of ENCODE or EXACT: it reads a line of work and answers with the seconds that it took."""
+    """Starts a program in a checkout and waits until it is ready.
+
+    Args:
+        checkout: Folder of the checkout.
+        program: ENCODE or EXACT. It reads lines of work, and prints the seconds that each took.
+        arguments: Arguments of the program.
+
+    Returns:
+        The process.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         stdin=subprocess.PIPE,
@@ -82,20 +91,30 @@ def seconds_of(process: subprocess.Popen[str], work: list[str]) -> float:
     return float(process.stdout.readline())
 
 
-def in_turns(rounds: int) -> list[tuple[str, str]]:
+def alternating_order(rounds: int) -> list[tuple[str, str]]:
     """Returns the order of the two sides for each round."""
     return [("before", "now") if number % 2 else ("now", "before") for number in range(rounds)]
 
 
 def compare_sides(before: Path, work: list[list[str]], program: str, *arguments: str) -> list[float]:
-    """Returns the ratio of speeds, now to before, of each round; the first item of `work` warms both sides up."""
+    """Compares a program in both checkouts.
+
+    Args:
+        before: Folder of the other checkout.
+        work: Work for the warm-up, then for each round.
+        program: ENCODE or EXACT.
+        arguments: Arguments of the program.
+
+    Returns:
+        The ratio of speeds, now to before, of each round.
+    """
     checkouts = {"now": ROOT, "before": before}
     sides = {name: start_side(checkout, program, *arguments) for name, checkout in checkouts.items()}
     try:
         for process in sides.values():
             seconds_of(process, work[0])
         ratios = []
-        for order, item in zip(in_turns(len(work) - 1), work[1:], strict=True):
+        for order, item in zip(alternating_order(len(work) - 1), work[1:], strict=True):
             seconds = {name: seconds_of(sides[name], item) for name in order}
             ratios.append(seconds["before"] / seconds["now"])
         return ratios
@@ -118,13 +137,13 @@ def compare_exact(options: argparse.Namespace) -> list[float]:
 
 
 def compare_bm25(options: argparse.Namespace) -> list[float]:
-    """Returns the ratio of speeds, now to before, of the whole search job, start included."""
+    """Returns the ratio of speeds, now to before, of the search job, start included."""
 
-    def run(name: str, number: int) -> float:
+    def run_seconds(name: str, number: int) -> float:
         checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
         with tempfile.TemporaryDirectory() as folder:
             arguments = ["--store", store, "--mode", "bm25", "--split", options.split]
-            arguments += ["--name", f"two-checkouts-{os.getpid()}-{number}"]  # a run that is complete is not made again
+            arguments += ["--name", f"two-checkouts-{os.getpid()}-{number}"]  # a complete run is not made again
             arguments += ["--queries", options.queries] if options.queries else []
             start = time.perf_counter()
             subprocess.run(
@@ -137,8 +156,8 @@ def compare_bm25(options: argparse.Namespace) -> list[float]:
             return time.perf_counter() - start
 
     ratios = []
-    for number, order in enumerate(in_turns(options.rounds)):
-        seconds = {name: run(name, number) for name in order}
+    for number, order in enumerate(alternating_order(options.rounds)):
+        seconds = {name: run_seconds(name, number) for name in order}
         ratios.append(seconds["before"] / seconds["now"])
     return ratios
 
@@ -146,7 +165,7 @@ def compare_bm25(options: argparse.Namespace) -> list[float]:
 def compare_training(options: argparse.Namespace) -> list[float]:
     """Returns the ratio of training steps per second, now to before; the time of a short job is subtracted."""
 
-    def run(name: str, number: int, steps: int) -> float:
+    def run_seconds(name: str, number: int, steps: int) -> float:
         checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
         task = f"two-checkouts-{os.getpid()}-{number}-{steps}"
         arguments = ["--store", store, "--task", task, "--backbone", options.model, "--negatives", options.negatives]
@@ -162,8 +181,8 @@ def compare_training(options: argparse.Namespace) -> list[float]:
         return time.perf_counter() - start
 
     ratios = []
-    for number, order in enumerate(in_turns(options.rounds)):
-        seconds = {name: -run(name, number, 6) + run(name, number, 30) for name in order}
+    for number, order in enumerate(alternating_order(options.rounds)):
+        seconds = {name: -run_seconds(name, number, 6) + run_seconds(name, number, 30) for name in order}
         ratios.append(seconds["before"] / seconds["now"])
     return ratios
 
@@ -185,7 +204,7 @@ def compare_serving(options: argparse.Namespace) -> dict[int, list[float]]:
         for _, port in sides.values():
             uvloop.run(load(port, 8, 3, texts))
         ratios: dict[int, list[float]] = {clients: [] for clients in options.clients}
-        for order in in_turns(options.rounds):
+        for order in alternating_order(options.rounds):
             for clients in options.clients:
                 rate = {name: uvloop.run(load(sides[name][1], clients, options.seconds, texts)) for name in order}
                 ratios[clients].append(rate["now"]["qps"] / rate["before"]["qps"])
@@ -204,18 +223,46 @@ def main() -> None:
     parser.add_argument(
         "--store", help="a store with an index and a BM25 index; without it only encoding and exact search are compared"
     )
-    parser.add_argument("--before-store", help="the store of the other checkout, where it reads another format")
-    parser.add_argument("--queries", help="may be left out where the store has one set only")
-    parser.add_argument("--split", default="test")
+    parser.add_argument(
+        "--before-store", help="store of the other checkout, if it reads another format (default: that of --store)"
+    )
+    parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
+    parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
     parser.add_argument("--negatives", help="negatives of both stores to train on; without it training is not compared")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of load per side and round")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--data", type=Path, default=ROOT / "examples/squad/corpus.jsonl.gz")
-    parser.add_argument("--passages", type=int, default=150, help="per round of encoding")
-    parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=ROOT / "results/two_checkouts.json")
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1, 8, 32], help="numbers of concurrent clients (default: 1 8 32)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=5.0,
+        help="seconds of load per side, number of clients and round (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds (default: %(default)s)")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=ROOT / "examples/squad/corpus.jsonl.gz",
+        help="BEIR corpus to encode (default: examples/squad/corpus.jsonl.gz)",
+    )
+    parser.add_argument(
+        "--passages", type=int, default=150, help="passages per round of encoding (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="encoder and backbone (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=os.cpu_count(),
+        help="CPU threads of encoding and exact search (default: all cores)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "results/two_checkouts.json",
+        help="output file (default: results/two_checkouts.json)",
+    )
     options = parser.parse_args()
     options.before = options.before.resolve()
     ratios_by_name = {"encoding": compare_encoding(options), "exact search": compare_exact(options)}
