@@ -1,4 +1,4 @@
-"""Whether a re-ranker's scores of mined candidates separate passages that hold an answer of the query from the others.
+"""Measures how well a re-ranker's scores separate mined candidates with an answer of the query from those without.
 
     python benchmarks/denoising.py --store S --source raw/squad-windows --candidates both-50 --scores NAME
 

@@ -169,6 +169,7 @@ def compare_training(options: argparse.Namespace) -> list[float]:
         checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
         task = f"two-checkouts-{os.getpid()}-{number}-{steps}"
         arguments = ["--store", store, "--task", task, "--backbone", options.model, "--negatives", options.negatives]
+        arguments += ["--queries", options.queries] if options.queries else []
         arguments += ["--batch", "16", "--steps", str(steps), "--checkpoint-every", "1000", "--dtype", "float32"]
         start = time.perf_counter()
         subprocess.run(
