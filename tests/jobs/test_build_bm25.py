@@ -170,6 +170,8 @@ def test_a_signal_ends_the_job_with_one_line_and_without_temporary_files(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Ray of this process may have set another handler
+    # A shell starts background processes with SIGINT ignored, and Python then installs no handler.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(tempfile, "tempdir", str(temporary))
@@ -179,6 +181,7 @@ def test_a_signal_ends_the_job_with_one_line_and_without_temporary_files(
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
     word = "terminated" if ending == signal.SIGTERM else "interrupted"
     assert (outcome.status, outcome.err) == (status, f"error: {word}; run the same command again to resume\n")
     documented("Stores", f"a job that {ending.name} ends", outcome.err, status)
