@@ -187,7 +187,7 @@ def main() -> None:
     subsets = {"all": np.ones(len(next(iter(means.values()))[options.metrics[0]]), bool)}
     if options.seen:
         seen = comparison.seen_queries()
-        subsets |= {"seen in training": seen, "unseen": ~seen}
+        subsets |= {name: mask for name, mask in (("seen in training", seen), ("unseen", ~seen)) if mask.any()}
     for subset, mask in subsets.items():
         print(f"\n{subset}: {int(mask.sum()):,} queries")
         part = {name: {metric: v[mask] for metric, v in values.items()} for name, values in means.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -53,7 +54,12 @@ class SetName:
         if not self.store:
             return self
         url = Store(self.store).require().url
-        return replace(self, store="" if url == store.url else url)
+        return replace(self, store="" if _canonical(url) == _canonical(store.url) else url)
+
+
+def _canonical(url: str) -> str:
+    """Returns the same string for all spellings of a local folder."""
+    return url if "://" in url else str(Path(url).resolve())
 
 
 def parse_set(text: str) -> SetName:
