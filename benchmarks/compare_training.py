@@ -81,10 +81,10 @@ class Comparison:
             search.Search(store=self.store, source=source, queries=queries, split=self.split, k=K, name=run, **options)
         )
         store = Store(self.store)
-        opened = Queries.open(store, queries)
-        ids = opened.split(self.split).ids
-        measure = evaluate.measure_of(store, opened, opened.qrels(self.split), ids, self.metrics)
-        return measure(evaluate.load(store, run, opened, self.split))
+        query_set = Queries.open(store, queries)
+        ids = query_set.split(self.split).ids
+        measure = evaluate.measure_of(store, query_set, query_set.qrels(self.split), ids, self.metrics)
+        return measure(evaluate.load(store, run, query_set, self.split))
 
     def encode(self, name: str, **options: Any) -> None:
         """Encodes the corpus by an encoder or for a task."""
@@ -147,10 +147,10 @@ def report(means: dict[str, Values], pairs: list[list[str]], metrics: list[str])
     for title, rows in (("arm", means), ("difference", differences)):
         print(f"\n| {title} | {' | '.join(metrics)} |\n| --- |{' --- |' * len(metrics)}")
         for name, values in rows.items():
-            found = {metric: interval(values[metric]) for metric in metrics}
-            cells = [f"{mean:.4f} [{low:.4f}, {high:.4f}]" for mean, low, high in found.values()]
+            intervals = {metric: interval(values[metric]) for metric in metrics}
+            cells = [f"{mean:.4f} [{low:.4f}, {high:.4f}]" for mean, low, high in intervals.values()]
             print(f"| {name} | {' | '.join(cells)} |")
-            figures[name] = found
+            figures[name] = intervals
     return figures
 
 

@@ -339,7 +339,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
     if options.also_train:
-        # The inputs identify the content of a store, wherever it is.
+        # The location of a store is not part of the configuration: the inputs identify its content.
         described_sets = [{key: value for key, value in asdict(name).items() if key != "store"} for name in sets[1:]]
         config["also_train"], config["batches"] = described_sets, options.batches
     inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}

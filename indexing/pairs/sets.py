@@ -132,14 +132,14 @@ def open_sets(
         negatives = None if name.negatives is None else of.open("negatives", name.negatives)
         artifacts.append((name, queries, negatives))
         needed = mined_corpus(of, negatives or queries.artifact)
-        corpora[name.store] = max(corpora.get(name.store, needed), needed, key=lambda each: len(each.generations))
+        corpora[name.store] = max(corpora.get(name.store, needed), needed, key=lambda corpus: len(corpus.generations))
     sets = []
     for number, (name, queries, negatives) in enumerate(artifacts, 1):
         corpus = corpora[name.store]
-        found = {"queries": queries.artifact, "negatives": negatives}
-        found |= {"corpus": corpus.generations[-1]} if name.store else {}
+        by_role = {"queries": queries.artifact, "negatives": negatives}
+        by_role |= {"corpus": corpus.generations[-1]} if name.store else {}
         suffix = "" if number == 1 else f":{number}"
-        for role, artifact in found.items():
+        for role, artifact in by_role.items():
             if artifact is not None:
                 inputs[role + suffix] = Reference(artifact.url, artifact.fingerprint) if name.store else artifact
         if negatives is None and teacher:

@@ -127,8 +127,8 @@ def _passages_of(all_data: Sequence[TrainingData], ends: np.ndarray) -> Callable
         for number in np.unique(numbers):
             places = np.flatnonzero(numbers == number)
             data = all_data[number]
-            found = data.passages(rows[places] - (ends[number] - data.num_passages))
-            for place, title, text in zip(places.tolist(), *found, strict=True):
+            passages_of_corpus = data.passages(rows[places] - (ends[number] - data.num_passages))
+            for place, title, text in zip(places.tolist(), *passages_of_corpus, strict=True):
                 titles[place], texts[place] = title, text
         return titles, texts
 
