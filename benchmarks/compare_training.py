@@ -4,8 +4,8 @@
 
 The file has `common` options of train_retriever, and `arms`, each with further ones. Options with a list of values form
 a grid: it is trained with the first seed, and the settings with the best MRR@10 on the dev split are trained with all
-seeds. `floors` names what nothing is trained for: search sources (bm25) and encoders (encoder: FOLDER). `pairs` names
-the arms whose difference is reported. What the store has already is not made again, so an interrupted run resumes.
+seeds. `floors` names search sources (bm25) and untrained encoders (encoder: FOLDER). `pairs` names
+the arms whose difference is reported. Artifacts of the store are reused, so an interrupted run resumes.
 
 Intervals are of 95%, by a bootstrap over queries of each query's mean over the seeds. With --seen, the test queries one
 of whose relevant passages is also relevant to a training query are reported apart from the others.
@@ -25,6 +25,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from retriever.errors import Diverged  # noqa: E402
 
 Values = dict[str, np.ndarray]
 """Values of each metric, float64 [queries]."""
@@ -62,7 +64,11 @@ class Comparison:
         qualities: dict[str, float] = {}
         best, chosen = -1.0, points[0]
         for point in points:
-            task, quality = self.train(arm, options, point, self.seeds[0])
+            try:
+                task, quality = self.train(arm, options, point, self.seeds[0])
+            except Diverged as error:
+                print(f"{arm} {point}: {error}", flush=True)  # a result: this point is not chosen
+                continue
             qualities[task] = quality
             if quality > best:
                 best, chosen = quality, point
@@ -107,7 +113,7 @@ class Comparison:
         return {key: options[key] for key in ENCODING if key in options}
 
     def floor(self, name: str, floor: dict[str, Any]) -> Values:
-        """Returns the values of the metrics for what nothing is trained for."""
+        """Returns the values of the metrics for a search source or an untrained encoder."""
         if "source" in floor:
             return self.search(f"floor-{name}", floor["source"])
         self.encode(f"floor-{name}", encoder=floor["encoder"], **self.encoding(self.common))
@@ -168,7 +174,7 @@ def main() -> None:
     settings = yaml.safe_load(options.arms.read_text())
     comparison = Comparison(options.store, settings, options.split, options.metrics, options.seeds)
     document: dict[str, Any] = {"options": {key: str(value) for key, value in vars(options).items()}, "arms": settings}
-    means = {name: comparison.floor(name, floor) for name, floor in settings.get("floors", {}).items()}
+    means = {f"floor {name}": comparison.floor(name, floor) for name, floor in settings.get("floors", {}).items()}
     document["dev"], document["chosen"], document["by_seed"] = {}, {}, {}
     for arm, own in settings["arms"].items():
         if options.only and arm not in options.only:
