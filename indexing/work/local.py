@@ -10,8 +10,8 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import queue
-import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +27,7 @@ from retriever.errors import StorageError
 KEPT_TASKS = 8  # tasks whose workers stay open: several encoders and a re-ranker, for the blocks of a search
 RETRIES = 5  # of a run whose spawned process is killed; an exception is final
 PROGRESS_S = 0.5  # seconds between two reports of progress
-REMOVALS = 10  # attempts to remove the temporary files of a process that still writes them
+REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"  # what a process becomes at its end
 SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth the time
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
@@ -273,7 +273,8 @@ def _start_process(task: Task, place: Place, alive: multiprocessing.connection.C
 
     If the main process is killed, or closes the other end of `alive`, the process ends at once. Otherwise it would wait
     for items forever, because every process of a pool holds the pipe on which they come. All temporary files of the
-    processes are in `folder`, as a process that ends at once does not remove its own.
+    processes are in `folder`. A process ends by becoming a program that removes this folder: none of its threads writes
+    there any more, so the last process to end leaves nothing.
     """
     global _task_of_process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -282,11 +283,7 @@ def _start_process(task: Task, place: Place, alive: multiprocessing.connection.C
 
     def end_with_parent() -> None:
         multiprocessing.connection.wait([parent.sentinel, alive])
-        for _ in range(REMOVALS):
-            shutil.rmtree(folder, ignore_errors=True)
-            if not os.path.exists(folder):
-                break
-        os._exit(1)
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", REMOVE, folder])
 
     tempfile.tempdir = folder
     threading.Thread(target=end_with_parent, daemon=True).start()
