@@ -43,8 +43,9 @@ test-system: install browser  ## whole systems in a short form: random kills, se
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "$(SYSTEM)"
 
 test-all: install browser lint  ## every test in its long form, at most 90 minutes on two cores
-	RIPTIDE_TESTS=all HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) --durations=25 -m "not ($(SYSTEM))"
-	RIPTIDE_TESTS=all HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=25 -m "$(SYSTEM)"
+	@status=0; export RIPTIDE_TESTS=all HF_HUB_OFFLINE=1; set -x; \
+	$(BIN)/python -m pytest $(PARALLEL) --durations=25 -m "not ($(SYSTEM))" || status=1; \
+	$(BIN)/python -m pytest --durations=25 -m "$(SYSTEM)" || status=1; exit $$status
 
 bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \

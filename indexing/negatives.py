@@ -82,7 +82,13 @@ def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
 
 
 def training_data(
-    corpus: Corpus, queries: Queries, split: str, negatives: Artifact, limit: int | None, *, teacher: bool = False,
+    corpus: Corpus,
+    queries: Queries,
+    split: str,
+    negatives: Artifact,
+    limit: int | None,
+    *,
+    teacher: bool = False,
     weighted: bool = False,
 ) -> TrainingData:
     """Returns the mined queries among the split's first `limit` that have a positive, in the split's order.
@@ -106,7 +112,7 @@ def training_data(
     if mined_for != queries.artifact.fingerprint:
         raise InputError(
             f"{negatives.url} was mined for the queries {str(mined_for)[:12]}, {queries.artifact.key} are "
-            f"{queries.artifact.fingerprint[:12]}: name those with --queries, or mine again"
+            f"{queries.artifact.fingerprint[:12]}: name those queries, or mine again"
         )
     selected = queries.split(split, limit)
     groups = read_groups(negatives)

@@ -40,6 +40,7 @@ class TuneMaker:
         tuning: Options of the trained system.
         corpus: The corpus.
         sets: The training sets. The dev split is one of the first set's query set.
+        fingerprints: The fingerprints of their artifacts by role, which must be the same on every node.
         batches: Whether a batch mixes the training sets.
         limit: Use only the first N queries of each training split; None: all.
         dev_split: The split that measures quality; None: no measurement.
@@ -60,6 +61,7 @@ class TuneMaker:
     tuning: TuneOptions
     corpus: Corpus
     sets: tuple[SetName, ...]
+    fingerprints: dict[str, str]
     batches: Batches
     limit: int | None
     dev_split: str | None
@@ -82,10 +84,12 @@ class TuneMaker:
         if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         tuning = self.tuning
-        data = open_sets(
+        opened = open_sets(
             self.store, self.sets, limit=self.limit, batches=self.batches,
             weighted=tuning.draw_positive == "weighted", teacher=tuning.distills,
-        ).data  # fmt: skip
+        )  # fmt: skip
+        opened.check(self.fingerprints)
+        data = opened.data
         start = None if self.start is None else load_prompt(model_folder(self.store.open("prompts", self.start)))
         stored = None if self.embeddings is None else Embeddings.open(self.store, self.embeddings, self.corpus)
         system = DualSystem(resolve(self.backbone.folder), self.backbone.options, self.tuning, data, device=device,
@@ -99,8 +103,9 @@ class TuneMaker:
             return system.tokenizer.compose(titles, texts, system.encoder.title)
 
         queries = Queries.open(self.store, self.sets[0].queries)
-        dev = dev_set(self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, compose,
-                      vectors=system.vectors)
+        dev = dev_set(
+            self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, compose, vectors=system.vectors
+        )
         return system, lambda: dev.mrr(system, rank, world), refresh
 
     def judge(self, system: DualSystem) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jobs.training import Contrastive, check_name, count_steps
 from indexing.artifact import Artifact, Reference
 from indexing.encoders import EncoderSpec, differences, differing
 from indexing.models import model_folder
-from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set
+from indexing.pairs.sets import NO_NEGATIVES, SetName, located, open_sets, parse_set
 from indexing.queries import Queries
 from indexing.store import Store
 from indexing.tuning import TuneMaker, passage_embeddings
@@ -84,7 +84,8 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Further training sets, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL: without
     negatives, the judged pairs are used; without a store, that of --store; the split is train if it is left out. A
     query of weight 2 comes twice as often as one of --queries, whose weight is 1. Queries of several stores in one
-    batch have each other's passages as negatives, unless --batches is one-task."""
+    batch have each other's passages as negatives, equal texts too, unless --batches is one-task. To resume a run,
+    leave its stores where they are."""
     batches: Literal["mixed", "one-task"] = "mixed"
     """With --also-train: mixed: each batch holds queries of all training sets; one-task: queries of one set, and sets
     take turns."""
@@ -326,8 +327,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     }  # fmt: skip
     maker = TuneMaker(
         store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus, sets=sets,
-        batches=options.batches, limit=options.limit, dev_split=options.dev_split, dev_limit=options.dev_limit,
-        dev_passages=options.dev_passages, checkpointing=options.checkpointing, start=start,
+        fingerprints=training.fingerprints(), batches=options.batches, limit=options.limit,
+        dev_split=options.dev_split, dev_limit=options.dev_limit, dev_passages=options.dev_passages,
+        checkpointing=options.checkpointing, start=start,
         refresh_depth=options.refresh_depth if refresh_every else 0,
         embeddings=None if stored is None else stored.name,
     )  # fmt: skip
@@ -372,7 +374,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
                          "training without any; store them under another name")  # fmt: skip
     name = queries.artifact.key.partition("/")[2]
     first = SetName(queries=name, split=options.split, negatives=negatives)
-    return (first, *(parse_set(text).located(store) for text in options.also_train))
+    return located(store, [first, *map(parse_set, options.also_train)])
 
 
 def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:

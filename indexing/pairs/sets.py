@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -42,19 +42,23 @@ class SetName:
     task: str = ""
     store: str = ""
 
-    def located(self, store: Store) -> SetName:
-        """Returns the name with the URL of its store, so that it is the same in each process.
 
-        Args:
-            store: The store of the run.
+def located(store: Store, names: Sequence[SetName]) -> tuple[SetName, ...]:
+    """Returns training sets with the URLs of their stores, one URL per store, so that all processes read the same.
 
-        Raises:
-            InputError: If there is no store.
-        """
-        if not self.store:
-            return self
-        url = Store(self.store).require().url
-        return replace(self, store="" if _canonical(url) == _canonical(store.url) else url)
+    Args:
+        store: The store of the run.
+        names: The training sets.
+
+    Raises:
+        InputError: If there is no store.
+    """
+    urls = {_canonical(store.url): ""}
+    result = []
+    for name in names:
+        url = Store(name.store).require().url if name.store else store.url
+        result.append(replace(name, store=urls.setdefault(_canonical(url), url)))
+    return tuple(result)
 
 
 def _canonical(url: str) -> str:
@@ -102,6 +106,26 @@ class OpenSets:
     corpus: Corpus
     data: TrainingData
     inputs: dict[str, Artifact | Reference]
+
+    def fingerprints(self) -> dict[str, str]:
+        """Returns the fingerprint of each input by role."""
+        return {role: artifact.fingerprint for role, artifact in self.inputs.items()}
+
+    def check(self, fingerprints: Mapping[str, str]) -> None:
+        """Checks that these are the sets that another process has opened.
+
+        Args:
+            fingerprints: The fingerprints of the other process.
+
+        Raises:
+            InputError: If an input differs.
+        """
+        for role, artifact in self.inputs.items():
+            if artifact.fingerprint != fingerprints[role]:
+                raise InputError(
+                    f"{artifact.key}: this node has {artifact.fingerprint[:12]}, the node of the job "
+                    f"{fingerprints[role][:12]}: give stores that all nodes share, and leave them unchanged"
+                )
 
 
 def open_sets(
