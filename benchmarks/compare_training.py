@@ -136,7 +136,8 @@ class Comparison:
 
         trained = set().union(*relevant(self.common.get("split", "train")).values())
         tested = relevant(self.split)
-        return np.array([bool(tested[query] & trained) for query in sorted(tested)])
+        judged = sorted(set(queries.qrels(self.split).column(0).to_pylist()))
+        return np.array([bool(tested.get(query, set()) & trained) for query in judged])
 
 
 def interval(values: np.ndarray, draws: int = 2_000) -> list[float]:
@@ -160,18 +161,32 @@ def report(means: dict[str, Values], pairs: list[list[str]], metrics: list[str])
     return figures
 
 
+def check(settings: dict[str, Any], only: list[str]) -> None:
+    """Ends the program if names of arms are unknown, or if no dev split chooses."""
+    known = [*settings["arms"], *(f"floor {name}" for name in settings.get("floors", {}))]
+    named = [*only, *itertools.chain.from_iterable(settings.get("pairs", []))]
+    if unknown := [name for name in named if name not in known]:
+        sys.exit(f"no such arm: {', '.join(unknown)}; expected some of {', '.join(known)}")
+    if without := [arm for arm, own in settings["arms"].items() if "dev_split" not in {**settings["common"], **own}]:
+        sys.exit(f"arm {without[0]}: no dev_split, which chooses the settings")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arms", type=Path, help="the YAML file")
-    parser.add_argument("--store", required=True)
+    parser.add_argument("--store", required=True, help="its URL or folder")
     parser.add_argument("--only", nargs="+", help="names of arms; default: all")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--split", default="test")
-    parser.add_argument("--metrics", nargs="+", default=["RR@10", "R@20", "R@100"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="the first one is used to choose settings")
+    parser.add_argument("--split", default="test", help="the split that is measured once")
+    parser.add_argument("--metrics", nargs="+", default=["RR@10", "R@20", "R@100"], help="names as in evaluate")
     parser.add_argument("--seen", action="store_true", help="report queries with passages that training has seen apart")
-    parser.add_argument("--json", type=Path, default=Path("results/compare_training.json"))
+    parser.add_argument(
+        "--json", type=Path, default=Path("results/compare_training.json"), help="figures; written after each arm"
+    )
     options = parser.parse_args()
     settings = yaml.safe_load(options.arms.read_text())
+    check(settings, options.only or [])
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(options.store, settings, options.split, options.metrics, options.seeds)
     document: dict[str, Any] = {"options": {key: str(value) for key, value in vars(options).items()}, "arms": settings}
     means = {f"floor {name}": comparison.floor(name, floor) for name, floor in settings.get("floors", {}).items()}
@@ -189,6 +204,7 @@ def main() -> None:
         document["by_seed"][arm] = [{metric: float(v.mean()) for metric, v in run.items()} for run in runs]
         means[arm] = {metric: np.mean([run[metric] for run in runs], axis=0) for metric in options.metrics}
         print(json.dumps({"arm": arm, "dev": document["dev"][arm], "test": document["by_seed"][arm]}), flush=True)
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
     pairs = [pair for pair in settings.get("pairs", []) if set(pair) <= set(means)]
     subsets = {"all": np.ones(len(next(iter(means.values()))[options.metrics[0]]), bool)}
     if options.seen:
@@ -198,7 +214,6 @@ def main() -> None:
         print(f"\n{subset}: {int(mask.sum()):,} queries")
         part = {name: {metric: v[mask] for metric, v in values.items()} for name, values in means.items()}
         document[subset] = report(part, pairs, options.metrics)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
