@@ -2,8 +2,8 @@
 
     python benchmarks/check_negatives.py --store S --source ../shared/data/squad --negatives hard --count 2000
 
-The answers are read from the raw BEIR files. An answer counts where its words stand in the passage in a row, as plain
-lower-case text between word boundaries.
+The answers are read from the raw BEIR files. A passage holds an answer if it contains the answer's words in a row, as
+plain lower-case text between word boundaries.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     corpus, artifact = Corpus.open(store), store.open("negatives", options.negatives)
     rows = [row for part in artifact.group("part") for row in pq.read_table(artifact.local(part)).to_pylist()]
     draw = np.random.default_rng(0).choice(len(rows), min(options.count, len(rows)), replace=False)
-    found = {"questions": len(draw), "negatives": 0, "positives_among_them": 0, "with_an_answer": 0}
+    found = {"queries": len(draw), "negatives": 0, "positives_among_them": 0, "with_an_answer": 0}
     for row in (rows[number] for number in draw):
         wanted = [
             re.compile(rf"(?<!\w){re.escape(plain(answer))}(?!\w)")

@@ -3,8 +3,8 @@
     python benchmarks/denoising.py --store S --source raw/squad-windows --candidates both-50 --scores NAME
 
 For each threshold: how many candidates score below it, the share of them that hold no answer (precision), and the share
-of all candidates without an answer (recall). The answers are read from the raw BEIR files. An answer counts where its
-words stand in the passage in a row, as plain lower-case text between word boundaries.
+of all candidates without an answer (recall). The answers are read from the raw BEIR files. A passage
+holds an answer if it contains the answer's words in a row, as plain lower-case text between word boundaries.
 """
 
 from __future__ import annotations
