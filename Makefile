@@ -43,7 +43,7 @@ test-system: install browser  ## whole systems in a short form: random kills, se
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "$(SYSTEM)"
 
 test-all: install browser lint  ## every test in its long form, at most 90 minutes on two cores
-	@status=0; export RIPTIDE_TESTS=all HF_HUB_OFFLINE=1; set -x; \
+	@trap "exit 130" INT; status=0; export RIPTIDE_TESTS=all HF_HUB_OFFLINE=1; set -x; \
 	$(BIN)/python -m pytest $(PARALLEL) --durations=25 -m "not ($(SYSTEM))" || status=1; \
 	$(BIN)/python -m pytest --durations=25 -m "$(SYSTEM)" || status=1; exit $$status
 

@@ -58,7 +58,7 @@ def main() -> None:
     corpus, artifact = Corpus.open(store), store.open("negatives", options.negatives)
     rows = [row for part in artifact.group("part") for row in pq.read_table(artifact.local(part)).to_pylist()]
     draw = np.random.default_rng(0).choice(len(rows), min(options.count, len(rows)), replace=False)
-    found = {"queries": len(draw), "negatives": 0, "positives_among_them": 0, "with_an_answer": 0}
+    counts = {"queries": len(draw), "negatives": 0, "positives_among_them": 0, "with_an_answer": 0}
     for row in (rows[number] for number in draw):
         wanted = [
             re.compile(rf"(?<!\w){re.escape(plain(answer))}(?!\w)")
@@ -66,10 +66,10 @@ def main() -> None:
             if plain(answer)
         ]
         for id in corpus.ids(np.array(row["negatives"], np.int64)):
-            found["negatives"] += 1
-            found["positives_among_them"] += id in relevant[row["query_id"]]
-            found["with_an_answer"] += any(answer.search(texts[id]) for answer in wanted)
-    print(json.dumps(found))
+            counts["negatives"] += 1
+            counts["positives_among_them"] += id in relevant[row["query_id"]]
+            counts["with_an_answer"] += any(answer.search(texts[id]) for answer in wanted)
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":

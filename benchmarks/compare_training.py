@@ -163,10 +163,12 @@ def report(means: dict[str, Values], pairs: list[list[str]], metrics: list[str])
 
 def check(settings: dict[str, Any], only: list[str]) -> None:
     """Ends the program if names of arms are unknown, or if no dev split chooses."""
-    known = [*settings["arms"], *(f"floor {name}" for name in settings.get("floors", {}))]
-    named = [*only, *itertools.chain.from_iterable(settings.get("pairs", []))]
-    if unknown := [name for name in named if name not in known]:
-        sys.exit(f"no such arm: {', '.join(unknown)}; expected some of {', '.join(known)}")
+    arms = [*settings["arms"]]
+    measured = [*arms, *(f"floor {name}" for name in settings.get("floors", {}))]
+    in_pairs = itertools.chain.from_iterable(settings.get("pairs", []))
+    for option, names, known in (("--only", only, arms), ("pairs", in_pairs, measured)):
+        if unknown := [name for name in names if name not in known]:
+            sys.exit(f"{option}: no such arm: {', '.join(unknown)}; expected some of {', '.join(known)}")
     if without := [arm for arm, own in settings["arms"].items() if "dev_split" not in {**settings["common"], **own}]:
         sys.exit(f"arm {without[0]}: no dev_split, which chooses the settings")
 

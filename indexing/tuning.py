@@ -84,12 +84,16 @@ class TuneMaker:
         if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         tuning = self.tuning
-        opened = open_sets(
-            self.store, self.sets, limit=self.limit, batches=self.batches,
-            weighted=tuning.draw_positive == "weighted", teacher=tuning.distills,
-        )  # fmt: skip
-        opened.check(self.fingerprints)
-        data = opened.data
+        training = open_sets(
+            self.store,
+            self.sets,
+            limit=self.limit,
+            batches=self.batches,
+            weighted=tuning.draw_positive == "weighted",
+            teacher=tuning.distills,
+        )
+        training.check(self.fingerprints)
+        data = training.data
         start = None if self.start is None else load_prompt(model_folder(self.store.open("prompts", self.start)))
         stored = None if self.embeddings is None else Embeddings.open(self.store, self.embeddings, self.corpus)
         system = DualSystem(resolve(self.backbone.folder), self.backbone.options, self.tuning, data, device=device,

@@ -14,7 +14,7 @@ from jobs.training import Contrastive, check_name, count_steps
 from indexing.artifact import Artifact, Reference
 from indexing.encoders import EncoderSpec, differences, differing
 from indexing.models import model_folder
-from indexing.pairs.sets import NO_NEGATIVES, SetName, located, open_sets, parse_set
+from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set, resolve_stores
 from indexing.queries import Queries
 from indexing.store import Store
 from indexing.tuning import TuneMaker, passage_embeddings
@@ -374,7 +374,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
                          "training without any; store them under another name")  # fmt: skip
     name = queries.artifact.key.partition("/")[2]
     first = SetName(queries=name, split=options.split, negatives=negatives)
-    return located(store, [first, *map(parse_set, options.also_train)])
+    return resolve_stores(store, [first, *map(parse_set, options.also_train)])
 
 
 def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:

@@ -43,7 +43,7 @@ class SetName:
     store: str = ""
 
 
-def located(store: Store, names: Sequence[SetName]) -> tuple[SetName, ...]:
+def resolve_stores(store: Store, names: Sequence[SetName]) -> tuple[SetName, ...]:
     """Returns training sets with the URLs of their stores, one URL per store, so that all processes read the same.
 
     Args:

@@ -283,7 +283,10 @@ def _start_process(task: Task, place: Place, alive: multiprocessing.connection.C
 
     def end_with_parent() -> None:
         multiprocessing.connection.wait([parent.sentinel, alive])
-        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", REMOVE, folder])
+        try:
+            os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", REMOVE, folder])
+        finally:
+            os._exit(1)  # the other program could not start
 
     tempfile.tempdir = folder
     threading.Thread(target=end_with_parent, daemon=True).start()

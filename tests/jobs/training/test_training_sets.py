@@ -14,7 +14,7 @@ from training_commands import command
 
 from indexing.corpus import Corpus
 from indexing.models import Checkpoints
-from indexing.pairs.sets import SetName, located, open_sets, parse_set
+from indexing.pairs.sets import SetName, open_sets, parse_set, resolve_stores
 from indexing.store import Store
 from retriever.errors import InputError
 
@@ -160,9 +160,9 @@ def test_sets_of_another_store_bring_their_own_corpus(
     [row] = opened.data.positives[10]
     assert opened.data.passages(np.array([row]))[1] == ["foreign passage 0"]
     for spelling in (world.store, world.store / ".." / world.store.name):
-        assert located(store, [SetName(queries="tiny", store=str(spelling))]) == (names[0],)
+        assert resolve_stores(store, [SetName(queries="tiny", store=str(spelling))]) == (names[0],)
     other = SetName(queries="foreign", store=f"{elsewhere}/../elsewhere")
-    assert {name.store for name in located(store, [names[1], other])} == {str(elsewhere)}
+    assert {name.store for name in resolve_stores(store, [names[1], other])} == {str(elsewhere)}
     opened.check(opened.fingerprints())
     with pytest.raises(InputError, match=f"{elsewhere}/corpus/g0000: this node has .*, the node of the job 123"):
         opened.check({**opened.fingerprints(), "corpus:2": "123"})
