@@ -45,6 +45,8 @@ def describe_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -
     remedies = [_OTHER_NAMES.get(pinned["kind"], "another name (parameter name)")]
     if settings:
         remedies.insert(0, " ".join(options) if len(options) == len(differences) else "the same options")
+    elif any(_is_renamed(pinned["inputs"], requested["inputs"], role) for role in pinned["inputs"]):
+        remedies.insert(0, "the same inputs")
     remedy = ", or ".join(each for each in remedies if each)
     return f"{', '.join(differences[:MAX_SHOWN])}{more}; give {remedy or 'the same inputs'}"
 
@@ -78,11 +80,21 @@ def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     differences = []
     for role in {**old, **new}:
         before, now = (inputs.get(role, {}).get("artifact") for inputs in (old, new))
-        if before != now:
+        if _is_renamed(old, new, role):
+            differences.append(f"its input {before} is now {now}, with the same content")
+        elif before != now:
             differences.append(f"it was made from {before or f'no {role}'}, now {now or f'no {role}'}")
         elif old[role]["fingerprint"] != new[role]["fingerprint"]:
             differences.append(f"it was made from another {before} than the present one")
     return differences
+
+
+def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any], role: str) -> bool:
+    """Whether an input has the same content under another name, or in a store that is now in another place."""
+    if role not in old or role not in new:
+        return False
+    before, now = old[role], new[role]
+    return bool(before["artifact"] != now["artifact"] and before["fingerprint"] == now["fingerprint"])
 
 
 def show(value: Any) -> str:

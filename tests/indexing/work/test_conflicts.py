@@ -58,6 +58,12 @@ def document(config: dict[str, Any], **inputs: str) -> dict[str, Any]:
             document({}, corpus="corpus/g0000@aa", reranker="models/ce@bb"),
             "it was made from no reranker, now models/ce; give another name (parameter name)",
         ),
+        (
+            document({"k": 1}, queries="/old/queries/q@aa", corpus="corpus/g0000@bb"),
+            document({"k": 1}, queries="/new/queries/q@aa", corpus="corpus/g0000@bb"),
+            "its input /old/queries/q is now /new/queries/q, with the same content; give the same inputs, or another "
+            "name (parameter name)",
+        ),
     ],
 )
 def test_a_conflict_names_what_differs_and_what_to_give(
