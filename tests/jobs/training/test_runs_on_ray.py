@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
+from foreign_sets import make_foreign_store
 from local_cluster import title_of, wait_for
 from mined import weights
 from training_commands import RERANK, TUNE, command
@@ -18,8 +20,11 @@ Done = Callable[..., str]
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
-def test_one_worker_of_ray_gives_the_bytes_of_this_process(world, mined: Store, done: Done) -> None:
-    for form, kind in ((TUNE, "prompts"), (RERANK, "models")):
+def test_one_worker_of_ray_gives_the_bytes_of_this_process(world, mined: Store, done: Done, tmp_path: Path) -> None:
+    """The prompt is trained on a set of another store too."""
+    foreign = make_foreign_store(tmp_path, world.model, done)
+    foreign.mine(done, "mined")
+    for form, kind in (((*TUNE, *foreign.training_set("mined"), "--queries", "tiny"), "prompts"), (RERANK, "models")):
         done(*command(form, world, "in-process", "--steps", 4))
         out = done(*command(form, world, "on-ray", "--steps", 4, "--ray"))
         assert f"{kind}/on-ray: " in out
