@@ -6,7 +6,9 @@ A passage's row is its global position, from 0; rows are never reused. Parts are
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -96,6 +98,19 @@ class Corpus:
             same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
             found[positions[same]] = rows[same]
         return found
+
+
+def save_array(array: np.ndarray, path: Path) -> None:
+    """Writes a .npy file.
+
+    numpy writes to a real file through C's stdio and ignores an error of the last flush: on a full disk the file would
+    be cut without an error. Here, Python's file writes the bytes.
+
+    Raises:
+        OSError: If the bytes cannot be written.
+    """
+    with open(path, "wb") as file:
+        np.save(types.SimpleNamespace(write=file.write), array)
 
 
 def write_table(table: pa.Table, path: object) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from indexing.artifact import Draft
 from indexing.chain import RowPart
-from indexing.corpus import Corpus, open_table
+from indexing.corpus import Corpus, open_table, save_array
 from indexing.encoders import EncoderSpec, differing
 from indexing.store import Store, generation
 from indexing.work.tasks import Place, Report, Resources, Runner, ignore
@@ -188,9 +188,8 @@ class EncodeWorker:
             allow_unknown_tokens=task.allow_unknown_tokens,
             report=report,
         )
-        draft.commit(
-            part.part.name, ".npy", lambda path: np.save(path, vectors), rows=unit.rows, corpus_sha256=part.part.sha256
-        )
+        write = functools.partial(save_array, vectors)
+        draft.commit(part.part.name, ".npy", write, rows=unit.rows, corpus_sha256=part.part.sha256)
         return PartDone(unit.rows, tokens, self.ready, self.startup)
 
 

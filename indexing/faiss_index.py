@@ -166,8 +166,16 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
 
 
 def write_index(index: Any, path: str | Path) -> None:
-    """Writes a FAISS file. It has no checksum, so the caller stores its hash."""
-    faiss.write_index(index, str(path))
+    """Writes a FAISS file. It has no checksum, so the caller stores its hash.
+
+    FAISS ignores an error when it closes a file: on a full disk the file would be cut without an error. Here, Python's
+    file writes the bytes.
+
+    Raises:
+        OSError: If the bytes cannot be written.
+    """
+    with open(path, "wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
 def read_index(path: str | Path, *, mmap: bool = False) -> Any:

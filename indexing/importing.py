@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from indexing.artifact import Artifact, Draft, Part
-from indexing.corpus import Corpus, write_table
+from indexing.corpus import Corpus, save_array, write_table
 from indexing.formats import text_lines
 from indexing.ids import candidates, merge_bucket, num_buckets, repeated, sorted_hashes
 from indexing.parse import check_filter_types, parse_corpus
@@ -149,7 +149,7 @@ class DeleteStage(StageDefaults):
 
     def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
         """Commits the rows."""
-        draft.commit("deleted", ".npy", lambda path: np.save(path, self.rows), rows=len(self.rows))
+        draft.commit("deleted", ".npy", lambda path: save_array(self.rows, path), rows=len(self.rows))
         counter.count(len(self.rows))
 
 
@@ -260,7 +260,7 @@ def import_part(chunk: Chunk, draft: Draft, format: Any, filters: Mapping[str, s
     name = f"{chunk.index:05d}"
     draft.commit(f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
     hashes = sorted_hashes(table.column("id").to_pylist())
-    draft.commit(f"hashes-{name}", ".npy", lambda path: np.save(path, hashes), rows=len(table))
+    draft.commit(f"hashes-{name}", ".npy", lambda path: save_array(hashes, path), rows=len(table))
     return len(table)
 
 
@@ -327,7 +327,7 @@ def merge_ids(
         if _id_at(draft, parts, starts, one) == _id_at(draft, parts, starts, other):
             raise _duplicate(draft, parts, starts, one, other)
     _refuse_known(draft, parts, starts, ids, before, committed)
-    draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: np.save(path, ids), rows=ids.shape[1])
+    draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
 
 
 def _refuse_known(

@@ -251,7 +251,10 @@ def describe_os_error(error: OSError, path: Path | str) -> str | None:
         error: The error; the line names its file.
         path: Names the place if the error has no file.
     """
-    name = printable(os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(path))
+    file = error.filename
+    if error.errno in _NO_SPACE and error.filename2 is not None:
+        file = error.filename2  # a copy to another file system names its source first
+    name = printable(os.fsdecode(file) if isinstance(file, str | bytes) else str(path))
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in _NO_SPACE:
         return f"{name}: {reason}: free some space and run the same command again; what is committed is kept"
