@@ -91,7 +91,7 @@ def main(options: EncodeCorpus) -> None:
     if options.plan and encoded:
         return say_complete(store.generations("embeddings", name)[-1].url)
     if options.plan:
-        return plan(store, options, spec, described)
+        return plan(store, options, spec, name, described)
     if not encoded and (speed := encode(store, options, spec, name, described)).tokens:
         say(f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
             f"{speed.tokens / speed.seconds:,.0f} tokens/s")  # fmt: skip
@@ -176,9 +176,9 @@ def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: 
     return runner, Resources(cores=options.cpus, gpus=options.gpus, calls=CALLS)
 
 
-def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, described: dict) -> None:
+def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
-    work = EncodeWork(store, spec, options.name or spec.name, resources=Resources(), numerics="", limit=options.limit)
+    work = EncodeWork(store, spec, name, resources=Resources(), numerics="", limit=options.limit)
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")

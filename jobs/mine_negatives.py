@@ -31,8 +31,8 @@ from indexing.mining import Margins, short
 from indexing.mining_report import Statistics, read_examples, write_report
 from indexing.rescoring import open_reranker
 from indexing.retrievers import SearchOptions
-from indexing.store import Store
-from indexing.work.work import run_work
+from indexing.store import Store, artifact_key
+from indexing.work.work import check_targets, run_work
 from retriever.errors import InputError
 
 SHOWN = 10  # queries with too few negatives that are listed by id
@@ -124,6 +124,8 @@ def main(options: MineNegatives) -> None:
             raise InputError("--teacher-scores without --reranker: expected a re-ranker, which computes the scores")
     if options.reranker is not None:
         open_reranker(store, options.reranker)  # a wrong name fails here, before hours of searching
+    check_targets(store, pool)
+    artifact_key("negatives", options.name or pool.name)  # a wrong name fails here too
     num_queries = len(pool.mined.ids)
     if options.plan and (artifact := complete_negatives(store, pool, options.reranker, draw, options.name)):
         return say_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)

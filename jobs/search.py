@@ -23,7 +23,7 @@ from indexing.retrieval import RERANK_DEPTH, Mode, SearchQueries, source_of
 from indexing.retrievers import SearchOptions
 from indexing.runs import read_run, write_trec
 from indexing.store import Store
-from indexing.work.work import complete_artifact, run_work
+from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
 
 SHOWN = 10  # queries without hits that are listed by id
@@ -103,6 +103,7 @@ def main(options: Search) -> None:
     if options.plan and artifact is not None:
         return say_complete(artifact.url, options.run)
     if options.plan:
+        check_targets(store, work)
         say(f"run      {store.url}/runs/{work.name}")
         say(f"queries  {len(work.split.ids):,} of {work.queries.artifact.key} {split}")
         say(f"source   {source}, over {work.corpus.num_rows:,} passages")

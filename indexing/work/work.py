@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from indexing.artifact import ABANDONED_S, Artifact, Draft, Part, Reference, begun_document, keep_alive
 from indexing.chain import split_range
-from indexing.store import Store
+from indexing.store import Store, artifact_key
 from indexing.work.conflicts import describe_changes
 from indexing.work.tasks import Runner, Task
 from retriever.errors import InputError, StorageError
@@ -276,6 +276,14 @@ def run_work(
                 draft.abandon(error)
         raise
     return [store.open(target.kind, target.name) for target in targets]
+
+
+def check_targets(store: Store, work: Work) -> None:
+    """Raises the InputError of `run_work` for a name that is taken by other inputs or settings. Writes nothing."""
+    for target in work.targets:
+        document = begun_document(target.kind, target.inputs, target.config, target.by_content)
+        draft = Draft(store.storage, store.cache, artifact_key(target.kind, target.name), document)
+        draft.check(abandoned_s=ABANDONED_S)
 
 
 def plan_stages(work: Work) -> list[str]:

@@ -373,9 +373,14 @@ def test_what_does_not_fit_is_refused(
     for reranker, why in ((model, "no cross-encoder"), ("models/none", "there is no such artifact")):
         assert why in refused("mine_negatives", "--store", store, "--denoised-negatives", 1, "--reranker", reranker)
     assert Store(store).keys("candidates") == Store(store).incomplete() == []  # told before the search
+    assert "name '../x': use letters" in refused(
+        "mine_negatives", "--store", store, "--sources", "bm25", "--name", "../x"
+    )
+    assert Store(store).keys("candidates") == Store(store).incomplete() == []
     mine(done, store, "--denoised-negatives", 0)
     told = refused("mine_negatives", "--store", store, "--sources", "bm25", "--candidates", "pool")
     assert "was begun otherwise: " in told
+    assert refused("mine_negatives", "--store", store, "--sources", "bm25", "--candidates", "pool", "--plan") == told
     assert "sources [" in told
     ask = ("mine_negatives", "--store", store, "--sources", "bm25", "exact:enc", "--depth", 30, *NUMBER)
     told = refused(*ask, "--candidates", "pool", "--name", "drawn", "--pool-negatives", 7, "--seed", 2)
