@@ -249,8 +249,34 @@ def _in_flight(
 
 
 def _submit(processes: Executor, number: int, item: Any) -> Future:
-    """Submits an item to spawned processes."""
-    return processes.submit(_call_in_process, item)
+    """Submits an item to spawned processes, which may start one."""
+    with _deferred_interrupts():
+        return processes.submit(_call_in_process, item)
+
+
+@contextlib.contextmanager
+def _deferred_interrupts() -> Iterator[None]:
+    """Handles SIGINT and SIGTERM at the end of the block, in which processes are spawned.
+
+    Otherwise a new process would print a traceback: an exception of a handler would keep its first data from it, and
+    Ctrl-C reaches it before `_start_process` does. It inherits that SIGINT is blocked.
+    """
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, lambda number, frame: received.append(number))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        if received:
+            handlers[received[0]](received[0], None)
 
 
 def _submitted(

@@ -237,6 +237,33 @@ class Sleeps:
         return lambda item, report: time.sleep(item) or item
 
 
+@dataclass(frozen=True)
+class BlockedSignals:
+    """A task that returns the signals that its process was started with as blocked."""
+
+    resources: Resources = PYTHON_CORE
+
+    def open(self, place: Place) -> Callable[[int, Report], set[int]]:
+        return lambda item, report: signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_an_interrupt_waits_until_a_spawned_process_has_its_first_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process itself ignores SIGINT from its start."""
+    monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
+    [_, *spawned] = LocalRunner(cores=2).run(BlockedSignals(), range(3))
+    assert [blocked for _, blocked in spawned] == [{signal.SIGINT}] * 2
+    done: list[bool] = []
+
+    def interrupt() -> None:
+        with local._deferred_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert done
+
+
 def test_the_items_of_a_killed_process_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
     found = [item for item, _ in LocalRunner(cores=2).run(DiesOnce(tmp_path / "mark"), range(12))]
