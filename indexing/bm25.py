@@ -23,9 +23,9 @@ from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, R
 from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
 from retriever.errors import InputError
 
-DEFAULT = "bm25"  # the name of one that was not given another
+DEFAULT = "bm25"  # the default name
 SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given
-MIN_TASK_QUERIES = 256  # queries of a task; a smaller one is mostly its own start
+MIN_TASK_QUERIES = 256  # queries of a task; most of the time of a smaller one is its start
 
 
 class Bm25:
@@ -41,9 +41,9 @@ class Bm25:
 
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> Bm25:
-        """`name` may be left out: then it is the one that is called bm25, or the only one.
+        """Opens bm25/NAME; without a name, the index that is called bm25, or the only one.
 
-        Raises InputError where it was built from another corpus, or lacks passages that this one has.
+        Raises InputError if it was built from another corpus, or lacks passages of this one.
         """
         names = store.names("bm25")
         if name is None and len(names) > 1:
@@ -63,7 +63,7 @@ class Bm25:
         return found
 
     def searcher(self) -> LuceneSearch:
-        """The shards, opened in this process; kept for the next call that asks for the same.
+        """Opens the shards in this process; the next call for the same shards returns the same object.
 
         Raises InputError if they were made with another version of Lucene, whose terms may differ.
         """
@@ -89,12 +89,12 @@ def check_versions(of: Artifact | Draft) -> None:
         if of.config[package] != version:
             raise InputError(
                 f"{of.url} was made with {package} {of.config[package]}, here is {version}: build another one "
-                "(--name), or install that version of pyserini on every node"
+                "(parameter name), or install that version of pyserini on every node"
             )
 
 
 def check_lineage(generations: Sequence[Artifact], corpus: Corpus) -> None:
-    """Raises InputError unless every generation was built from this corpus, both sides named."""
+    """Raises InputError unless every generation was built from this corpus; the message names both corpora."""
     made = {artifact.key: artifact.fingerprint for artifact in corpus.generations}
     for artifact in generations:
         for role, entry in artifact.inputs.items():
@@ -102,7 +102,8 @@ def check_lineage(generations: Sequence[Artifact], corpus: Corpus) -> None:
                 there = made.get(entry["artifact"])
                 raise InputError(
                     f"{artifact.url} was built from {entry['artifact']} {entry['fingerprint'][:12]}, the corpus "
-                    f"{f'is now {there[:12]}' if there else 'has no such generation'}: build another one (--name)"
+                    f"{f'is now {there[:12]}' if there else 'has no such generation'}: build another one "
+                    "(parameter name)"
                 )
 
 
@@ -260,7 +261,7 @@ def counted(texts: Iterable[str], report: Report, every: int = 1_000) -> Iterato
 
 
 def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
-    """Title and text of the rows [first, end) in one string, as Anserini's flat collections have them."""
+    """Yields title and text of each row in [first, end) as one string, as Anserini's flat collections do."""
     for part in parts:
         if part.first_row < end and part.end > first:
             start = max(first, part.first_row)
@@ -304,7 +305,7 @@ class SearchBm25Task:
 
 
 def search_alive(searcher: LuceneSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int) -> Hits:
-    """The top k without the deleted rows: asked for a few more, and for twice as many where that was not enough."""
+    """Returns the top k of each query without the deleted rows. Searches deeper until there are k."""
     if not len(deleted):
         return searcher.search(queries, k, threads=threads)
     depth = k + min(len(deleted), max(16, k // 8))
@@ -312,7 +313,7 @@ def search_alive(searcher: LuceneSearch, queries: Sequence[str], k: int, deleted
 
 
 def search_among(searcher: LuceneSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
-    """The top k among some rows, int64, ascending: asked for as many as should hold k of them, then twice as many."""
+    """Returns the top k of each query among some rows, int64, ascending. Searches deeper until there are k."""
     if not len(rows):
         return nothing(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
@@ -323,8 +324,10 @@ def _deepened(
     searcher: LuceneSearch, queries: Sequence[str], k: int, depth: int, taken: Callable[[np.ndarray], np.ndarray],
     threads: int, most: int | None = None,
 ) -> Hits:  # fmt: skip
-    """The top k of the rows that are taken (int64 -> bool), from a depth on that doubles until there are k. most: how
-    many can be taken, where that is known."""
+    """Returns the top k of each query among the rows that `taken` accepts (int64 -> bool).
+
+    Searches to `depth`, and doubles it until there are k hits, or `most` if at most so many rows can be accepted.
+    """
     wanted = k if most is None else min(k, most)
     scores, rows = nothing(len(queries), k)
     left = np.arange(len(queries))

@@ -371,7 +371,7 @@ def _duplicate(draft: Draft, parts: list[Part], starts: np.ndarray, one: int, ot
 
 
 def _place(parts: list[Part], starts: np.ndarray, row: int) -> str:
-    """`file:line` of a row. Exact where a line is a passage; KILT's pages hold several, so there it is the part's."""
+    """Returns `file:line` of a row; of the first row of its part if a line holds several passages (KILT)."""
     index = int(np.searchsorted(starts, row, side="right")) - 1
     part, offset = parts[index], int(row - starts[index])
     pieces = part.facts["source"]
@@ -387,9 +387,9 @@ def _place(parts: list[Part], starts: np.ndarray, row: int) -> str:
 
 
 def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
-    """Rows int64, ascending, of the ids in a file, one per line: an id with a line break cannot be named.
+    """Returns the rows, int64 ascending, of the ids in a file, one per line; an id with a line break cannot be given.
 
-    Raises InputError with the line of an id that is unknown.
+    Raises InputError that names the line of an unknown id.
     """
     lines = Lines(delete)
     ids: list[str] = []
@@ -408,7 +408,7 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
 
 
 def file_identity(file: str) -> dict[str, Any]:
-    """Name, bytes and a hash over three samples of a raw file: what a resume compares to be sure it is the same."""
+    """Returns name, size and a hash of three samples of a raw file, which a resume compares."""
     with open_input(file) as source:
         size = source.size()
         digest = hashlib.sha256()

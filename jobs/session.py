@@ -35,7 +35,7 @@ LOSSES = "Raylet is terminated|has been marked dead|was killed|retries remaining
 
 
 def join_cluster(store: Store, *, private: bool = False) -> bool:
-    """Decides where a job runs, prints that in one line on stderr, and connects to the cluster if there is one.
+    """Connects to the cluster if there is one, and names it in one line on stderr.
 
     Args:
         store: The store of the job.
