@@ -143,8 +143,57 @@ class Queries:
             return file.read()
 
 
+@dataclass(frozen=True)
+class JudgedQueries:
+    """Queries and judgements as their files have them, without repeated judgements.
+
+    Attributes:
+        queries: The queries, as `parse.read_queries` gives them.
+        qrels: The judgements of each split, as `parse.read_qrels` gives them.
+    """
+
+    queries: pa.Table
+    qrels: Mapping[str, pa.Table]
+
+
+def read_judged_queries(source: Source, *, limit: int | None = None, partial: bool = False) -> JudgedQueries:
+    """Reads the query and qrels files of a source and checks all that needs no corpus.
+
+    Args:
+        source: The source of the queries.
+        limit: Number of queries to take from the start; None: all.
+        partial: Whether queries may be judged that are not there, as the corpus or the queries are limited.
+
+    Raises:
+        InputError: With file and line, for a bad row, a repeated query id, an unknown query, and if one split judges
+            a query and a passage twice with different scores.
+    """
+    check_splits(source)
+    tables: dict[str, pa.Table] = {}  # split -> judgements that a table of queries contains
+    if source.query_columns:
+        queries, tables = read_query_tables(source)
+    else:
+        queries = pa.concat_tables(read_queries(source))
+    queries = queries.slice(0, limit)
+    ids = queries["id"].to_pylist()
+    _refuse_doubles(source, ids)
+    qrels = {}
+    for split, file in sorted(source.qrels.items()):
+        qrels[split] = table = _without_repetitions(file, tables[split] if split in tables else read_qrels(file))
+        if not partial:
+            known = pc.is_in(table["query_id"], pa.array(ids, pa.string())).to_numpy()
+            _refuse_unknown(file, table, "query_id", known, "query", "the query file")
+    return JudgedQueries(queries, qrels)
+
+
 def import_queries(
-    store: Store, source: Source, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
+    store: Store,
+    source: Source,
+    name: str,
+    *,
+    limit: int | None = None,
+    hold_out: HoldOut | None = None,
+    judged: JudgedQueries | None = None,
 ) -> Queries:
     """Commits queries/NAME from the query and qrels files of a source, or returns it if it is complete.
 
@@ -159,6 +208,7 @@ def import_queries(
         name: Name of the query set.
         limit: Number of queries to take from the start; None: all.
         hold_out: Queries that are moved to a new split; None: none.
+        judged: The queries and judgements of the source, if they have been read before.
 
     Returns:
         The query set.
@@ -173,24 +223,17 @@ def import_queries(
     if (existing := complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
         return existing
     config = _config(source, limit, hold_out)
-    tables: dict[str, pa.Table] = {}  # split -> judgements that a table of queries contains
-    if source.query_columns:
-        queries, tables = read_query_tables(source)
-    else:
-        queries = pa.concat_tables(read_queries(source))
-    table = queries.slice(0, limit)
-    ids = table["id"].to_pylist()
-    _refuse_doubles(source, ids)
     partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
+    judged = judged or read_judged_queries(source, limit=limit, partial=partial)
+    ids = judged.queries["id"].to_pylist()
     qrels = {
-        split: _checked_qrels(file, tables[split] if split in tables else read_qrels(file), ids, corpus, partial)
-        for split, file in sorted(source.qrels.items())
+        split: _checked_qrels(source.qrels[split], table, ids, corpus, partial) for split, table in judged.qrels.items()
     }
     if hold_out:
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = Target("queries", name, inputs, config, by_content=True)
-    run_work(store, CommitQueries(target, table, qrels), LocalRunner(cores=1))
+    run_work(store, CommitQueries(target, judged.queries, qrels), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
@@ -296,25 +339,27 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
 
 
 def _checked_qrels(file: str, qrels: pa.Table, ids: Sequence[str], corpus: Corpus, partial: bool) -> pa.Table:
-    """Returns the judgements of a file without repetitions, restricted to known queries and passages."""
-    qrels = _without_repetitions(file, qrels)
+    """Returns the judgements of a file restricted to known queries and passages."""
     query_known = pc.is_in(qrels["query_id"], pa.array(ids, pa.string())).to_numpy()
     passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
     known = corpus.rows_of(passages.dictionary.to_pylist()) >= 0
     passage_known = known[passages.indices.to_numpy()]
     if not partial:
-        for column, mask, what, where in (
-            ("query_id", query_known, "query", "the query file"),
-            ("corpus_id", passage_known, "passage", "the corpus"),
-        ):
-            if not mask.all():
-                first = int(np.flatnonzero(~mask)[0])
-                more = int((~mask).sum()) - 1
-                raise InputError(
-                    f"{file}:{qrels['line'][first]}: judges {what} {qrels[column][first].as_py()!r}, which is not in "
-                    f"{where}{f' (and {more} more lines like it)' if more else ''}; add the {what} or remove the line"
-                )
+        _refuse_unknown(file, qrels, "query_id", query_known, "query", "the query file")
+        _refuse_unknown(file, qrels, "corpus_id", passage_known, "passage", "the corpus")
     return qrels.filter(pa.array(query_known & passage_known)).drop_columns(["line"])
+
+
+def _refuse_unknown(file: str, qrels: pa.Table, column: str, known: np.ndarray, what: str, where: str) -> None:
+    """Raises InputError with the first line of a qrels file whose query or passage is unknown (known: bool [lines])."""
+    if known.all():
+        return
+    first = int(np.flatnonzero(~known)[0])
+    more = int((~known).sum()) - 1
+    raise InputError(
+        f"{file}:{qrels['line'][first]}: judges {what} {qrels[column][first].as_py()!r}, which is not in "
+        f"{where}{f' (and {more} more lines like it)' if more else ''}; add the {what} or remove the line"
+    )
 
 
 def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:

@@ -20,7 +20,7 @@ from indexing.artifact import Artifact
 from indexing.corpus import Corpus
 from indexing.importing import ImportCorpus as ImportWork
 from indexing.importing import ImportOptions
-from indexing.queries import check_splits, complete_queries, import_queries
+from indexing.queries import check_splits, complete_queries, import_queries, read_judged_queries
 from indexing.raw import open_input
 from indexing.sources import CHUNK_BYTES, Source, describe_columns, detect
 from indexing.store import Store, artifact_key, generation
@@ -94,7 +94,11 @@ def main(options: ImportCorpus) -> None:
             return say_complete(latest.url)
     if options.plan:
         return plan(store, source, options)
+    judged = None
     if not work.complete:
+        if with_queries:  # a bad line of them is refused before the corpus is imported
+            partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
+            judged = read_judged_queries(with_queries, partial=partial)
         run_work(store, work, open_runner(store, private=options.ray), Stage)
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
@@ -106,7 +110,7 @@ def main(options: ImportCorpus) -> None:
         say(f"{source.titles}: {titled:,} of {passages:,} passages have a title")
     if with_queries:
         name = queries_name(with_queries, options, latest)
-        queries = import_queries(store, with_queries, name, hold_out=hold_out)
+        queries = import_queries(store, with_queries, name, hold_out=hold_out, judged=judged)
         splits = ", ".join(queries.splits) or "no qrels"
         say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({splits})")
     return None

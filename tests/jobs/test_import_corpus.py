@@ -419,22 +419,23 @@ def test_broken_and_empty_sources_are_named(tmp_path: Path, refused) -> None:
 
 
 @pytest.mark.parametrize(
-    ("judgement", "expected"),
+    ("judgement", "expected", "imported"),
     [
-        (("q0", "nobody", 1), "test.tsv:4: judges passage 'nobody', which is not in the corpus"),
-        (("qqq", "p1", 1), "test.tsv:4: judges query 'qqq', which is not in the query file"),
-        (("q0", "p1", "high"), "test.tsv:4: found score 'high'"),
+        (("q0", "nobody", 1), "test.tsv:4: judges passage 'nobody', which is not in the corpus", ["corpus/g0000"]),
+        (("qqq", "p1", 1), "test.tsv:4: judges query 'qqq', which is not in the query file", []),
+        (("q0", "p1", "high"), "test.tsv:4: found score 'high'", []),
     ],
 )
 def test_bad_judgements_are_named_and_mending_them_is_all_it_takes(
-    tmp_path: Path, done: Done, refused, judgement: tuple, expected: str
+    tmp_path: Path, done: Done, refused, judgement: tuple, expected: str, imported: list[str]
 ) -> None:
+    """What needs no corpus is checked before the corpus is imported."""
     passages = make_passages(20)
     queries, judged = make_queries(passages, 5)
     source = write_beir(tmp_path / "raw", passages, queries, {"test": [*judged[:2], judgement, *judged[2:]]})
     command = ("import_corpus", "--store", tmp_path / "s", "--source", source)
     assert expected in refused(*command)
-    assert Store(str(tmp_path / "s")).keys() == ["corpus/g0000"]  # whole, as its own artifact
+    assert Store(str(tmp_path / "s")).keys() == imported
     write_beir(source, passages, queries, {"test": judged})
     done(*command)
     assert Store(str(tmp_path / "s")).keys() == ["corpus/g0000", "queries/raw"]
@@ -449,6 +450,7 @@ def test_bad_queries_are_named_and_mending_them_is_all_it_takes(tmp_path: Path, 
     assert "query id 'q1' comes a second time" in refused(*command)
     write_lines(source / "queries.jsonl", [*queries[:3], {"_id": "q"}, *queries[3:]])
     assert "queries.jsonl:4: found no text" in refused(*command)
+    assert Store(str(tmp_path / "s")).keys() == []
     write_lines(source / "queries.jsonl", queries)
     done(*command)
     assert Store(str(tmp_path / "s")).keys() == ["corpus/g0000", "queries/raw"]
