@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import regex
 
+from indexing.measures.hits import ranked_hits
+
 if TYPE_CHECKING:
     from indexing.corpus import Corpus
 
@@ -61,11 +63,7 @@ def answer_ranks(run: pa.Table, answers: Mapping[str, Sequence[str]], corpus: Co
     run: query_id, id, score, ranked by score as ir-measures does, equal ones by id. A hit that the corpus does not
     have counts as one without an answer.
     """
-    hits: dict[str, list[tuple[float, str]]] = {query: [] for query in answers}
-    for query, id, score in zip(*(run[name].to_pylist() for name in ("query_id", "id", "score")), strict=True):
-        if query in hits:
-            hits[query].append((score, id))
-    ranked = {query: [id for _, id in sorted(found, reverse=True)[:depth]] for query, found in hits.items()}
+    ranked = ranked_hits(run, answers, depth)
     ranks = dict.fromkeys(answers, 0)
     matcher = AnswerMatcher()
     queries = list(answers)

@@ -27,6 +27,8 @@ import pyarrow.compute as pc
 from indexing.answers import answer_ranks, answers_of
 from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
+from indexing.measures.hits import ranked_hits
+from indexing.measures.pages import page_r_precision, page_sets
 from indexing.metrics import holm, paired_test, per_query
 from indexing.queries import ALL, Queries
 from indexing.runs import falling, read_run, read_trec, whole_file
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
 
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
 NAME_LENGTH = 60  # characters of the runs' names in the name of the file
+PAGE_R_PRECISION = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
 _ANSWER = re.compile(r"Answer@([1-9]\d*)")
+
+Measure = Callable[[pa.Table], dict[str, np.ndarray]]  # gives a run its values per metric, float64 [queries]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +58,12 @@ class Evaluate(Common):
     raw: vectors as they are (DPTDR), left out if the encoder normalises them."""
     split: str = "test"
     """The split of the queries whose judgements count; all: every query of the query set, judged or not, by Answer@K
-    alone."""
+    and PageRprec alone."""
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""
     metrics: tuple[str, ...] = ("nDCG@10", "R@100", "RR@10")
-    """Metrics by their names in ir-measures, and Answer@K: whether one of the first K hits contains an answer of the
-    query (DPR's top-K accuracy)."""
+    """Metrics by their names in ir-measures; Answer@K: whether one of the first K hits contains an answer of the query
+    (DPR's top-K accuracy); PageRprec: KILT's R-precision, of the pages of the hits and the provenance of the query."""
     encoder: str | None = None
     """With --embeddings: where the query encoder is now; default: where it was when the corpus was encoded."""
     task: str | None = None
@@ -208,18 +213,18 @@ def format_measures(results: Mapping[str, EmbeddingMeasures]) -> str:
 
 
 def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
-    """Returns the judgements of a split; none for "all", whose queries only Answer@K can measure.
+    """Returns the judgements of a split; none for "all", which only Answer@K and PageRprec can measure.
 
     Raises:
         InputError: If the split is missing, or if a metric needs judgements that it lacks.
     """
     if split != ALL:
         return queries.qrels(split)
-    if others := [name for name in metrics if not _ANSWER.fullmatch(name)]:
+    if others := [name for name in metrics if needs_judgements(name)]:
         have = ", ".join(queries.splits) or "none"
         raise InputError(
-            f"--split {ALL} --metrics {others[0]}: the split {ALL} has no judgements, expected Answer@K alone; give "
-            f"such metrics, or a split with judgements ({have})"
+            f"--split {ALL} --metrics {others[0]}: the split {ALL} has no judgements, expected Answer@K or "
+            f"{PAGE_R_PRECISION} alone; give such metrics, or a split with judgements ({have})"
         )
     return pa.table({"query_id": pa.array([], pa.string())})
 
@@ -300,9 +305,12 @@ def check_passages(store: Store, table: pa.Table) -> str | None:
     )
 
 
-def measure_of(
-    store: Store, queries: Queries, qrels: pa.Table, ids: list[str], metrics: list[str]
-) -> Callable[[pa.Table], dict[str, np.ndarray]]:
+def needs_judgements(metric: str) -> bool:
+    """Returns whether a metric is one of ir-measures: the others compare the hits with metadata of the queries."""
+    return metric != PAGE_R_PRECISION and not _ANSWER.fullmatch(metric)
+
+
+def measure_of(store: Store, queries: Queries, qrels: pa.Table, ids: list[str], metrics: list[str]) -> Measure:
     """Returns a function that maps a run to its values per metric, as `per_query` returns them.
 
     Args:
@@ -313,27 +321,62 @@ def measure_of(
         metrics: Names of metrics.
 
     Raises:
-        InputError: If Answer@K is requested and no query has answers.
+        InputError: If no query has the answers or the provenance that a metric needs.
     """
-    depths = {name: int(match.group(1)) for name in metrics if (match := _ANSWER.fullmatch(name))}
-    others = [name for name in metrics if name not in depths]
     measured = sorted(set(ids))
-    answers: dict[str, list[str]] = {}
-    if depths:
-        metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
-        answers = {id: answers_of(metadata[id]) for id in measured}
-        if not any(answers.values()):
-            raise InputError(f"--metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they "
-                             'are its metadata, {"answers": ["a", "b"]}')  # fmt: skip
-        corpus = Corpus.open(store)
+    measures: list[Measure] = []
+    if others := [name for name in metrics if needs_judgements(name)]:
+        measures.append(lambda run: per_query(qrels, run, others))
+    if depths := {name: int(match.group(1)) for name in metrics if (match := _ANSWER.fullmatch(name))}:
+        measures.append(answer_measure(store, queries, measured, depths))
+    if PAGE_R_PRECISION in metrics:
+        measures.append(page_measure(store, queries, measured))
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
-        values = per_query(qrels, run, others) if others else {}
-        if depths:
-            ranks = answer_ranks(run, answers, corpus, max(depths.values()))
-            first = np.array([ranks[id] for id in measured])
-            values |= {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
+        values = {name: array for one in measures for name, array in one(run).items()}
         return {name: values[name] for name in metrics}
+
+    return measure
+
+
+def answer_measure(store: Store, queries: Queries, measured: list[str], depths: Mapping[str, int]) -> Measure:
+    """Returns the measure of metrics Answer@K (name -> K). Raises InputError if no query has answers."""
+    metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
+    answers = {id: answers_of(metadata[id]) for id in measured}
+    if not any(answers.values()):
+        raise InputError(f"--metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they "
+                         'are its metadata, {"answers": ["a", "b"]}')  # fmt: skip
+    corpus = Corpus.open(store)
+
+    def measure(run: pa.Table) -> dict[str, np.ndarray]:
+        ranks = answer_ranks(run, answers, corpus, max(depths.values()))
+        first = np.array([ranks[id] for id in measured])
+        return {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
+
+    return measure
+
+
+def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure:
+    """Returns the measure of PageRprec, after a warning about queries without provenance.
+
+    Raises:
+        InputError: If no query has provenance; from the measure, if a passage names no page.
+    """
+    try:
+        provenance = page_sets(queries, measured)
+    except InputError as error:
+        raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
+    corpus = Corpus.open(store)
+    if num_without := sum(not sets for sets in provenance.values()):
+        say(f"warning: {num_without:,} of the {len(measured):,} queries of {queries.artifact.key} have no provenance, "
+            f"and count as 0 in {PAGE_R_PRECISION}")  # fmt: skip
+
+    def measure(run: pa.Table) -> dict[str, np.ndarray]:
+        try:
+            values = page_r_precision(ranked_hits(run, measured), provenance, corpus)
+        except InputError as error:
+            raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
+        return {PAGE_R_PRECISION: np.array([values[id] for id in measured])}
 
     return measure
 

@@ -1,1 +1,1 @@
-"""Measures of the vectors of embeddings: alignment, uniformity, cosines of relevant and other pairs."""
+"""Measures beyond judged passages: vectors of embeddings (alignment, uniformity, cosines) and pages of hits (KILT)."""

@@ -1,0 +1,108 @@
+"""R-precision of pages, as KILT's eval_retrieval.py defines it: a page ranks by its first passage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from indexing.corpus import Corpus
+from indexing.queries import Queries
+from indexing.raw import clip
+from retriever.errors import InputError
+
+PAGE = "wikipedia_id"  # the metadata field of a passage that names its page
+_BLOCK = 512  # queries whose passages are in memory at once
+_FIRST_HITS = 10  # hits per query whose pages are looked up first; most provenance sets have one or two pages
+
+
+def page_sets(queries: Queries, ids: Sequence[str]) -> dict[str, list[frozenset[str]]]:
+    """Returns the provenance sets of queries: the page ids of each output, none for a query without provenance.
+
+    They are in the metadata of the queries, {"provenance": [["12", "25"], ["39"]]}, as the import of KILT's task files
+    stores them.
+
+    Args:
+        queries: The query set.
+        ids: Ids of the queries.
+
+    Raises:
+        InputError: If none of the queries has provenance, or if the provenance of one is not a list of lists of ids.
+    """
+    metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
+    sets: dict[str, list[frozenset[str]]] = {}
+    for id in ids:
+        fields = json.loads(metadata[id]) if metadata[id] else {}
+        provenance = fields.get("provenance") if isinstance(fields, dict) else None
+        if not _are_page_lists(provenance or []):
+            raise InputError(
+                f"{queries.artifact.key}: query {id!r} has the provenance {clip(provenance)}, expected a list of page "
+                'ids for each output, [["12", "25"], ["39"]]; import KILT\'s task file'
+            )
+        sets[id] = [frozenset(str(page).strip() for page in pages) for pages in provenance or [] if pages]
+    if not any(sets.values()):
+        raise InputError(
+            f"no query of {queries.artifact.key} has provenance: it is metadata of the queries, "
+            '{"provenance": [["12", "25"], ["39"]]}, page ids for each output; import KILT\'s task file'
+        )
+    return sets
+
+
+def page_r_precision(
+    ranked: Mapping[str, Sequence[str]], provenance: Mapping[str, Sequence[frozenset[str]]], corpus: Corpus
+) -> dict[str, float]:
+    """Returns KILT's R-precision of each query.
+
+    The value of a provenance set of R pages is the fraction of them among the first R distinct pages of the hits; the
+    value of a query is the largest of its sets. A query without provenance or without hits has 0. A hit that the corpus
+    lacks counts as a page that is not relevant.
+
+    Args:
+        ranked: Passage ids of each query, best first.
+        provenance: The provenance sets of each query, see `page_sets`.
+        corpus: The corpus, whose passages name their pages.
+
+    Raises:
+        InputError: If a passage names no page.
+    """
+    values = {}
+    queries = list(provenance)
+    for start in range(0, len(queries), _BLOCK):
+        sizes = {query: max(map(len, provenance[query]), default=0) for query in queries[start : start + _BLOCK]}
+        for query, pages in _first_pages(ranked, sizes, corpus).items():
+            values[query] = max((len(set(pages[: len(s)]) & s) / len(s) for s in provenance[query]), default=0.0)
+    return values
+
+
+def _first_pages(ranked: Mapping[str, Sequence[str]], sizes: Mapping[str, int], corpus: Corpus) -> dict[str, list[str]]:
+    """Returns the first distinct pages of each query's hits, at least `sizes[query]` if the hits have so many."""
+    pages: dict[str, dict[str, None]] = {query: {} for query in sizes}
+    start, end = 0, _FIRST_HITS
+    while pending := [q for q, size in sizes.items() if len(pages[q]) < size and start < len(ranked[q])]:
+        page_of = _pages_of(sorted({id for query in pending for id in ranked[query][start:end]}), corpus)
+        for query in pending:
+            pages[query] |= dict.fromkeys(page_of[id] for id in ranked[query][start:end])
+        start, end = end, 2 * end
+    return {query: list(found) for query, found in pages.items()}
+
+
+def _pages_of(ids: Sequence[str], corpus: Corpus) -> dict[str, str]:
+    """Returns the page of each passage; for one that the corpus lacks, a name that no page has."""
+    rows = corpus.rows_of(ids)
+    pages = {id: f" {id}" for id in ids}  # a page id has no leading space
+    for passage in corpus.passages(rows[rows >= 0]):
+        fields = json.loads(passage.metadata) if passage.metadata else {}
+        page = fields.get(PAGE) if isinstance(fields, dict) else None
+        if type(page) not in (str, int) or not str(page).strip():
+            raise InputError(
+                f"passage {passage.id!r} names no page: its metadata has {PAGE} {clip(page)}, expected the id of a "
+                "page; import KILT's knowledge source, or add the field to the passages"
+            )
+        pages[passage.id] = str(page).strip()
+    return pages
+
+
+def _are_page_lists(provenance: object) -> bool:
+    """Returns whether a value of metadata is a list of lists of page ids."""
+    return isinstance(provenance, list) and all(
+        isinstance(pages, list) and all(type(page) in (str, int) for page in pages) for pages in provenance
+    )
