@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from indexing.answers import answer_ranks, answers_of
 from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
 from indexing.measures.hits import ranked_hits
+from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.pages import page_r_precision, page_sets
 from indexing.metrics import holm, paired_test, per_query
 from indexing.queries import ALL, Queries
@@ -64,6 +65,9 @@ class Evaluate(Common):
     metrics: tuple[str, ...] = ("nDCG@10", "R@100", "RR@10")
     """Metrics by their names in ir-measures; Answer@K: whether one of the first K hits contains an answer of the query
     (DPR's top-K accuracy); PageRprec: KILT's R-precision, of the pages of the hits and the provenance of the query."""
+    median_length: int | None = None
+    """Also report the median length of the first N passages of each query, in words of title and text; default: not
+    reported. 10, as in GTR's analysis, shows whether a retriever prefers longer passages than another one."""
     encoder: str | None = None
     """With --embeddings: where the query encoder is now; default: where it was when the corpus was encoded."""
     task: str | None = None
@@ -86,6 +90,11 @@ def main(options: Evaluate) -> None:
         if getattr(options, option) is not None and not options.embeddings:
             raise InputError(f"--{option} {getattr(options, option)}: expected --embeddings too; a run is measured "
                              "without an encoder")  # fmt: skip
+    if options.median_length is not None and (options.median_length < 1 or not options.run):
+        raise InputError(
+            f"--median-length {options.median_length}: expected at least 1, and --run: it is the number of passages "
+            "per query of a run; correct it or name a run"
+        )
     store = Store(options.store).require()
     queries = Queries.open(store, options.queries)
     metrics = [metric for word in options.metrics for metric in word.split()] if options.run else []
@@ -96,7 +105,8 @@ def main(options: Evaluate) -> None:
     qrels = qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
     if options.plan:
         if options.run:
-            say(f"{len(options.run)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(metrics)}")
+            names = metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
+            say(f"{len(options.run)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(names)}")
         for name, work in works.items():
             say(f"embeddings {name}: {len(work.texts):,} queries to encode, {describe_counts(work)}")
         return
@@ -132,26 +142,56 @@ def measure_runs(
         judged: Ids of all queries that the split judges.
     """
     measure = measure_of(store, queries, qrels, ids, metrics)
-    values = {}
+    values: dict[str, dict[str, np.ndarray]] = {}
+    lengths: dict[str, PassageLength] = {}
     for name in options.run:
         table = load(store, name, queries, options.split)
         where = f"{queries.artifact.key} {options.split}"
         noun = "queries" if options.split == ALL else "judged queries"
         for warning in check_queries(table, name, judged, set(ids), where, is_file=Path(name).is_file(), noun=noun):
             say(f"warning: {warning}")
+        if options.median_length is not None:
+            lengths[name] = measure_length(store, table, name, ids, options.median_length)
         values[name] = measure(table)
-        without_hits = not any(metric_values.any() for metric_values in values[name].values())
+        without_hits = metrics and not any(metric_values.any() for metric_values in values[name].values())
         if without_hits and (hint := check_passages(store, table)):
             say(f"warning: {name}: {hint}")
     tests = {m: {n: paired_test(values[options.run[0]][m], values[n][m]) for n in options.run[1:]} for m in metrics}
     p_values = {metric: holm(metric_tests) for metric, metric_tests in tests.items()}
-    say(format_table(values, p_values, metrics))
-    return {
+    if metrics:
+        say(format_table(values, p_values, metrics))
+    for name, length in lengths.items():
+        say(
+            f"{name}: median length {length.words:g} words, of the {length.passages:,} passages among the first "
+            f"{length.depth} of each query"
+        )
+    document: dict[str, Any] = {
         "mean": {name: {m: float(v.mean()) for m, v in run_values.items()} for name, run_values in values.items()},
         "p_against_first": p_values,
         "query_ids": sorted(set(ids)),
         "per_query": {name: {m: v.tolist() for m, v in run_values.items()} for name, run_values in values.items()},
     }
+    if lengths:
+        document["median_length"] = {name: asdict(length) for name, length in lengths.items()}
+    return document
+
+
+def measure_length(store: Store, run: pa.Table, name: str, ids: list[str], depth: int) -> PassageLength:
+    """Returns the median length of the first passages of a run, after a warning about passages without a text.
+
+    Raises:
+        InputError: If the corpus has none of the passages.
+    """
+    try:
+        length = median_length(ranked_hits(run, ids), Corpus.open(store), depth)
+    except InputError as error:
+        raise InputError(f"--median-length {depth}: {name}: {error}") from None
+    if length.missing:
+        say(
+            f"warning: {name}: {length.missing:,} of its first {depth} passages per query are not in the corpus, and "
+            "are left out of the median length"
+        )
+    return length
 
 
 def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate) -> MeasureEmbeddings:
@@ -242,6 +282,8 @@ def default_path(store: Store, queries: Queries, options: Evaluate, metrics: lis
     if options.embeddings:
         fingerprints = [[g.fingerprint for g in store.generations("embeddings", name)] for name in options.embeddings]
         measured.append([fingerprints, options.task, options.sample, options.seed])
+    if options.median_length is not None:
+        measured.append({"median_length": options.median_length})
     digits = fingerprint_of(measured)[:8]
     names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(Path(name).stem for name in (*options.run, *options.embeddings)))
     names = names[:NAME_LENGTH]
@@ -368,8 +410,10 @@ def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure
         raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
     corpus = Corpus.open(store)
     if num_without := sum(not sets for sets in provenance.values()):
-        say(f"warning: {num_without:,} of the {len(measured):,} queries of {queries.artifact.key} have no provenance, "
-            f"and count as 0 in {PAGE_R_PRECISION}")  # fmt: skip
+        say(
+            f"warning: {num_without:,} of the {len(measured):,} queries of {queries.artifact.key} have no provenance, "
+            f"and count as 0 in {PAGE_R_PRECISION}"
+        )
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         try:

@@ -1,1 +1,1 @@
-"""Measures beyond judged passages: vectors of embeddings (alignment, uniformity, cosines) and pages of hits (KILT)."""
+"""Measures beyond judged passages: vectors of embeddings, pages of hits (KILT), length of hits (GTR)."""

@@ -50,8 +50,8 @@ def kilt(tmp_path: Path, done: Done) -> Callable[[Sequence[Mapping], Ranking], t
         run = tmp_path / "r.trec"
         lines = [f"{q} Q0 {id} {n} {1 / n} x\n" for q, ids in ranking.items() for n, id in enumerate(ids, 1)]
         run.write_text("".join(lines))
-        asked = ("--queries", "nq", "--split", "all", "--metrics", "PageRprec", "--json", tmp_path / "e.json")
-        return ("evaluate", *store, "--run", run, *asked)
+        options = ("--queries", "nq", "--split", "all", "--metrics", "PageRprec", "--json", tmp_path / "e.json")
+        return ("evaluate", *store, "--run", run, *options)
 
     return prepare
 
