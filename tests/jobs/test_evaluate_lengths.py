@@ -17,10 +17,10 @@ Done = Callable[..., str]
 @pytest.fixture
 def passages() -> list[dict]:
     """60 passages of 3 to 30 words; every third one has no title. One is empty, one has tabs and line ends."""
-    made = make_passages(60)
-    made[0] |= {"title": "", "text": ""}
-    made[1] |= {"title": "Two words", "text": " three\tother\n\nwords "}
-    return made
+    documents = make_passages(60)
+    documents[0] |= {"title": "", "text": ""}
+    documents[1] |= {"title": "Two words", "text": " three\tother\n\nwords "}
+    return documents
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_median_is_that_of_a_plain_loop(store: Path, passages: list[dict], d
         document = json.loads((tmp_path / "e.json").read_text())
         for name, run in runs.items():
             expected = plain_median(passages, run, depth)
-            number = sum(len(found[:depth]) for found in run.values())
+            number = sum(len(ids[:depth]) for ids in run.values())
             length = {"depth": depth, "words": expected, "passages": number, "missing": 0}
             assert document["median_length"][str(files[name])] == length
             line = f"{files[name]}: median length {expected:g} words, of the {number} passages among the first {depth}"
@@ -87,8 +87,8 @@ def test_only_the_queries_of_the_split_count_and_all_need_no_metric(
     assert out.splitlines()[0].startswith(f"{file}: median length ")
     documents = {path.name[:16]: json.loads(path.read_text()) for path in (tmp_path / "results").iterdir()}
     judged = {query: ids for query, ids in run.items() if query != "q6"}
-    found = {name: (d["median_length"][str(file)]["words"]) for name, d in documents.items()}
-    assert found == {
+    words = {name: d["median_length"][str(file)]["words"] for name, d in documents.items()}
+    assert words == {
         "evaluation-test-": plain_median(passages, judged, 1),
         "evaluation-all-r": plain_median(passages, run, 1),
     }
