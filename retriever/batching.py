@@ -13,7 +13,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 
 from retriever.errors import InputError
-from retriever.loading.vocabulary import check_ids, load_tokenizer
+from retriever.loading.vocabulary import check_ids, end_texts, load_tokenizer
 from retriever.options import EncoderOptions, Side, TitlePolicy
 from retriever.recipe import Recipe
 
@@ -61,22 +61,18 @@ class TextTokenizer:
         base.no_truncation()
         if recipe.lower_case and "Lowercase" not in repr(base.normalizer):
             base.normalizer = Normalizers([Lowercase(), *([base.normalizer] if base.normalizer else [])])
-        self.eos: int | None = None
-        if options.append_eos:
-            if slow.eos_token_id is None:
-                raise InputError(f"append_eos: the tokenizer in {recipe.backbone} has no end-of-sequence token")
-            if base.encode("a").ids[-1:] != [slow.eos_token_id]:
-                self.eos = int(slow.eos_token_id)
+        if recipe.append_eos:
+            end_texts(slow, recipe.backbone, "append_eos" if options.append_eos else "add_eos_token")
         self._sides: dict[Side, tuple[Tokenizer, str]] = {}
         for side, prefix, length in (
             ("query", recipe.query_prefix, recipe.query_length),
             ("passage", recipe.passage_prefix, recipe.passage_length),
         ):
-            special = base.num_special_tokens_to_add(False) + (self.eos is not None)
+            special = base.num_special_tokens_to_add(False)
             if length <= special:
                 raise InputError(f"{side}_length={length} leaves no room beside {special} special tokens")
             copy = Tokenizer.from_str(base.to_str())
-            copy.enable_truncation(length - (self.eos is not None))
+            copy.enable_truncation(length)
             self._sides[side] = (copy, prefix)  # type: ignore[index]
 
     def __call__(self, texts: Sequence[str], *, side: Side) -> Tokens:
@@ -111,10 +107,7 @@ class TextTokenizer:
         return tokenizer, [prefix + text for text in texts] if prefix else list(texts)
 
     def _join(self, rows: list[list[int]]) -> Tokens:
-        """Returns the checked token ids of texts, with the end-of-sequence token if the options ask for it."""
-        if self.eos is not None:
-            for row in rows:
-                row.append(self.eos)
+        """Returns the checked token ids of texts."""
         for row in rows:
             if not row:  # a tokenizer without special tokens gives no token for an empty text
                 row.append(self.pad_id)

@@ -99,6 +99,12 @@ class Encoder:
         self.config = settings_of(recipe, options)
         self.fingerprint = fingerprint_of(self.config)
         self._recipe = recipe
+        if recipe.unused_prompts:
+            log.warning(
+                "%s: has prompts %s, and none named query: queries have no prefix unless query_prefix gives one",
+                name_or_path,
+                ", ".join(recipe.unused_prompts),
+            )
         self._tokenizer = TextTokenizer(recipe, options, trust_remote_code=trust_remote_code)
         self._head = Head(recipe, options.dimension).to(self.device).eval()
         self.dim = recipe.dim
@@ -377,9 +383,18 @@ def is_pooler(name: str) -> bool:
 
 def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     """Returns the resolved settings that shape the vectors, except for dtype and compile."""
-    resolved = ("pooling", "head", "query_prefix", "passage_prefix", "query_length", "passage_length", "padding_side")
+    resolved = (
+        "pooling",
+        "head",
+        "query_prefix",
+        "passage_prefix",
+        "query_length",
+        "passage_length",
+        "append_eos",
+        "padding_side",
+    )
     return {name: getattr(recipe, name) for name in resolved} | {
-        name: getattr(options, name) for name in ("title", "dimension", "append_eos")
+        name: getattr(options, name) for name in ("title", "dimension")
     }
 
 

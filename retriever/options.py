@@ -25,7 +25,8 @@ class EncoderOptions:
     query_length, passage_length: tokens, special tokens included; longer texts are cut (default: the tokenizer's
         limit, at most the backbone's positions, or 512).
     dimension: keep this many leading numbers of a vector, then normalise again (Matryoshka models).
-    append_eos: end every text with the end-of-sequence token if the tokenizer does not add it.
+    append_eos: end every text with the end-of-sequence token if the tokenizer does not add it (default: no, unless
+        tokenizer_config.json says add_eos_token).
     padding_side: the side on which a batch is padded (default: the tokenizer's).
     dtype: of the backbone; "auto" is bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise float32. Pooling
         and the layers after it are float32.

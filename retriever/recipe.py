@@ -61,7 +61,9 @@ class Recipe:
 
     head: the steps after pooling, in order; "normalize" scales a vector to length 1. positions: the number of tokens
     that the backbone has positions for, None if its positions are relative. vocabulary: rows of its table of token
-    embeddings, None if unknown.
+    embeddings, None if unknown. append_eos: every text ends with the end-of-sequence token, which is added if
+    the tokenizer does not. unused_prompts: names of the folder's prompts, if it has some, and none of them is for
+    queries.
     """
 
     folder: Path
@@ -71,9 +73,11 @@ class Recipe:
     head: tuple[Dense | str, ...]
     query_prefix: str
     passage_prefix: str
+    unused_prompts: tuple[str, ...]
     query_length: int
     passage_length: int
     lower_case: bool
+    append_eos: bool
     padding_side: str
     hidden: int
     dim: int
@@ -135,7 +139,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
             raise InputError(f"dimension={options.dimension} is more than the {dim} that {folder.name} makes")
         dim = options.dimension
     query_length, passage_length, padding_side = _lengths(backbone, config, file, settings, tokenizer_args, options)
-    query_prefix, passage_prefix = _read_prefixes(folder / "config_sentence_transformers.json")
+    query_prefix, passage_prefix, others = _read_prefixes(folder / "config_sentence_transformers.json")
     return Recipe(
         folder=folder,
         backbone=backbone,
@@ -144,9 +148,11 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         head=tuple(head),
         query_prefix=query_prefix if options.query_prefix is None else options.query_prefix,
         passage_prefix=passage_prefix if options.passage_prefix is None else options.passage_prefix,
+        unused_prompts=() if query_prefix or options.query_prefix is not None else others,
         query_length=query_length,
         passage_length=passage_length,
         lower_case=field(settings, "do_lower_case", bool, file, False),
+        append_eos=options.append_eos or _adds_eos(backbone, tokenizer_args),
         padding_side=options.padding_side or padding_side,
         hidden=hidden,
         dim=dim,
@@ -192,7 +198,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
         "query_length": recipe.query_length,
         "passage_length": recipe.passage_length,
         "dimension": options.dimension,
-        "append_eos": options.append_eos,
+        "append_eos": recipe.append_eos,
         "padding_side": recipe.padding_side,
         "dtype": options.dtype,
         "dim": recipe.dim,
@@ -261,6 +267,11 @@ def _read_pooling(file: Path) -> str:
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not all(isinstance(mode, str) for mode in modes):
         raise InputError(f"{file}: pooling_mode: expected a name or a list of names, got {shown(modes)}")
+    known = {"pooling_mode", *_OLD_POOLING_KEYS}
+    if unknown := [
+        key for key, value in config.items() if key.startswith("pooling_mode") and value and key not in known
+    ]:
+        raise InputError(f"{file}: {unknown[0]}: unknown pooling mode (cls, mean and lasttoken are supported)")
     if len(modes) != 1 or modes[0] not in _POOLING_NAMES:
         raise InputError(f"{file}: pooling {' + '.join(modes)} is not supported (cls, mean and lasttoken are)")
     if field(config, "include_prompt", bool, file) is False:
@@ -286,12 +297,17 @@ def _read_dense(folder: Path, path: str) -> Dense:
     return Dense(path, activation, size, field(config, "bias", bool, file, True))
 
 
-def _read_prefixes(file: Path) -> tuple[str, str]:
-    """The prefixes of queries and passages that sentence-transformers' prompts name; empty if there are none."""
+def _read_prefixes(file: Path) -> tuple[str, str, tuple[str, ...]]:
+    """The prefixes of queries and passages that sentence-transformers' prompts name, and the names of other prompts.
+
+    A prefix is empty if there is none; empty prompts are not named.
+    """
     prompts = field(read_object(file), "prompts", dict, file, {})
     texts = {name: field(prompts, name, str, file, "") for name in prompts}
-    passage = next((texts[name] for name in ("document", "passage", "corpus") if texts.get(name)), "")
-    return texts.get("query", ""), passage
+    of_passages = ("document", "passage", "corpus")
+    passage = next((texts[name] for name in of_passages if texts.get(name)), "")
+    others = tuple(name for name, text in texts.items() if text and name not in ("query", *of_passages))
+    return texts.get("query", ""), passage, others
 
 
 def _lengths(
@@ -321,6 +337,16 @@ def _lengths(
     if side not in ("right", "left"):
         raise InputError(f"{tokenizer_file}: padding_side: expected right or left, got {shown(side)}")
     return lengths[0], lengths[1], side
+
+
+def _adds_eos(backbone: Path, tokenizer_args: dict[str, Any]) -> bool:
+    """Whether the tokenizer's settings say that texts end with the end-of-sequence token.
+
+    transformers before version 5 obeyed this field of tokenizer_config.json; later versions obey tokenizer.json alone,
+    which E5-Mistral's folder leaves without the token that its vectors are taken from.
+    """
+    file = backbone / "tokenizer_config.json"
+    return field(read_object(file) | tokenizer_args, "add_eos_token", bool, file, False)
 
 
 def positions_of(config: Any) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
-from retriever.loading.vocabulary import load_tokenizer
+from retriever.loading.vocabulary import end_texts, load_tokenizer
 from retriever.pooling import Head
 from retriever.recipe import Dense, Recipe
 
@@ -26,6 +26,8 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
     """
     backbone.save_pretrained(folder)
     tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)
+    if recipe.append_eos:
+        end_texts(tokenizer, recipe.backbone, "append_eos")
     tokenizer.save_pretrained(folder)
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     _write(folder / "1_Pooling" / "config.json", {

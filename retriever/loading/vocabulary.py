@@ -75,6 +75,42 @@ def load_tokenizer(folder: Path, *, vocabulary: int | None, trust_remote_code: b
     return tokenizer
 
 
+def end_texts(tokenizer: Any, folder: Path, setting: str) -> None:
+    """Makes a fast tokenizer end every text with its end-of-sequence token, also a truncated one, if it does not yet.
+
+    Args:
+        tokenizer: transformers' tokenizer. Its post-processor is replaced.
+        folder: The model folder.
+        setting: The setting that asks for the token, for the message.
+
+    Raises:
+        InputError: If the tokenizer has no end-of-sequence token.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise InputError(
+            f"{folder / 'tokenizer_config.json'}: no eos_token, and {setting} asks for one after every text: add the "
+            f"field, or remove {setting}"
+        )
+    backend = tokenizer.backend_tokenizer
+    encoding, bare = backend.encode("a"), backend.encode("a", add_special_tokens=False)
+    if encoding.ids[-1:] == [end]:
+        return
+    # A sequence of two templates would take the tokens that the first one adds for texts, so there is one for both.
+    before = next((place for place, special in enumerate(encoding.special_tokens_mask) if not special), 0)
+    tokens = [*encoding.tokens[:before], *encoding.tokens[before + len(bare.ids) :], backend.id_to_token(end)]
+    ids = {token: backend.token_to_id(token) for token in tokens}
+
+    def around(text: str, kind: int) -> list[str]:
+        return [f"{token}:{kind}" for token in (*tokens[:before], text, *tokens[before:])]
+
+    backend.post_processor = TemplateProcessing(
+        single=around("$A", 0), pair=[*around("$A", 0), *around("$B", 1)], special_tokens=list(ids.items())
+    )
+
+
 def _check_same(folder: Path, backend: Any, arguments: Mapping[str, Any]) -> None:
     """Raises InputError if tokenizer_config.json is missing and the tokenizer differs from tokenizer.json.
 
