@@ -204,10 +204,11 @@ def test_prompts_over_a_decoder_equal_a_slow_forward_pass(
         ids = tokens.ids[tokens.starts[row] :][: tokens.lengths[row]]
         expected = {
             name: slow_vector(folder, ids, matrices.get(name or ""), positions_before(name, matrices), window)
-            for name in {task, "later"}
+            for name in {task, "usual", "later"}
         }
         np.testing.assert_allclose(mixed[row], expected[task], atol=1e-5)
-        np.testing.assert_allclose(single["later"][row], expected["later"], atol=1e-5)
+        for name in ("usual", "later"):
+            np.testing.assert_allclose(single[name][row], expected[name], atol=1e-5)
     assert np.abs(single["later"] - single["usual"]).max() > 1e-2
 
 
