@@ -4,11 +4,13 @@
     python benchmarks/two_checkouts.py --before ../before --store S --before-store T --queries squad --rounds 9
 
 It compares encoding and exact search of 1,000 queries in 200,000 vectors of 384 dimensions. With a store it also
-compares the job `search --mode bm25` including its start, training steps of `tune_prompts` (with --negatives), and
-serving. Both checkouts run with the packages of this virtual environment. Each side is one process for all rounds,
-except for jobs, which are started in each round. A round gives both sides the same work one after the other, and the
-order alternates between rounds. The ratio of a round is the speed of this checkout divided by that of the other one;
-the median over the rounds is reported.
+compares the job `search --mode bm25` including its start, training steps of `tune_prompts` (with --negatives), the job
+`mine_negatives` including its start (with --sources), and serving. --only NAME … runs a part of this.
+
+Both checkouts run with the packages of this virtual environment. Each side is one process for all rounds, except for
+jobs, which are started in each round. A round gives both sides the same work one after the other, and the order
+alternates between rounds. The ratio of a round is the speed of this checkout divided by that of the other one; the
+median over the rounds is reported.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -188,6 +191,32 @@ def compare_training(options: argparse.Namespace) -> list[float]:
     return ratios
 
 
+def compare_mining(options: argparse.Namespace) -> list[float]:
+    """Returns the ratio of speeds, now to before, of the job that mines negatives for `train`, start included."""
+
+    def run_seconds(name: str, number: int) -> float:
+        checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
+        made = f"two-checkouts-{os.getpid()}-{number}-{name}"  # a complete pool is not made again
+        arguments = ["--store", store, "--split", "train", "--sources", *options.sources, "--depth", "100"]
+        arguments += ["--denoised-negatives", "0", "--candidates", made, "--name", made]
+        arguments += ["--queries", options.queries] if options.queries else []
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "jobs/mine_negatives.py", *arguments],
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+            check=True,
+            capture_output=True,
+        )
+        return time.perf_counter() - start
+
+    ratios = []
+    for number, order in enumerate(alternating_order(options.rounds)):
+        seconds = {name: run_seconds(name, number) for name in order}
+        ratios.append(seconds["before"] / seconds["now"])
+    return ratios
+
+
 def compare_serving(options: argparse.Namespace) -> dict[int, list[float]]:
     """Returns, by number of clients, the ratio of queries per second, now to before, of each round."""
     from indexing.queries import Queries
@@ -230,6 +259,13 @@ def main() -> None:
     parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
     parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
     parser.add_argument("--negatives", help="negatives of both stores to train on; without it training is not compared")
+    parser.add_argument("--sources", nargs="+", help="sources to mine from (bm25 exact:NAME); without it not compared")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=["encoding", "exact", "bm25", "training", "mining", "serving"],
+        help="what to compare (default: all that the other options allow)",
+    )
     parser.add_argument(
         "--clients", type=int, nargs="+", default=[1, 8, 32], help="numbers of concurrent clients (default: 1 8 32)"
     )
@@ -266,13 +302,23 @@ def main() -> None:
     )
     options = parser.parse_args()
     options.before = options.before.resolve()
-    ratios_by_name = {"encoding": compare_encoding(options), "exact search": compare_exact(options)}
+    comparisons: dict[str, Callable[[argparse.Namespace], list[float]]] = {
+        "encoding": compare_encoding,
+        "exact": compare_exact,
+    }
     if options.store:
         options.before_store = str(Path(options.before_store or options.store).resolve())
         options.store = str(Path(options.store).resolve())
-        ratios_by_name["search --mode bm25"] = compare_bm25(options)
+        comparisons["bm25"] = compare_bm25
         if options.negatives:
-            ratios_by_name["training"] = compare_training(options)
+            comparisons["training"] = compare_training
+        if options.sources:
+            comparisons["mining"] = compare_mining
+    wanted = options.only or [*comparisons, *(["serving"] if options.store else [])]
+    if missing := {*wanted} - {*comparisons, *(["serving"] if options.store else [])}:
+        parser.error(f"--only {' '.join(sorted(missing))}: expected --store, and --negatives or --sources, too")
+    ratios_by_name = {name: compare(options) for name, compare in comparisons.items() if name in wanted}
+    if "serving" in wanted:
         ratios_by_name |= {f"serving, {n} clients": ratios for n, ratios in compare_serving(options).items()}
     for name, ratios in ratios_by_name.items():
         print(f"{name:24} {statistics.median(ratios):.3f}  ({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
