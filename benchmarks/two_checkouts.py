@@ -146,7 +146,7 @@ def compare_bm25(options: argparse.Namespace) -> list[float]:
         checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
         with tempfile.TemporaryDirectory() as folder:
             arguments = ["--store", store, "--mode", "bm25", "--split", options.split]
-            arguments += ["--name", f"two-checkouts-{os.getpid()}-{number}"]  # a complete run is not made again
+            arguments += ["--name", f"two-checkouts-{os.getpid()}-{number}-{name}"]  # a complete run is not made again
             arguments += ["--queries", options.queries] if options.queries else []
             start = time.perf_counter()
             subprocess.run(
@@ -170,7 +170,7 @@ def compare_training(options: argparse.Namespace) -> list[float]:
 
     def run_seconds(name: str, number: int, steps: int) -> float:
         checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
-        task = f"two-checkouts-{os.getpid()}-{number}-{steps}"
+        task = f"two-checkouts-{os.getpid()}-{number}-{steps}-{name}"  # both sides may share a store
         arguments = ["--store", store, "--task", task, "--backbone", options.model, "--negatives", options.negatives]
         arguments += ["--queries", options.queries] if options.queries else []
         arguments += ["--batch", "16", "--steps", str(steps), "--checkpoint-every", "1000", "--dtype", "float32"]
