@@ -139,6 +139,19 @@ def compare_exact(options: argparse.Namespace) -> list[float]:
     return compare_sides(options.before, [[]] * (options.rounds + 1), EXACT, str(options.threads))
 
 
+def job_seconds(checkout: Path, job: str, *arguments: str) -> float:
+    """Returns the seconds that a job of a checkout takes, start included."""
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, f"jobs/{job}.py", *arguments],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        check=True,
+        capture_output=True,
+    )
+    return time.perf_counter() - start
+
+
 def compare_bm25(options: argparse.Namespace) -> list[float]:
     """Returns the ratio of speeds, now to before, of the search job, start included."""
 
@@ -148,15 +161,7 @@ def compare_bm25(options: argparse.Namespace) -> list[float]:
             arguments = ["--store", store, "--mode", "bm25", "--split", options.split]
             arguments += ["--name", f"two-checkouts-{os.getpid()}-{number}-{name}"]  # a complete run is not made again
             arguments += ["--queries", options.queries] if options.queries else []
-            start = time.perf_counter()
-            subprocess.run(
-                [sys.executable, "jobs/search.py", *arguments, "--run", f"{folder}/run.trec"],
-                cwd=checkout,
-                env={**os.environ, "PYTHONPATH": str(checkout)},
-                check=True,
-                capture_output=True,
-            )
-            return time.perf_counter() - start
+            return job_seconds(checkout, "search", *arguments, "--run", f"{folder}/run.trec")
 
     ratios = []
     for number, order in enumerate(alternating_order(options.rounds)):
@@ -174,15 +179,7 @@ def compare_training(options: argparse.Namespace) -> list[float]:
         arguments = ["--store", store, "--task", task, "--backbone", options.model, "--negatives", options.negatives]
         arguments += ["--queries", options.queries] if options.queries else []
         arguments += ["--batch", "16", "--steps", str(steps), "--checkpoint-every", "1000", "--dtype", "float32"]
-        start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "jobs/tune_prompts.py", *arguments],
-            cwd=checkout,
-            env={**os.environ, "PYTHONPATH": str(checkout)},
-            check=True,
-            capture_output=True,
-        )
-        return time.perf_counter() - start
+        return job_seconds(checkout, "tune_prompts", *arguments)
 
     ratios = []
     for number, order in enumerate(alternating_order(options.rounds)):
@@ -196,19 +193,11 @@ def compare_mining(options: argparse.Namespace) -> list[float]:
 
     def run_seconds(name: str, number: int) -> float:
         checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
-        made = f"two-checkouts-{os.getpid()}-{number}-{name}"  # a complete pool is not made again
+        pool = f"two-checkouts-{os.getpid()}-{number}-{name}"  # a complete pool is not made again
         arguments = ["--store", store, "--split", "train", "--sources", *options.sources, "--depth", "100"]
-        arguments += ["--denoised-negatives", "0", "--candidates", made, "--name", made]
+        arguments += ["--denoised-negatives", "0", "--candidates", pool, "--name", pool]
         arguments += ["--queries", options.queries] if options.queries else []
-        start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "jobs/mine_negatives.py", *arguments],
-            cwd=checkout,
-            env={**os.environ, "PYTHONPATH": str(checkout)},
-            check=True,
-            capture_output=True,
-        )
-        return time.perf_counter() - start
+        return job_seconds(checkout, "mine_negatives", *arguments)
 
     ratios = []
     for number, order in enumerate(alternating_order(options.rounds)):
@@ -259,7 +248,9 @@ def main() -> None:
     parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
     parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
     parser.add_argument("--negatives", help="negatives of both stores to train on; without it training is not compared")
-    parser.add_argument("--sources", nargs="+", help="sources to mine from (bm25 exact:NAME); without it not compared")
+    parser.add_argument(
+        "--sources", nargs="+", help="sources to mine from (bm25 exact:NAME); without it mining is not compared"
+    )
     parser.add_argument(
         "--only",
         nargs="+",

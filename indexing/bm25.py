@@ -326,7 +326,7 @@ def _deepened(
 ) -> Hits:  # fmt: skip
     """Returns the top k of each query among the rows that `taken` accepts (int64 -> bool).
 
-    Searches to `depth`, and doubles it until there are k hits, or `most` if at most so many rows can be accepted.
+    Searches to `depth`, and doubles it until there are k hits, or `most`, the number of rows that can be accepted.
     """
     wanted = k if most is None else min(k, most)
     scores, rows = nothing(len(queries), k)

@@ -145,11 +145,11 @@ class Queries:
 
 @dataclass(frozen=True)
 class JudgedQueries:
-    """Queries and judgements as their files have them, without repeated judgements.
+    """Queries and their judgements, before the judged passages are looked up in a corpus.
 
     Attributes:
-        queries: The queries, as `parse.read_queries` gives them.
-        qrels: The judgements of each split, as `parse.read_qrels` gives them.
+        queries: The queries, as `parse.read_queries` returns them.
+        qrels: The judgements of these queries by split, as `parse.read_qrels` returns them, without repetitions.
     """
 
     queries: pa.Table
@@ -162,7 +162,8 @@ def read_judged_queries(source: Source, *, limit: int | None = None, partial: bo
     Args:
         source: The source of the queries.
         limit: Number of queries to take from the start; None: all.
-        partial: Whether queries may be judged that are not there, as the corpus or the queries are limited.
+        partial: Whether to leave out judgements of unknown queries, because the import is limited, instead of refusing
+            them.
 
     Raises:
         InputError: With file and line, for a bad row, a repeated query id, an unknown query, and if one split judges
@@ -179,10 +180,11 @@ def read_judged_queries(source: Source, *, limit: int | None = None, partial: bo
     _refuse_doubles(source, ids)
     qrels = {}
     for split, file in sorted(source.qrels.items()):
-        qrels[split] = table = _without_repetitions(file, tables[split] if split in tables else read_qrels(file))
+        table = _without_repetitions(file, tables[split] if split in tables else read_qrels(file))
+        known = pc.is_in(table["query_id"], pa.array(ids, pa.string())).to_numpy()
         if not partial:
-            known = pc.is_in(table["query_id"], pa.array(ids, pa.string())).to_numpy()
             _refuse_unknown(file, table, "query_id", known, "query", "the query file")
+        qrels[split] = table.filter(pa.array(known))
     return JudgedQueries(queries, qrels)
 
 
@@ -208,7 +210,7 @@ def import_queries(
         name: Name of the query set.
         limit: Number of queries to take from the start; None: all.
         hold_out: Queries that are moved to a new split; None: none.
-        judged: The queries and judgements of the source, if they have been read before.
+        judged: The result of `read_judged_queries` for this source and limit; None: the files are read here.
 
     Returns:
         The query set.
@@ -225,9 +227,8 @@ def import_queries(
     config = _config(source, limit, hold_out)
     partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
     judged = judged or read_judged_queries(source, limit=limit, partial=partial)
-    ids = judged.queries["id"].to_pylist()
     qrels = {
-        split: _checked_qrels(source.qrels[split], table, ids, corpus, partial) for split, table in judged.qrels.items()
+        split: _checked_qrels(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
     }
     if hold_out:
         qrels = hold_out.apply(qrels)
@@ -338,20 +339,17 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
     return lambda path: pq.write_table(table, path, compression="zstd")
 
 
-def _checked_qrels(file: str, qrels: pa.Table, ids: Sequence[str], corpus: Corpus, partial: bool) -> pa.Table:
-    """Returns the judgements of a file restricted to known queries and passages."""
-    query_known = pc.is_in(qrels["query_id"], pa.array(ids, pa.string())).to_numpy()
+def _checked_qrels(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
+    """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error."""
     passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
-    known = corpus.rows_of(passages.dictionary.to_pylist()) >= 0
-    passage_known = known[passages.indices.to_numpy()]
+    known = (corpus.rows_of(passages.dictionary.to_pylist()) >= 0)[passages.indices.to_numpy()]
     if not partial:
-        _refuse_unknown(file, qrels, "query_id", query_known, "query", "the query file")
-        _refuse_unknown(file, qrels, "corpus_id", passage_known, "passage", "the corpus")
-    return qrels.filter(pa.array(query_known & passage_known)).drop_columns(["line"])
+        _refuse_unknown(file, qrels, "corpus_id", known, "passage", "the corpus")
+    return qrels.filter(pa.array(known)).drop_columns(["line"])
 
 
 def _refuse_unknown(file: str, qrels: pa.Table, column: str, known: np.ndarray, what: str, where: str) -> None:
-    """Raises InputError with the first line of a qrels file whose query or passage is unknown (known: bool [lines])."""
+    """Raises InputError that names the first line whose query or passage is not known (`known`: bool [lines])."""
     if known.all():
         return
     first = int(np.flatnonzero(~known)[0])

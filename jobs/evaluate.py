@@ -386,8 +386,10 @@ def answer_measure(store: Store, queries: Queries, measured: list[str], depths: 
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
     answers = {id: answers_of(metadata[id]) for id in measured}
     if not any(answers.values()):
-        raise InputError(f"--metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they "
-                         'are its metadata, {"answers": ["a", "b"]}')  # fmt: skip
+        raise InputError(
+            f"--metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they are its metadata, "
+            '{"answers": ["a", "b"]}'
+        )
     corpus = Corpus.open(store)
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:

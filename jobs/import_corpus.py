@@ -96,7 +96,7 @@ def main(options: ImportCorpus) -> None:
         return plan(store, source, options)
     judged = None
     if not work.complete:
-        if with_queries:  # a bad line of them is refused before the corpus is imported
+        if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
             judged = read_judged_queries(with_queries, partial=partial)
         run_work(store, work, open_runner(store, private=options.ray), Stage)

@@ -298,9 +298,9 @@ def _read_dense(folder: Path, path: str) -> Dense:
 
 
 def _read_prefixes(file: Path) -> tuple[str, str, tuple[str, ...]]:
-    """The prefixes of queries and passages that sentence-transformers' prompts name, and the names of other prompts.
+    """Returns sentence-transformers' prompts for queries and for passages, and the names of all other prompts.
 
-    A prefix is empty if there is none; empty prompts are not named.
+    A prompt that the file lacks is empty. The names are those of prompts that are not empty.
     """
     prompts = field(read_object(file), "prompts", dict, file, {})
     texts = {name: field(prompts, name, str, file, "") for name in prompts}
