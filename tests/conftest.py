@@ -16,6 +16,7 @@ import pytest
 from local_cluster import LONG
 from local_ray import SessionRay
 from reliability import Row, read_page, readable, write_rows
+from watchdog import watch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -31,6 +32,10 @@ LIMIT_S = 1800 if LONG else 900  # seconds of a test
 
 
 _REPORTERS: list[pytest.TerminalReporter] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    watch(config, silence=LIMIT_S + 300)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
