@@ -5,8 +5,8 @@ vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a r
 passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
 hits = Client("http://127.0.0.1:8000").search("what is a riptide?")
 
-Encoder and Reranker need torch, which takes a second to load. They are imported when they are first used, so a program
-with a Client alone never loads it.
+Encoder, MtebEncoder and Reranker need torch, which takes a second to load. They are imported when they are first used,
+so a program with a Client alone never loads it.
 """
 
 import importlib
@@ -25,6 +25,7 @@ from serve.client import Client, ServerError
 from serve.protocol import FoundPassage
 
 if TYPE_CHECKING:
+    from retriever.adapters.mteb_encoder import MtebEncoder
     from retriever.encoder import Encoder
     from retriever.reranker import Reranker
 
@@ -38,6 +39,7 @@ __all__ = [
     "Hits",
     "Index",
     "InputError",
+    "MtebEncoder",
     "Passage",
     "Queries",
     "Reranker",
@@ -49,7 +51,11 @@ __all__ = [
     "weighted",
 ]
 
-_MODELS = {"Encoder": "retriever.encoder", "Reranker": "retriever.reranker"}
+_MODELS = {
+    "Encoder": "retriever.encoder",
+    "MtebEncoder": "retriever.adapters.mteb_encoder",
+    "Reranker": "retriever.reranker",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -75,13 +75,15 @@ class TextTokenizer:
             copy.enable_truncation(length)
             self._sides[side] = (copy, prefix)  # type: ignore[index]
 
-    def __call__(self, texts: Sequence[str], *, side: Side) -> Tokens:
+    def __call__(self, texts: Sequence[str], *, side: Side, prefix: str | None = None) -> Tokens:
         """Returns token ids with special tokens, cut to the side's length; uses the tokenizer's own threads.
+
+        `prefix` is the text in front of each text; None: that of the side.
 
         Raises:
             InputError: For a text that is no valid string, or that has a token without an embedding; names it.
         """
-        tokenizer, texts = self._prepare(texts, side)
+        tokenizer, texts = self._prepare(texts, side, prefix)
         with _named_text(texts):
             rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
         return self._join(rows)
@@ -101,9 +103,10 @@ class TextTokenizer:
             words[start : start + len(numbers)] = numbers
         return tokens, words
 
-    def _prepare(self, texts: Sequence[str], side: Side) -> tuple[Tokenizer, list[str]]:
-        """Returns the tokenizer of a side, and the texts with the side's prefix."""
-        tokenizer, prefix = self._sides[side]
+    def _prepare(self, texts: Sequence[str], side: Side, prefix: str | None = None) -> tuple[Tokenizer, list[str]]:
+        """Returns the tokenizer of a side, and the texts with a prefix; None: that of the side."""
+        tokenizer, own = self._sides[side]
+        prefix = own if prefix is None else prefix
         return tokenizer, [prefix + text for text in texts] if prefix else list(texts)
 
     def _join(self, rows: list[list[int]]) -> Tokens:

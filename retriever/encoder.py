@@ -50,6 +50,7 @@ class Encoder:
     """A frozen backbone with its tokenizer, pooling and head.
 
     Attributes:
+        name: The name or folder that it was opened by.
         dim: Length of a vector.
         similarity: "cosine" if vectors have length 1, else "dot".
         config: The settings that shape the vectors, JSON-able.
@@ -70,6 +71,7 @@ class Encoder:
         InputError: If a model or a setting cannot be used; missing weights are never replaced by random numbers.
     """
 
+    name: str
     dim: int
     similarity: Literal["cosine", "dot"]
     config: dict[str, Any]
@@ -92,6 +94,7 @@ class Encoder:
         with SETTING:
             self._threads = threads or torch.get_num_threads()
             torch.set_num_threads(self._threads)
+        self.name = str(name_or_path)
         self.options = options
         self.device = choose_device(device)
         self.dtype = choose_dtype(options.dtype, self.device)
@@ -213,9 +216,12 @@ class Encoder:
         """Returns the texts of passages with titles as the options say; an empty title adds nothing."""
         return self._tokenizer.compose(titles, texts, self.options.title)
 
-    def tokenize(self, texts: Sequence[str], *, side: Side) -> Tokens:
-        """Returns the token ids of texts, prefix and special tokens included; uses the CPU only."""
-        return self._tokenizer(texts, side=side)
+    def tokenize(self, texts: Sequence[str], *, side: Side, prefix: str | None = None) -> Tokens:
+        """Returns the token ids of texts, prefix and special tokens included; uses the CPU only.
+
+        `prefix` replaces the prefix of the side.
+        """
+        return self._tokenizer(texts, side=side, prefix=prefix)
 
     def unknown_tokens(self, tokens: Tokens) -> tuple[int, int]:
         """Returns the number of tokens unknown to the vocabulary, and of all tokens, special tokens excluded."""

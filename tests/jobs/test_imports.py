@@ -15,13 +15,15 @@ from samples import write_beir
 ROOT = Path(__file__).resolve().parents[2]
 # Importing one of them takes from 0.1 s (boto3, faiss) to 1 s (torch).
 MODELS = ("torch", "transformers", "tokenizers", "sentence_transformers", "datasets")
-HEAVY = (*MODELS, "ray", "faiss", "boto3", "matplotlib", "scipy.stats", "pyarrow.dataset", "fastapi")
+HEAVY = (*MODELS, "mteb", "ray", "faiss", "boto3", "matplotlib", "scipy.stats", "pyarrow.dataset", "fastapi")
 
 # Statements -> modules that must not be loaded after them.
 IMPORTS = {
     "import retriever.errors": (*HEAVY, "numpy", "pyarrow"),
     "import indexing.store": HEAVY,
     "from riptide import Client, Corpus, EncoderOptions, Hits, Store, exact_search": HEAVY,
+    "from riptide import Encoder": ("mteb", "ray", "faiss"),
+    "import retriever.adapters.mteb_encoder": ("mteb", "ray", "faiss"),
     "import jobs.import_corpus": HEAVY,
     "import jobs.import_queries": HEAVY,
     "import jobs.build_bm25": HEAVY,
