@@ -5,8 +5,8 @@ vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a r
 passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
 hits = Client("http://127.0.0.1:8000").search("what is a riptide?")
 
-Encoder, MtebEncoder and Reranker need torch, which takes a second to load. They are imported when they are first used,
-so a program with a Client alone never loads it.
+Encoder, MtebEncoder, Reranker and open_mteb_encoder need torch, which takes a second to load. They are imported when
+they are first used, so a program with a Client alone never loads it.
 """
 
 import importlib
@@ -25,6 +25,7 @@ from serve.client import Client, ServerError
 from serve.protocol import FoundPassage
 
 if TYPE_CHECKING:
+    from indexing.adapters.mteb_models import open_mteb_encoder
     from retriever.adapters.mteb_encoder import MtebEncoder
     from retriever.encoder import Encoder
     from retriever.reranker import Reranker
@@ -47,6 +48,7 @@ __all__ = [
     "ServerError",
     "Store",
     "exact_search",
+    "open_mteb_encoder",
     "reciprocal_rank",
     "weighted",
 ]
@@ -55,11 +57,12 @@ _MODELS = {
     "Encoder": "retriever.encoder",
     "MtebEncoder": "retriever.adapters.mteb_encoder",
     "Reranker": "retriever.reranker",
+    "open_mteb_encoder": "indexing.adapters.mteb_models",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a class that needs torch on its first use (PEP 562)."""
+    """Imports a name that needs torch on its first use (PEP 562)."""
     if name not in _MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODELS[name]), name)

@@ -105,8 +105,8 @@ class TextTokenizer:
 
     def _prepare(self, texts: Sequence[str], side: Side, prefix: str | None = None) -> tuple[Tokenizer, list[str]]:
         """Returns the tokenizer of a side, and the texts with a prefix; None: that of the side."""
-        tokenizer, own = self._sides[side]
-        prefix = own if prefix is None else prefix
+        tokenizer, side_prefix = self._sides[side]
+        prefix = side_prefix if prefix is None else prefix
         return tokenizer, [prefix + text for text in texts] if prefix else list(texts)
 
     def _join(self, rows: list[list[int]]) -> Tokens:

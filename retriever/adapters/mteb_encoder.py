@@ -194,7 +194,7 @@ def _check_alike(query: Encoder, passage: Encoder) -> None:
 
 
 def _texts_of(batch: Mapping[str, Any], side: Side, encoder: Encoder) -> Sequence[str]:
-    """Returns the texts of a batch; documents with their titles."""
+    """Returns the texts of a batch; documents are composed with their titles."""
     if side == "query" or "body" not in batch:
         return list(batch["text"])
     bodies = list(batch["body"])
@@ -208,19 +208,17 @@ def _name_of(encoder: Encoder) -> str:
 
 
 def _describe(query: Encoder, passage: Encoder, name: str, revision: str) -> Any:
-    """Returns mteb's ModelMeta; the fields that an encoder does not know are None."""
+    """Returns mteb's ModelMeta; fields that an encoder does not know are None."""
     from mteb.models.model_meta import ModelMeta
 
-    unknown = ("release_date", "languages", "n_parameters", "memory_usage_mb", "license", "open_weights",
-               "public_training_code", "public_training_data", "training_datasets")  # fmt: skip
-    return ModelMeta(
-        loader=None,
-        name=name,
-        revision=revision,
-        max_tokens=max(query.config["query_length"], passage.config["passage_length"]),
-        embed_dim=query.dim,
-        similarity_fn_name=query.similarity,
-        framework=["PyTorch"],
-        use_instructions=bool(query.config["query_prefix"] or passage.config["passage_prefix"]),
-        **dict.fromkeys(unknown),
-    )
+    known = {
+        "name": name,
+        "revision": revision,
+        "max_tokens": max(query.config["query_length"], passage.config["passage_length"]),
+        "embed_dim": query.dim,
+        "similarity_fn_name": query.similarity,
+        "framework": ["PyTorch"],
+        "use_instructions": bool(query.config["query_prefix"] or passage.config["passage_prefix"]),
+    }
+    required = [field for field, info in ModelMeta.model_fields.items() if info.is_required()]
+    return ModelMeta(**{**dict.fromkeys(required), **known})

@@ -110,22 +110,34 @@ def test_retrieval_equals_exact_search_on_the_same_vectors(
     assert scores["ndcg_at_10"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The `get_sentence_embedding_dimension` method:FutureWarning")  # of mteb
+def test_retrieval_equals_that_of_sentence_transformers(corpus: Path, backbone: str) -> None:
+    """mteb's own wrapper of a SentenceTransformer takes its concatenation of title and text, and cosines."""
+    from sentence_transformers import SentenceTransformer
+
+    plain = Encoder(backbone, EncoderOptions(dtype="float32", compile="never", normalize=True))
+    peer = scores_of(SentenceTransformer(backbone, device="cpu"), retrieval_task(corpus))
+    scores = scores_of(MtebEncoder(plain), retrieval_task(corpus))
+    names = ("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_20")
+    assert {name: scores[name] for name in names} == {name: pytest.approx(peer[name], abs=1e-5) for name in names}
+
+
 def test_a_deep_prompt_for_all_tasks_and_by_name_of_the_task(corpus: Path, backbone: str) -> None:
     encoder = Encoder(backbone, OPTIONS, tasks={})
     prompt = prompt_of(encoder, seed=0)
-    own = Encoder(backbone, OPTIONS, tasks={"own": prompt, "other": prompt_of(encoder, seed=1)})
+    served = Encoder(backbone, OPTIONS, tasks={"one": prompt, "other": prompt_of(encoder, seed=1)})
 
     def expected(task: str | None) -> tuple[np.ndarray, np.ndarray]:
-        queries = own.encode(texts_of(corpus, "queries"), side="query", task=task)
-        return queries, own.encode(texts_of(corpus, "corpus"), side="passage", task=task)
+        queries = served.encode(texts_of(corpus, "queries"), side="query", task=task)
+        return queries, served.encode(texts_of(corpus, "corpus"), side="passage", task=task)
 
     model = Recorder(encoder, task=prompt)
     scores = scores_of(model, retrieval_task(corpus))
-    assert [vectors.tobytes() for vectors in model.vectors] == [vectors.tobytes() for vectors in expected("own")]
-    assert scores["ndcg_at_10"] == pytest.approx(expected_ndcg(corpus, *expected("own")), abs=1e-5)
+    assert [vectors.tobytes() for vectors in model.vectors] == [vectors.tobytes() for vectors in expected("one")]
+    assert scores["ndcg_at_10"] == pytest.approx(expected_ndcg(corpus, *expected("one")), abs=1e-5)
 
     by_name = Recorder(encoder, task={"First": prompt, "Second": prompt_of(encoder, seed=1)})
-    for name, task in (("First", "own"), ("Second", "other"), ("Third", None)):
+    for name, task in (("First", "one"), ("Second", "other"), ("Third", None)):
         by_name.vectors.clear()
         scores_of(by_name, retrieval_task(corpus, name=name))
         assert [vectors.tobytes() for vectors in by_name.vectors] == [vectors.tobytes() for vectors in expected(task)]
