@@ -6,7 +6,7 @@ from typing import Any
 
 from indexing.encoders import spec_of
 from indexing.store import Store
-from retriever.adapters.mteb_encoder import MtebEncoder
+from retriever.adapters.mteb_encoder import MtebEncoder, require_mteb
 from retriever.encoder import Encoder
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions
 from retriever.prompts import TaskPrompt
@@ -36,18 +36,20 @@ def open_mteb_encoder(
         **settings: Further arguments of MtebEncoder, except `task` and `passage_encoder`.
 
     Raises:
-        InputError: If not exactly one of encoder and task is named, if it does not exist, or if it cannot be opened.
+        InputError: If mteb is not installed, if not exactly one of encoder and task is named, if it does not exist, or
+            if it cannot be opened.
     """
+    require_mteb()
     spec = spec_of(store, encoder, task, options)
     spec.describe("passage")  # raises if the encoder of queries was trained over another backbone
     prompt = spec.prompt()
     tasks: dict[str, TaskPrompt] | None = None if prompt is None else {}
 
-    def opened(folder: str) -> Encoder:
+    def open_folder(folder: str) -> Encoder:
         return Encoder(folder, spec.options, device=device, threads=threads, tasks=tasks)
 
-    query = opened(spec.folder_of("query"))
-    passage = opened(spec.folder_of("passage")) if spec.is_untied else None
+    query = open_folder(spec.folder_of("query"))
+    passage = open_folder(spec.folder_of("passage")) if spec.is_untied else None
     in_store = task or (spec.name.partition("/")[2] if spec.name.startswith("models/") else None)
     names = {"name": f"riptide/{in_store}"} if in_store else {}
     return MtebEncoder(query, task=prompt, passage_encoder=passage, **{**names, **settings})

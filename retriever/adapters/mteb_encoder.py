@@ -66,7 +66,7 @@ class MtebEncoder:
         instructions: bool = True,
         name: str | None = None,
     ):
-        _require_mteb()
+        require_mteb()
         if symmetric_side not in SIDES:
             raise InputError(f"symmetric_side={symmetric_side!r} is not one of {', '.join(SIDES)}")
         self._encoders: dict[Side, Encoder] = {"query": encoder, "passage": passage_encoder or encoder}
@@ -176,7 +176,7 @@ class MtebEncoder:
         return prefix[:start] + instruction + prefix[end:]
 
 
-def _require_mteb() -> None:
+def require_mteb() -> None:
     """Raises InputError if mteb cannot be imported."""
     try:
         import mteb  # noqa: F401

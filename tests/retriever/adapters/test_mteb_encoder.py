@@ -30,13 +30,15 @@ PASSAGES, QUERIES = 60, 20
 
 
 class Recorder(MtebEncoder):
-    """Keeps the vectors that mteb receives, in the order of its calls."""
+    """Keeps the vectors that mteb receives, and the types of their texts, in the order of its calls."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.vectors: list[np.ndarray] = []
+        self.prompt_types: set[str | None] = set()
 
     def encode(self, *arguments: Any, **options: Any) -> np.ndarray:
+        self.prompt_types.add(options.get("prompt_type"))
         self.vectors.append(super().encode(*arguments, **options))
         return self.vectors[-1]
 
@@ -57,11 +59,11 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_bert(tmp_path_factory.mktemp("mteb") / "tiny", spread=0.2))
 
 
-def scores_of(model: Any, task: Any) -> Mapping[str, Any]:
-    """Returns the scores of mteb's evaluation."""
+def scores_of(model: Any, task: Any, *, cache: Any = None) -> Mapping[str, Any]:
+    """Returns the scores of mteb's evaluation; the cache is a ResultCache."""
     import mteb
 
-    result = mteb.evaluate(model, task, cache=None, co2_tracker=False, show_progress_bar=False)
+    result = mteb.evaluate(model, task, cache=cache, co2_tracker=False, show_progress_bar=False)
     scores: Mapping[str, Any] = result.task_results[0].scores["test"][0]
     return scores
 
@@ -168,6 +170,45 @@ def test_a_symmetric_task_has_one_side(backbone: str) -> None:
         truth = [pair[2] for pair in PAIRS]
         assert scores["cosine_spearman"] == pytest.approx(spearmanr(cosines, truth).statistic, abs=1e-5)
         assert scores["spearman"] == pytest.approx(spearmanr(products, truth).statistic, abs=1e-5)
+
+
+KINDS = {
+    "BitextMiningTask": {None},
+    "ClassificationTask": {None},
+    "MultilingualClusteringFastTask": {None},
+    "PairClassificationTask": {None},
+    "SummarizationTask": {None},
+    "RerankingTask": {"query", "document"},
+    "InstructionRetrieval": {"query", "document"},
+    "RetrievalDialogTask": {"query", "document"},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of mteb, NumPy and scikit-learn, about scores without spread
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_task_runs(backbone: str, kind: str) -> None:
+    """mteb's own small tasks; for the kinds that MtebEncoder calls symmetric, mteb names no side.
+
+    The words of their texts are unknown to this vocabulary, so that their scores say nothing.
+    """
+    from mteb.mocks import mock_tasks
+
+    model = Recorder(Encoder(backbone, OPTIONS))
+    task = getattr(mock_tasks, f"Mock{kind}")()
+    assert "main_score" in scores_of(model, task)
+    assert model.prompt_types == KINDS[kind]
+
+
+def test_stored_results_of_prompts_are_kept_apart(corpus: Path, backbone: str, tmp_path: Path) -> None:
+    from mteb import ResultCache
+
+    encoder, task = Encoder(backbone, OPTIONS, tasks={}), retrieval_task(corpus)
+    models = [MtebEncoder(encoder), *(MtebEncoder(encoder, task=prompt_of(encoder, seed=seed)) for seed in (0, 1))]
+    expected = [scores_of(model, task)["ndcg_at_10"] for model in models]
+    assert len(set(expected)) == 3
+    for _ in range(2):
+        stored = [scores_of(model, task, cache=ResultCache(tmp_path / "results")) for model in models]
+        assert [scores["ndcg_at_10"] for scores in stored] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
