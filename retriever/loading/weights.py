@@ -131,6 +131,11 @@ def load_model(
         raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {_listed(shapes)}; {_REMEDY}")
     lacking = _lacking(model, missing, fresh)
     needed = sorted(name for name in missing - lacking if not any(part(name) for part in unused))
+    if needed and title.endswith("EncoderModel") and _encoder_tensors(model) <= missing:  # of T5 and its relatives
+        raise InputError(
+            f"{folder}: the weights hold a decoder without its encoder, which computes the vectors: give a folder with "
+            "the encoder, or with both"
+        )
     if needed:
         raise InputError(f"{folder}: the weights lack {_listed(needed)}, which a {title} needs: {_REMEDY}")
     # A setting that overrides the number of layers leaves out the last ones on purpose.
@@ -217,6 +222,11 @@ def _lacking(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
         if names <= missing:
             lacking |= absent
     return lacking
+
+
+def _encoder_tensors(model: Any) -> set[str]:
+    """The tensors of a model's encoder, without the token embeddings, which a decoder has too."""
+    return {name for name in model.state_dict() if name.startswith("encoder.") and "embed_tokens" not in name}
 
 
 def _numbered(name: str) -> list[tuple[str, str]]:
