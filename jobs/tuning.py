@@ -18,7 +18,7 @@ from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set, res
 from indexing.queries import Queries
 from indexing.store import Store
 from indexing.tuning import TuneMaker, passage_embeddings
-from retriever.dual import TEMPERATURE_LR, Method, TuneOptions, offsets_of
+from retriever.dual import TEMPERATURE_LR, Method, TuneOptions, offsets_of, trained_recipe
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.lora.adapter import adapter_bytes
@@ -37,7 +37,7 @@ PARAMETRISATIONS: dict[Prompt, Parametrisation] = {"matrix": "embedding", "mlp":
 # made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
 _IF_SET: dict[str, Any] = {
     "position_offset": False, "loss": "contrastive", "contrastive_weight": 0.0, "learn_temperature": False,
-    "temperature_lr": None, "lora": None,
+    "temperature_lr": None, "lora": None, "projection": None,
 }  # fmt: skip
 
 
@@ -73,6 +73,10 @@ class TrainRetriever(Contrastive, LoraTraining):
     position_offset: bool = False
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
+    projection: int | None = None
+    """With --train all: add a linear layer that maps the pooled vector to N numbers, without bias and in float32 (GTR:
+    768, also where the backbone has as many), for a backbone without such a layer. A backbone that has one trains it
+    further without this option."""
     negatives: str | None = None
     """Name of the mined negatives; may be left out if the store has only one. none: train on the judged pairs of the
     split, with the other passages of the batch as negatives; copies of a positive are then not excluded."""
@@ -190,7 +194,7 @@ class TrainRetriever(Contrastive, LoraTraining):
             raise InputError(f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
                              "--sides query, which trains queries only")  # fmt: skip
         names = {"batch", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
-                 "loss", "contrastive_weight", "learn_temperature", "temperature_lr"}  # fmt: skip
+                 "loss", "contrastive_weight", "learn_temperature", "temperature_lr", "projection"}  # fmt: skip
         values = {name: getattr(self, name) for name in names}
         if self.learn_temperature and self.temperature_lr is None:
             values["temperature_lr"] = TEMPERATURE_LR
@@ -291,7 +295,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
                          "on several workers; give --zero 0 to 2")  # fmt: skip
     if tuning.lora is not None:
         adapter_bytes(read_recipe(resolve(spec.folder), encoder), tuning.lora)  # refuses layers that the backbone lacks
-    check_offsets(read_recipe(resolve(spec.folder), encoder), offsets_of(tuning))
+    check_offsets(trained_recipe(resolve(spec.folder), encoder, tuning), offsets_of(tuning))
     refresh = options.refresh_epochs
     if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
         raise InputError(f"--refresh-epochs {refresh} --refresh-depth {options.refresh_depth}: expected more than 0, "

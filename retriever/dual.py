@@ -38,7 +38,7 @@ from retriever.prompts import (
     check_initial_prompt,
     check_offsets,
 )
-from retriever.recipe import read_recipe, settings_of
+from retriever.recipe import Recipe, read_recipe, settings_of, with_projection
 from retriever.reranker_data import NegativeDraw, PositiveDraw, TrainingData, batch_at
 from retriever.saving import restored, save_encoder
 from retriever.system import Batch, Chunk, Output, checkpoint_activations
@@ -65,6 +65,8 @@ class TuneOptions:
         parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them.
         prompt_dropout: Fraction of the prompt's values that are dropped out, with a separate mask for each text.
         position_offset: The positions of a text start after the prompt; False: at their usual place.
+        projection: Numbers of a vector after a new linear layer over the pooled vector, without bias and in float32
+            (GTR: 768); None: there is no new layer. Method "finetune" only.
         batch: Queries per step over all workers, each with one positive and `negatives_per_query` mined negatives; the
             other passages of the batch are negatives too.
         negatives_per_query: Mined negatives per query.
@@ -87,6 +89,7 @@ class TuneOptions:
     parametrisation: Parametrisation = "embedding"
     prompt_dropout: float = 0.1
     position_offset: bool = False
+    projection: int | None = None
     batch: int = 32
     negatives_per_query: int = 1
     draw_positive: PositiveDraw = "random"
@@ -135,6 +138,13 @@ class TuneOptions:
             raise InputError(f"temperature_lr={self.temperature_lr}: expected more than 0")
         if self.method != "prompt" and self.position_offset:
             raise InputError(f"position_offset: method {self.method} trains no prompt after which a text could start")
+        if self.projection is not None and (self.method, self.sides == "query") != ("finetune", False):
+            raise InputError(
+                f"projection={self.projection} method={self.method} sides={self.sides}: expected method finetune, "
+                "which trains the new layer, and both sides, whose vectors it changes"
+            )
+        if self.projection is not None and self.projection < 1:
+            raise InputError(f"projection={self.projection}: expected at least 1")
         if (self.method == "lora") != (self.lora is not None):
             raise InputError(
                 f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
@@ -180,7 +190,7 @@ class DualSystem:
         torch.manual_seed(tuning.seed)
         self.tuning, self.data, self.device, self.dtype, self.vectors = tuning, data, device, dtype, vectors
         self.encoder = encoder
-        self.recipe = recipe = read_recipe(folder, encoder)
+        self.recipe = recipe = trained_recipe(folder, encoder, tuning)
         self.tokenizer = TextTokenizer(recipe, encoder)
         self.autocast = tuning.method == "finetune" and dtype == torch.bfloat16
         self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
@@ -354,7 +364,7 @@ class DualSystem:
         off: dict[str, Any] = dict.fromkeys(self._dropouts, 0.0)
         backbone = load_backbone(self.recipe, self.dtype if frozen else torch.float32, **off).to(self.device)
         pooled = Pooled.over(backbone, self.recipe).requires_grad_(not frozen)
-        head = Head(self.recipe, self.encoder.dimension).to(self.device).requires_grad_(not frozen)
+        head = Head(self.recipe, self.encoder.dimension, self.tuning.seed).to(self.device).requires_grad_(not frozen)
         swap_dropout(backbone)
         if self.tuning.lora is not None:
             add_adapter(backbone, self.tuning.lora)
@@ -367,6 +377,21 @@ class DualSystem:
         prompts: dict[str, Any] = dict(self.prompts.items())
         provider: PromptProvider | None = prompts.get("both", prompts.get(side))
         return provider
+
+
+def trained_recipe(folder: Path, encoder: EncoderOptions, tuning: TuneOptions) -> Recipe:
+    """Returns how the trained system turns text into vectors: as the backbone's folder says, and by a new projection.
+
+    Raises:
+        InputError: If the folder cannot be used, or has layers after pooling already, or if vectors would be cut.
+    """
+    recipe = read_recipe(folder, encoder)
+    if tuning.projection is None:
+        return recipe
+    if encoder.dimension is not None:
+        raise InputError(f"projection={tuning.projection} dimension={encoder.dimension}: vectors of a new layer are "
+                         "not cut: give the projection the wanted size")  # fmt: skip
+    return with_projection(recipe, tuning.projection)
 
 
 def offsets_of(tuning: TuneOptions) -> dict[Side, int]:

@@ -98,17 +98,28 @@ class Pooled(nn.Module):
 class Head(nn.Module):
     """The steps after pooling: dense layers and scaling in the model's order, then truncation; all in float32.
 
+    Args:
+        recipe: The recipe of the model.
+        dimension: Keep this many leading numbers; None: all.
+        seed: Seed of the weights of a new layer.
+
     Raises:
         InputError: If the file of a dense layer is damaged, or holds other tensors than its config.json says.
     """
 
-    def __init__(self, recipe: Recipe, dimension: int | None):
+    def __init__(self, recipe: Recipe, dimension: int | None, seed: int = 0):
         super().__init__()
         self.steps = nn.ModuleList()
         size = recipe.hidden
         for step in recipe.head:
             if isinstance(step, Dense):
-                self.steps.append(_load_dense(recipe.folder / step.folder, step, size))
+                layer = nn.Linear(size, step.size, bias=step.bias)
+                if step.folder is None:
+                    # The variance of flax's default, with which the authors of GTR start.
+                    nn.init.normal_(layer.weight, std=size**-0.5, generator=torch.Generator().manual_seed(seed))
+                else:
+                    _load_dense(recipe.folder / step.folder, layer)
+                self.steps.append(nn.Sequential(layer, getattr(nn, step.activation)()))
                 size = step.size
             else:
                 self.steps.append(_Normalize())
@@ -128,8 +139,6 @@ class _Normalize(nn.Module):
         return nn.functional.normalize(vectors, dim=-1)
 
 
-def _load_dense(folder: Path, step: Dense, size: int) -> nn.Module:
-    layer = nn.Linear(size, step.size, bias=step.bias)
+def _load_dense(folder: Path, layer: nn.Linear) -> None:
     expected = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
     layer.load_state_dict(load_tensors(folder, expected, "linear."))
-    return nn.Sequential(layer, getattr(nn, step.activation)())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,11 @@ _IDLE_CONFIG_KEYS = {
 class Dense:
     """A linear layer after pooling.
 
-    folder: relative to the model's. activation: a class of torch.nn. size: numbers of its output.
+    folder: relative to the model's; None: the layer is new, and training gives it weights. activation: a class of
+    torch.nn. size: numbers of its output.
     """
 
-    folder: str
+    folder: str | None
     activation: str
     size: int
     bias: bool
@@ -164,6 +165,24 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     )
 
 
+def with_projection(recipe: Recipe, size: int) -> Recipe:
+    """Returns the recipe with a new linear layer after pooling, without bias and before any scaling (GTR).
+
+    Args:
+        recipe: The recipe of a backbone.
+        size: Numbers of a vector after the layer; it may be the backbone's hidden size.
+
+    Raises:
+        InputError: If the backbone has such layers already.
+    """
+    if present := [step.folder for step in recipe.head if isinstance(step, Dense)]:
+        raise InputError(
+            f"projection={size}: {recipe.folder} has a layer after pooling already ({present[0]}), which is trained "
+            "further without the parameter: leave it out"
+        )
+    return replace(recipe, head=(Dense(None, "Identity", size, bias=False), *recipe.head), dim=size)
+
+
 def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
     """Returns the settings that shape the vectors, JSON-able: an Encoder's `config`; loads no model."""
     return settings_of(read_recipe(resolve(name_or_path), options), options)
@@ -188,7 +207,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
             else {
                 "activation": step.activation,
                 "size": step.size,
-                "weights": [sha256_of(f) for f in weight_files(recipe.folder / step.folder)],
+                "weights": [sha256_of(f) for f in _weights_of(recipe, step)],
             }
             for step in recipe.head
         ],
@@ -203,6 +222,12 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
         "dtype": options.dtype,
         "dim": recipe.dim,
     }
+
+
+def _weights_of(recipe: Recipe, step: Dense) -> list[Path]:
+    """The files with the weights of a dense layer. A new layer has none, and no settings to store."""
+    assert step.folder is not None
+    return weight_files(recipe.folder / step.folder)
 
 
 def fingerprint_of(config: dict[str, Any]) -> str:

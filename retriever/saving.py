@@ -22,7 +22,7 @@ _POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
     """Saves a backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
 
-    head: the trained head, used if the recipe's head has weights.
+    head: the trained head, used if the recipe's head has weights; it must be given if a layer of it is new.
     """
     backbone.save_pretrained(folder)
     tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)
@@ -38,7 +38,15 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
     for place, step in enumerate(recipe.head, 2):
         if isinstance(step, Dense):
             modules.append((f"{place}_Dense", "Dense"))
-            shutil.copytree(recipe.folder / step.folder, folder / f"{place}_Dense")
+            if step.folder is not None:
+                shutil.copytree(recipe.folder / step.folder, folder / f"{place}_Dense")
+            else:
+                _write(folder / f"{place}_Dense" / "config.json", {
+                    "in_features": recipe.hidden,
+                    "out_features": step.size,
+                    "bias": step.bias,
+                    "activation_function": f"torch.nn.modules.linear.{step.activation}",
+                })  # fmt: skip
             if head is not None:
                 (folder / f"{place}_Dense" / "pytorch_model.bin").unlink(missing_ok=True)
                 layers = head.steps[place - 2]

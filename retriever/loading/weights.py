@@ -131,7 +131,7 @@ def load_model(
         raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {_listed(shapes)}; {_REMEDY}")
     lacking = _lacking(model, missing, fresh)
     needed = sorted(name for name in missing - lacking if not any(part(name) for part in unused))
-    if needed and title.endswith("EncoderModel") and _encoder_tensors(model) <= missing:  # of T5 and its relatives
+    if needed and _encoder_tensors(model) <= missing and _has_decoder(folder):
         raise InputError(
             f"{folder}: the weights hold a decoder without its encoder, which computes the vectors: give a folder with "
             "the encoder, or with both"
@@ -227,6 +227,17 @@ def _lacking(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
 def _encoder_tensors(model: Any) -> set[str]:
     """The tensors of a model's encoder, without the token embeddings, which a decoder has too."""
     return {name for name in model.state_dict() if name.startswith("encoder.") and "embed_tokens" not in name}
+
+
+def _has_decoder(folder: Path) -> bool:
+    """Whether the weight files of a folder hold tensors of a decoder (T5)."""
+    for file in weight_files(folder):
+        with readable_errors(file):
+            safe = file.suffix == ".safetensors"
+            names: Iterable[str] = tensor_shapes(file) if safe else torch.load(file, "cpu", weights_only=True)
+        if any(name.startswith("decoder.") for name in names):
+            return True
+    return False
 
 
 def _numbered(name: str) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,9 @@ def test_a_t5_with_both_halves_opens_by_its_encoder(tmp_path: Path, texts: list[
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_a_t5_with_a_decoder_only_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+def test_a_t5_with_a_decoder_only_is_refused_in_one_line(
+    tmp_path: Path, kind: str, documented: Callable[..., None]
+) -> None:
     folder = save_t5(tmp_path / "decoder", decoder=True)
     weights = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if not name.startswith("encoder.")}
@@ -82,3 +85,4 @@ def test_a_t5_with_a_decoder_only_is_refused_in_one_line(tmp_path: Path, kind: s
         f"{folder}: the weights hold a decoder without its encoder, which computes the vectors: give a folder with the "
         "encoder, or with both"
     )
+    documented("Models", "a T5 folder with a decoder only", message, 1)
