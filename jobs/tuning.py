@@ -125,11 +125,11 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Weight decay; default: 0 for prompts, LoRA and with --optimizer adafactor, 0.01 for fine-tuning."""
     clip: float = 1.0
     """Scale the gradient down to this norm if its norm is larger. Lower it if the loss rises suddenly."""
-    loss: Literal["contrastive", "symmetric", "kl", "margin-mse"] = "contrastive"
+    loss: Literal["contrastive", "symmetric", "symmetric-sum", "kl", "margin-mse"] = "contrastive"
     """contrastive: softmax of each query over the passages of the batch (DPTDR); symmetric: the mean of that and of a
-    softmax of each positive over the queries of the batch; kl and margin-mse: distillation of the re-ranker that scored
-    the negatives (mine_negatives --teacher-scores), by the KL divergence over a query's positive and mined negatives,
-    or by the squared error of its margins (Hofstätter et al. 2020)."""
+    softmax of each positive over the queries of the batch; symmetric-sum: the sum of both (GTR); kl and margin-mse:
+    distillation of the re-ranker that scored the negatives (mine_negatives --teacher-scores), by the KL divergence over
+    a query's positive and mined negatives, or by the squared error of its margins (Hofstätter et al. 2020)."""
     contrastive_weight: float = 0.0
     """Add this times the contrastive loss to a distillation loss."""
     temperature: float | None = None

@@ -24,7 +24,7 @@ __all__ = [
     "teacher_logits",
 ]
 
-Loss = Literal["contrastive", "symmetric", "kl", "margin-mse"]
+Loss = Literal["contrastive", "symmetric", "symmetric-sum", "kl", "margin-mse"]
 DISTILLATION: tuple[Loss, ...] = ("kl", "margin-mse")  # losses that need a teacher's scores
 
 
@@ -75,6 +75,8 @@ def batch_loss(
         return contrastive_loss(queries, passages, *shared)
     if loss == "symmetric":
         return symmetric_loss(queries, passages, *shared)
+    if loss == "symmetric-sum":
+        return 2 * symmetric_loss(queries, passages, *shared)
     assert labels.groups is not None, "a distillation loss needs the labels of a teacher"
     assert labels.teacher is not None, "a distillation loss needs the labels of a teacher"
     distill = kl_loss if loss == "kl" else margin_mse_loss

@@ -45,7 +45,8 @@ def symmetric_loss(
     -log(e^s(q_i,p_i) / (e^s(q_i,p_i) + sum_j e^s(q_j,p_i))), where j runs over the queries that p_i does not answer.
     So m queries with the same positive give m terms, and in none of them one of the others is a negative. Passages that
     are no query's positive are negatives of queries only. Without shared positives, this is sentence-transformers'
-    MultipleNegativesSymmetricRankingLoss.
+    MultipleNegativesSymmetricRankingLoss. GTR (section 3) takes the sum of both directions, twice this, with a
+    temperature of 0.01 and cosines: q-p over [m, 2m], p-q over [m, m].
 
     Args:
         queries: float32 [m, d].

@@ -218,7 +218,7 @@ def test_a_run_that_was_killed_ends_with_the_same_temperature(bert: Path, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "mse"}, "loss='mse' is not one of contrastive, symmetric, kl, margin-mse"),
+        ({"loss": "mse"}, "loss='mse' is not one of contrastive, symmetric, symmetric-sum, kl, margin-mse"),
         ({"contrastive_weight": 0.5}, "contrastive_weight=0.5 loss=contrastive: expected a distillation loss"),
         ({"loss": "symmetric", "contrastive_weight": 1.0}, "expected a distillation loss, to which it is added: kl or"),
         ({"loss": "kl", "contrastive_weight": -1.0}, "contrastive_weight=-1.0: expected 0 or more"),
