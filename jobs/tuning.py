@@ -37,7 +37,7 @@ PARAMETRISATIONS: dict[Prompt, Parametrisation] = {"matrix": "embedding", "mlp":
 # made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
 _IF_SET: dict[str, Any] = {
     "position_offset": False, "loss": "contrastive", "contrastive_weight": 0.0, "learn_temperature": False,
-    "temperature_lr": None, "lora": None, "projection": None,
+    "temperature_lr": None, "lora": None, "projection": None, "dropout": True,
 }  # fmt: skip
 
 
@@ -77,6 +77,9 @@ class TrainRetriever(Contrastive, LoraTraining):
     """With --train all: add a linear layer that maps the pooled vector to N numbers, without bias and in float32 (GTR:
     768, also where the backbone has as many), for a backbone without such a layer. A backbone that has one trains it
     further without this option."""
+    dropout: bool = True
+    """Train with the backbone's dropout, as its config.json says; --no-dropout: without (GTR). The dropout of a prompt
+    is --prompt-dropout."""
     negatives: str | None = None
     """Name of the mined negatives; may be left out if the store has only one. none: train on the judged pairs of the
     split, with the other passages of the batch as negatives; copies of a positive are then not excluded."""
@@ -194,7 +197,8 @@ class TrainRetriever(Contrastive, LoraTraining):
             raise InputError(f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
                              "--sides query, which trains queries only")  # fmt: skip
         names = {"batch", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
-                 "loss", "contrastive_weight", "learn_temperature", "temperature_lr", "projection"}  # fmt: skip
+                 "loss", "contrastive_weight", "learn_temperature", "temperature_lr", "projection",
+                 "dropout"}  # fmt: skip
         values = {name: getattr(self, name) for name in names}
         if self.learn_temperature and self.temperature_lr is None:
             values["temperature_lr"] = TEMPERATURE_LR

@@ -18,7 +18,7 @@ from retriever.batching import TextTokenizer, Tokens, padded, plan
 from retriever.encoder import load_backbone
 from retriever.errors import InputError
 from retriever.evaluation.workers import share_items
-from retriever.kernels import attention_dropouts, swap_dropout
+from retriever.kernels import attention_dropouts, remove_dropout, swap_dropout
 from retriever.loading.configuration import load_config
 from retriever.lora.adapter import FOLDER as ADAPTER_FOLDER
 from retriever.lora.adapter import add_adapter, merge_adapter, save_adapter
@@ -67,6 +67,7 @@ class TuneOptions:
         position_offset: The positions of a text start after the prompt; False: at their usual place.
         projection: Numbers of a vector after a new linear layer over the pooled vector, without bias and in float32
             (GTR: 768); None: there is no new layer. Method "finetune" only.
+        dropout: Train with the backbone's dropout of hidden states; False: without (GTR).
         batch: Queries per step over all workers, each with one positive and `negatives_per_query` mined negatives; the
             other passages of the batch are negatives too.
         negatives_per_query: Mined negatives per query.
@@ -90,6 +91,7 @@ class TuneOptions:
     prompt_dropout: float = 0.1
     position_offset: bool = False
     projection: int | None = None
+    dropout: bool = True
     batch: int = 32
     negatives_per_query: int = 1
     draw_positive: PositiveDraw = "random"
@@ -366,6 +368,8 @@ class DualSystem:
         pooled = Pooled.over(backbone, self.recipe).requires_grad_(not frozen)
         head = Head(self.recipe, self.encoder.dimension, self.tuning.seed).to(self.device).requires_grad_(not frozen)
         swap_dropout(backbone)
+        if not self.tuning.dropout:
+            remove_dropout(backbone)
         if self.tuning.lora is not None:
             add_adapter(backbone, self.tuning.lora)
         if self.tuning.method != "prompt":

@@ -157,6 +157,15 @@ def swap_dropout(module: nn.Module) -> None:
             child.__class__ = Dropout
 
 
+def remove_dropout(module: nn.Module) -> None:
+    """Sets all dropout of a model to 0, that of attention weights included; its configuration stays as it is."""
+    for child in module.modules():
+        if isinstance(child, nn.Dropout):
+            child.p = 0.0
+        for name in [name for name, value in vars(child).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(child, name, 0.0)  # attention that calls a function (T5)
+
+
 LOGITS = 1 << 23  # logits in memory at a time: 32 MiB, which stay in a CPU's cache
 
 

@@ -51,7 +51,14 @@ def save_unigram_tokenizer(folder: Path, texts: Iterable[str] | None = None, *, 
 
 
 def save_t5(
-    folder: Path, *, seed: int = 0, hidden: int = 32, layers: int = 2, decoder: bool = False, **config: Any
+    folder: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 32,
+    layers: int = 2,
+    decoder: bool = False,
+    texts: Iterable[str] | None = None,
+    **config: Any,
 ) -> Path:
     """Saves a random T5 encoder with a tokenizer of `save_unigram_tokenizer`.
 
@@ -61,6 +68,7 @@ def save_t5(
         hidden: Hidden size.
         layers: Number of layers.
         decoder: Save both halves of T5.
+        texts: Texts on which the tokenizer is trained; None: `sample_texts`.
         **config: Further values of the configuration.
 
     Returns:
@@ -69,7 +77,7 @@ def save_t5(
     import torch
     from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
-    size = save_unigram_tokenizer(folder)
+    size = save_unigram_tokenizer(folder, texts)
     shape = T5Config(**{**_SHAPE, "d_model": hidden, "num_layers": layers, "vocab_size": size, **config})
     torch.manual_seed(seed)
     model = (T5ForConditionalGeneration if decoder else T5EncoderModel)(shape)

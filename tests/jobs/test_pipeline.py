@@ -278,7 +278,7 @@ def named(step: Step) -> Iterator[tuple[str, str]]:
     """(kind, name) of all that a step's options take from the store, by the grammar of the options."""
     options = vars(step.options)
     for field, kind in (("negatives", "negatives"), ("embeddings", "embeddings"), ("index", "index")):
-        if options.get(field):
+        if options.get(field) and options[field] != "none":
             yield kind, options[field]
     for field in ("backbone", "encoder", "reranker", "rerank"):
         if (options.get(field) or "").startswith("models/"):
@@ -317,11 +317,28 @@ def test_a_recipe_of_ours_names_only_what_its_jobs_take_and_its_earlier_steps_ma
         if step.job in MADE:
             assert step.label, step.place
             made.add((MADE[step.job], step.label))
+        if getattr(step.options, "train", "") == "all":
+            made.add(("models", step.label))
 
 
-def test_there_are_recipes_for_the_papers_two_sets_and_three_small_ones() -> None:
-    names = ["msmarco-table3", "msmarco", "nq", "scifact", "squad", "windows"]
+def test_there_are_recipes_for_the_papers_and_three_small_ones() -> None:
+    names = ["gtr", "msmarco-table3", "msmarco", "nq", "scifact", "squad", "windows"]
     assert [file.stem.partition("-")[2] for file in RECIPES] == names
+
+
+def test_the_two_stages_of_gtr_differ_in_their_data_and_length_alone() -> None:
+    [file] = [file for file in RECIPES if file.stem == "pipeline-gtr"]
+    first, second = (step.options for step in read_steps(str(file)) if step.job == "train_retriever")
+    assert (first.negatives, second.negatives, second.negatives_per_query) == ("none", "hard", 1)
+    assert (first.projection, second.projection, second.backbone) == (768, None, "models/stage1")
+    for options in (first, second):
+        assert options.warm_up * options.steps == 1000
+    assert {
+        name for name, value in vars(first).items() if value != vars(second)[name]
+    } == {
+        "task", "backbone", "projection", "negatives", "negatives_per_query", "also_train", "warm_up", "steps",
+        "dev_split", "dev_limit", "dev_passages", "evaluate_every", "curves",
+    }  # fmt: skip
 
 
 def test_the_recipe_of_table_3_has_its_four_arms_on_equal_terms(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from t5_folders import save_gtr, save_t5
+from tiny import save_encoder
 from training_cases import CPU, make_data
 
 from retriever.dual import DualSystem, TuneOptions
@@ -109,6 +111,28 @@ def test_the_projection_runs_in_float32_under_autocast(tmp_path: Path) -> None:
     system.head.steps[0][0].register_forward_hook(record)  # type: ignore[index]
     system.encode(["the river bank", "money"], "query")
     assert set(inputs) == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", ["t5", "bert"])
+def test_training_without_dropout(tmp_path: Path, kind: str) -> None:
+    """Two passes of a batch in training give the same vectors; the saved configuration keeps its dropout."""
+    folder = save_t5(tmp_path / "model") if kind == "t5" else save_encoder(tmp_path / "model")
+
+    def passes(**tuning: Any) -> list[torch.Tensor]:
+        system = system_over(folder, projection=48, **tuning)
+        system.module.train()
+        chunks = system.batch(0, 0, 1).chunks
+        vectors = [system.forward(chunks[0])[0]["dense"] for _ in range(2)]
+        system.save(tmp_path / f"saved{tuning}")
+        return vectors
+
+    one, two = passes(dropout=False)
+    torch.testing.assert_close(one, two, atol=0, rtol=0)
+    one, two = passes()
+    assert (one - two).abs().max() > 1e-3
+    name = "dropout_rate" if kind == "t5" else "hidden_dropout_prob"
+    saved = json.loads((tmp_path / "saved{'dropout': False}" / "config.json").read_text())
+    assert saved[name] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
