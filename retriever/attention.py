@@ -3,8 +3,9 @@
 transformers looks the attention function of most models up in a table, and passes unknown arguments of `model(...)` on
 to it. `reach` registers `attend` there for one backbone; then `backbone(ids, ..., prompt=PromptRows(...))` makes every
 layer attend to the prompt as well. Masks, windows and causality of the model apply among the tokens of the text; the
-prompt is always attended to. The prompt itself has no positions. The text starts at its usual position; a caller that
-wants it to start after the prompt passes `position_ids`, see `PromptRows.offsets`.
+prompt is always attended to. The prompt itself has no positions: in T5 its columns have a relative bias of 0. The text
+starts at its usual position; a caller that wants it to start after the prompt passes `position_ids`, see
+`PromptRows.offsets`.
 """
 
 from __future__ import annotations
