@@ -42,14 +42,17 @@ class PretrainRip(Contrastive):
     """Backbone: a Hugging Face name, a folder, or models/NAME of the store."""
     name: str | None = None
     """Name of the model. Default: the last part of the backbone's name, with the objective appended."""
-    objective: Literal["rip", "cocondenser", "condenser", "mlm"] = "rip"
+    objective: Literal["rip", "cocondenser", "condenser", "mlm", "pairs"] = "rip"
     """rip: two sentences of a passage retrieve each other, and masked language modelling (DPTDR); condenser: masked
     language modelling with a head that reads the last layer's first token and an early layer's other tokens;
     cocondenser: the same over two spans of a passage that retrieve each other, from a backbone that condenser trained;
-    mlm: masked language modelling alone."""
+    mlm: masked language modelling alone; pairs: two spans of a passage retrieve each other by their cosine, and no word
+    is masked (a first stage of GTR without queries; use --pooling mean)."""
+    temperature: float | None = None
+    """With --objective pairs: cosines are divided by this; default: 0.01 (GTR)."""
     unit: Literal["sentence", "span"] | None = None
     """What a pair of a passage consists of: two sentences, or two spans of words. Default: span with --objective
-    cocondenser, otherwise sentence."""
+    cocondenser and pairs, otherwise sentence."""
     mask: Literal["token", "word"] | None = None
     """What is masked: single tokens, or all tokens of a word. Default: word with --objective condenser and cocondenser,
     otherwise token."""
@@ -126,8 +129,9 @@ def main(options: PretrainRip) -> None:
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
     check_name(kind, name)
     shaping = {key: value for key, value in loop.shaping().items() if key != "steps"}
+    unset = "temperature" if rip.temperature is None else None  # earlier artifacts keep their fingerprints
     config = {
-        "backbone": described, "rip": {key: value for key, value in asdict(rip).items() if key != "steps"},
+        "backbone": described, "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
         "loop": shaping, "epochs": None if options.steps is not None else options.epochs, "steps": options.steps,
         "limit": options.limit, "cpus": options.cpus, "dtype": options.dtype,
     }  # fmt: skip
@@ -160,7 +164,11 @@ def main(options: PretrainRip) -> None:
             store=store, backbone=options.backbone, described=described, rows=share(rows) if on_ray else rows,
             options=fitted, checkpointing=options.checkpointing, head=head, dev=dev,
         )  # fmt: skip
-        encoder = encoder_options(rip) if kind == "prompts" else EncoderOptions(pooling=rip.pooling, normalize=False)
+        encoder = (
+            encoder_options(rip)
+            if kind == "prompts"
+            else EncoderOptions(pooling=rip.pooling, normalize=not rip.has_masks)
+        )
         facts = {
             "backbone": options.backbone,
             "passages": len(rows),

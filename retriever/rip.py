@@ -1,4 +1,4 @@
-"""Pretraining objectives: RIP (DPTDR, section 3.2), Condenser, coCondenser, and plain masked language modelling.
+"""Pretraining objectives: RIP (DPTDR, section 3.2), Condenser, coCondenser, masked language modelling, plain pairs.
 
 Defines a System for the training loop: the batch of each step, the two losses of the model, and how it is saved. RIP
 is retrieval-oriented intermediate pretraining.
@@ -35,7 +35,7 @@ from retriever.saving import save_encoder
 from retriever.sentences import count_words, spans, split_sentences
 from retriever.system import Batch, Chunk, Output, checkpoint_activations
 
-Objective = Literal["rip", "cocondenser", "condenser", "mlm"]
+Objective = Literal["rip", "cocondenser", "condenser", "mlm", "pairs"]
 Unit = Literal["sentence", "span"]
 Mask = Literal["token", "word"]
 Trains = Literal["backbone", "prompts"]
@@ -44,6 +44,7 @@ _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
 _STEP = 16
 # Streams of random numbers, in addition to that of the training loop (2): orders of epochs, pairs, masks.
 _ORDER, _PAIR, _MASK = 3, 4, 5
+PAIRS_TEMPERATURE = 0.01  # of the cosines of "pairs"; GTR's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +62,14 @@ class RipOptions:
         unit: The units of a passage from which a pair is drawn: its sentences, or random spans of its tokens
             (coCondenser).
         objective: "rip": Eq. 5; "cocondenser": the same with Condenser's head and its loss; "condenser": masked
-            passages with Condenser's head, without a contrastive loss; "mlm": masked passages alone.
+            passages with Condenser's head, without a contrastive loss; "mlm": masked passages alone; "pairs": Eq. 4
+            over cosines, without masks (a first stage of GTR from a corpus without queries).
         mask: What is masked: single tokens, or whole words.
         head_layers: Number of layers of Condenser's head; None: as the backbone's saved head, or 2.
         skip_from: The early layer that the head reads; None: as the backbone's saved head, or half of the layers.
         late_loss: With the head, also predict masked tokens from the last layer.
         pooling: Pooling of the token vectors.
+        temperature: With "pairs", cosines are divided by it; None: 0.01.
         train: All weights, or deep prompts of `prompt_length` tokens over a frozen backbone.
         prompt_length: Tokens of a prompt.
         min_words: Minimum number of words of a unit. Shorter sentences are not drawn.
@@ -86,6 +89,7 @@ class RipOptions:
     skip_from: int | None = None
     late_loss: bool = True
     pooling: Literal["cls", "mean"] = "cls"
+    temperature: float | None = None
     train: Trains = "backbone"
     prompt_length: int = 32
     min_words: int = 8
@@ -118,13 +122,25 @@ class RipOptions:
                 f"objective={self.objective} has no head: head_layers, skip_from and late_loss are for "
                 "condenser and cocondenser"
             )
+        if self.temperature is not None and not (
+            self.objective == "pairs" and self.temperature > 0 and math.isfinite(self.temperature)
+        ):
+            raise InputError(
+                f"temperature={self.temperature} objective={self.objective}: expected more than 0, and objective "
+                "pairs, whose similarities are cosines"
+            )
         if self.has_pairs and self.batch < 2:
             raise InputError("batch=1: the pairs of one passage have no negatives, give 2 or more")
 
     @property
     def has_pairs(self) -> bool:
         """Whether a passage is drawn as two units with the loss of Eq. 4, not as a whole."""
-        return self.objective in ("rip", "cocondenser")
+        return self.objective in ("rip", "cocondenser", "pairs")
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether masked tokens are predicted."""
+        return self.objective != "pairs"
 
     @property
     def has_head(self) -> bool:
@@ -148,8 +164,9 @@ class RipData:
 
 
 def default_unit(objective: Objective) -> Unit:
-    """Returns the units that the authors of an objective pair: spans in coCondenser, sentences in RIP."""
-    return "span" if objective == "cocondenser" else "sentence"
+    """Returns the units that the authors of an objective pair: sentences in RIP, else spans (coCondenser; Contriever,
+    of whose data "pairs" is a simple form)."""
+    return "span" if objective in ("cocondenser", "pairs") else "sentence"
 
 
 def default_mask(objective: Objective) -> Mask:
@@ -163,7 +180,7 @@ def encoder_options(options: RipOptions) -> EncoderOptions:
         pooling=options.pooling,
         query_prefix="",
         passage_prefix="",
-        normalize=False,
+        normalize=not options.has_masks,
         query_length=options.max_length,
         passage_length=options.max_length,
         padding_side="right",
@@ -279,7 +296,8 @@ class RipSystem:
         torch.manual_seed(options.seed)
         self.options, self.data, self.device, self.dtype = options, data, device, dtype
         self.encoder = encoder_options(options)
-        self.recipe = replace(read_recipe(folder, self.encoder), head=())
+        head = () if options.has_masks else ("normalize",)
+        self.recipe = replace(read_recipe(folder, self.encoder), head=head)
         self.tokenizer = TextTokenizer(self.recipe, self.encoder)
         model = MaskedBackbone(
             self.recipe,
@@ -290,11 +308,15 @@ class RipSystem:
         self.masking = Masking(self.recipe, int(model.whole.config.vocab_size), options.mlm_probability)
         self.model = model.to(device)
         swap_dropout(self.model)
+        if not options.has_masks:  # the head gets no gradient; a tensor that it shares with the backbone does
+            shared = {id(parameter) for parameter in model.backbone.parameters()}
+            for parameter in model.head.parameters():
+                parameter.requires_grad_(id(parameter) in shared)
         modules: dict[str, nn.Module] = {"model": self.model}
         if options.train == "prompts":
             modules["prompt"] = prompt = MatrixPrompt(reach(model.backbone), options.prompt_length).to(device)
             self.prompt: PromptProvider | None = prompt
-            model.head.requires_grad_(model.fresh_head)
+            model.head.requires_grad_(model.fresh_head and options.has_masks)
             model.backbone.requires_grad_(False)
         else:
             self.prompt = None
@@ -341,7 +363,7 @@ class RipSystem:
             units, words = self.tokenizer.with_words(texts, side="passage")
         else:
             units = self.tokenizer(texts, side="passage")
-        tokens, labels = self.masking(units, keys, words)
+        tokens, labels = self.masking(units, keys, words) if options.has_masks else (units, units)
         # Workers exchange, in one sum, the number of masked tokens and the digests of their units.
         num_rows = 0 if per_passage == 1 else per_passage * options.batch
         shared = torch.zeros(1 + num_rows, dtype=torch.int64)
@@ -365,13 +387,15 @@ class RipSystem:
         outputs = {"dense": Output(self.recipe.hidden, num_rows)} if num_rows else {}
         return Batch(outputs, chunks, labels_of_rows)
 
-    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """Returns vectors of a chunk as "dense", float32 [n, hidden], and its part of L_s, the mean over all masked
-        tokens of the batch."""
+        tokens of the batch; None without masks."""
         *inputs, total = chunk.inputs
         ids, lengths, labels = (tensor.to(self.device) for tensor in inputs)
         prompt = None if self.prompt is None else self.prompt(PromptInputs(ids, lengths))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            if not self.options.has_masks:
+                return {"dense": functional.normalize(self.model.encode(ids, lengths, prompt), dim=-1)}, None
             vectors, masked = self.model(ids, lengths, labels, prompt)
         return {"dense": vectors}, masked / total
 
@@ -391,14 +415,20 @@ class RipSystem:
             ids, lengths = (tensor.to(self.device) for tensor in chunk.inputs)
             prompt = None if self.prompt is None else self.prompt(PromptInputs(ids, lengths))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-                return self.model.encode(ids, lengths, prompt)[: len(chunk.rows[ITEMS])]
+                vectors = self.model.encode(ids, lengths, prompt)[: len(chunk.rows[ITEMS])]
+            return vectors if self.options.has_masks else functional.normalize(vectors, dim=-1)
 
         shape = (len(texts), int(self.model.whole.config.hidden_size))
         return share_items(self.module, make_chunks, forward, shape, device=self.device, rank=rank, world=world)
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Returns L_c, the mean over the units of the batch; 0 if passages are drawn as a whole."""
-        return rip_loss(outputs["dense"], **batch.given) if batch.outputs else torch.zeros((), device=self.device)
+        if not batch.outputs:
+            return torch.zeros((), device=self.device)
+        vectors = outputs["dense"]
+        if not self.options.has_masks:
+            vectors = vectors * (self.options.temperature or PAIRS_TEMPERATURE) ** -0.5
+        return rip_loss(vectors, **batch.given)
 
     def save(self, folder: Path) -> None:
         """Saves a model for transformers, sentence-transformers and Encoder, with its full length; or a prompt."""
@@ -409,7 +439,7 @@ class RipSystem:
             return
         recipe = read_recipe(self.recipe.folder, replace(self.encoder, query_length=None, passage_length=None,
                                                          padding_side=None))  # fmt: skip
-        save_encoder(folder, replace(recipe, head=()), self.model)
+        save_encoder(folder, replace(recipe, head=self.recipe.head), self.model)
 
 
 def _units(text: str, options: RipOptions, draw: np.random.Generator) -> list[str]:

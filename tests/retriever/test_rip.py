@@ -534,7 +534,7 @@ def test_bfloat16_computes_nearly_the_same(bert: Path) -> None:
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"lr": float("nan")}, "lr=nan"),
         ({"mlm_probability": 0.0}, "mlm_probability=0.0"),
-        ({"objective": "spans"}, "objective='spans' is not one of rip, cocondenser, condenser, mlm"),
+        ({"objective": "spans"}, "objective='spans' is not one of rip, cocondenser, condenser, mlm, pairs"),
         ({"mask": "words"}, "mask='words' is not one of token, word"),
         ({"objective": "condenser", "pooling": "mean"}, "pooling=cls"),
         ({"head_layers": 2}, "objective=rip has no head"),

@@ -107,11 +107,17 @@ def test_the_second_stage_takes_the_weights_alone(
     documented("Training", "train_retriever --projection over a model that has a projection", line, 1)
 
 
-def test_the_first_stage_can_take_pairs_of_the_corpus_alone(world, mined: Store, t5: str, done: Done) -> None:
+@pytest.mark.parametrize("objective", ["pairs", "rip"])
+def test_the_first_stage_can_take_pairs_of_the_corpus_alone(
+    world, mined: Store, t5: str, done: Done, objective: str
+) -> None:
     """Two spans of each passage. The second stage adds the projection, which the first one does not have."""
     pairs = ("--unit", "span", "--min-words", 2, "--max-length", 24, "--pooling", "mean", "--batch", 8)
-    done("pretrain_rip", "--store", world.store, "--backbone", t5, "--name", "spans", *pairs, "--steps", 3, "--cpus", 1,
-         "--dtype", "float32", "--optimizer", "adafactor")  # fmt: skip
+    done("pretrain_rip", "--store", world.store, "--backbone", t5, "--name", "spans", "--objective", objective, *pairs,
+         "--steps", 3, "--cpus", 1, "--dtype", "float32", "--optimizer", "adafactor")  # fmt: skip
+    settings = mined.open("models", "spans").config["rip"]
+    assert "temperature" not in settings, "models that were trained before the option existed keep their fingerprints"
+    assert mined.open("models", "spans").notes["options"]["normalize"] == (objective == "pairs")
     folder = model_folder(mined.open("models", "spans"))
     before, after = Encoder(t5, PLAIN), Encoder(str(folder), PLAIN)
     texts = [passage["text"] for passage in world.passages[:20]]
