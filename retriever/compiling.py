@@ -12,6 +12,9 @@ log = logging.getLogger(__name__)
 
 # The shape to compile with. Any will do, provided that all processes use the same one.
 _WARM_UP = (8, 24)
+# Models that one process may compile. torch counts all of one class together and compiles 8 by default; a process that
+# runs a chain of jobs, or a server whose releases change, opens more.
+_MODELS = 1_000
 
 
 def warm_up_batch(pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,6 +66,7 @@ def warm_up(compiled: Callable[..., torch.Tensor], batches: Sequence[tuple[objec
         batches: Arguments for each kind of batch.
         device: The device of the model.
     """
+    from torch._dynamo import config as limits
     from torch._inductor import config
     from torch.fx.experimental import _config as shapes
 
@@ -71,6 +75,7 @@ def warm_up(compiled: Callable[..., torch.Tensor], batches: Sequence[tuple[objec
     settings = config.patch({"freezing": device.type == "cpu", "cpp.dynamic_threads": True})
     # Dimensions that are equal by chance (a batch of 8, and 8 heads of a prompt) are not the same one.
     alike = shapes.patch(use_duck_shape=len(batches) == 1)  # type: ignore[attr-defined]
-    with torch.no_grad(), settings, alike:
+    many = limits.patch(recompile_limit=_MODELS, accumulated_recompile_limit=_MODELS)
+    with torch.no_grad(), settings, alike, many:
         for inputs in batches:
             compiled(*inputs)

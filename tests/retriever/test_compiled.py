@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from retriever.compiling import compile_model
 from retriever.encoder import Encoder, EncoderOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,3 +75,30 @@ def test_a_failing_compiler_falls_back_and_says_so(
     assert np.isfinite(encoder.encode(texts)).all()
     with pytest.raises(RuntimeError, match="no C"):
         Encoder(folder, EncoderOptions(compile="always", dtype="bfloat16"))
+
+
+class Doubled(torch.nn.Module):
+    """A model as small as one can be, with its own weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4), requires_grad=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return 2 * self.weight * values
+
+
+@pytest.mark.slow
+def test_a_process_compiles_more_models_than_torch_does_by_default() -> None:
+    """Else the ninth encoder of a process would not be compiled, and would be of another numerics class. The limit of 8
+    is set to 2, so that the test is short; models that are in use count."""
+    device, opened = torch.device("cpu"), []
+    with torch._dynamo.config.patch(recompile_limit=2), torch.no_grad():  # type: ignore[attr-defined]
+        for _ in range(4):
+            model = Doubled()
+            run, compiled = compile_model(model, "auto", device, torch.bfloat16, [(torch.ones(8, 4),)])
+            assert compiled
+            opened.append((model, run))
+        for rows in (8, 5):
+            for model, run in opened:
+                torch.testing.assert_close(run(torch.ones(rows, 4)), model(torch.ones(rows, 4)))
