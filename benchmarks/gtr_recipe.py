@@ -163,7 +163,7 @@ def save_random_t5(folder: Path, tokenizer: Path, layers: int, hidden: int, seed
     import torch
     from transformers import AutoTokenizer, T5Config, T5EncoderModel
 
-    if not (folder / "config.json").exists():
+    if not (folder / "model.safetensors").exists():
         pieces = AutoTokenizer.from_pretrained(tokenizer)
         shape = T5Config(
             vocab_size=len(pieces), d_model=hidden, d_kv=64, num_heads=hidden // 64, d_ff=4 * hidden,
