@@ -23,9 +23,11 @@ from indexing.copies.search import PART as COPIES
 from indexing.copies.search import Copies, commit_copies, find_copies, read_copies
 from indexing.corpus import Corpus
 from indexing.exact import Hits
+from indexing.hit_sources.grammar import label
+from indexing.hit_sources.opening import HitSources
+from indexing.hit_sources.options import SearchOptions
 from indexing.queries import Queries
-from indexing.retrieval import QUERY_BLOCK, label
-from indexing.retrievers import Retrievers, SearchOptions
+from indexing.retrieval import QUERY_BLOCK
 from indexing.runs import write_parquet
 from indexing.store import Store
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
@@ -106,15 +108,15 @@ class PoolCandidates(WorkDefaults):
             raise InputError(
                 f"parameter drop_answers: no query of {self.queries.artifact.key} {split} has answers in its metadata"
             )
-        self.sources = Retrievers(store, self.corpus, search or SearchOptions())
-        self.retrievers = [self.sources.open(source) for source in options.sources]
-        sources = [retriever.source for retriever in self.retrievers]
+        self.sources = HitSources(store, self.corpus, search)
+        self.hit_sources = [self.sources.open(source) for source in options.sources]
+        sources = [each.source for each in self.hit_sources]
         if len(set(sources)) < len(sources) or not sources:
             raise InputError(f"parameter sources {' '.join(options.sources)}: expected at least one, and each once")
         self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{label('+'.join(sources))}"
         self.config = {
             "sources": sources,
-            "search_parameters": {retriever.source: retriever.search_parameters for retriever in self.retrievers},
+            "search_parameters": {each.source: each.search_parameters for each in self.hit_sources},
             "split": split,
             "depth": options.depth,
             "drop_answers": options.drop_answers,
@@ -133,8 +135,8 @@ class PoolCandidates(WorkDefaults):
     def targets(self) -> list[Target]:
         """Returns the pool."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
-        for retriever in self.retrievers:
-            inputs |= retriever.inputs()
+        for hit_source in self.hit_sources:
+            inputs |= hit_source.inputs()
         return [Target("candidates", self.name, inputs, self.config)]
 
     @property
@@ -193,7 +195,7 @@ class PoolStage(StageDefaults):
         work, block = self.work, unit.payload
         texts = [text for _, queries in block for text in queries.texts]
         # Positives are dropped from a list of `depth`: the first hits of each source, as they were found.
-        found = {each.source: each.search(texts, work.options.depth, runner) for each in work.retrievers}
+        found = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
         items, start = [], 0
         for name, queries in block:
             end = start + len(queries.ids)

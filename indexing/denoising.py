@@ -25,6 +25,7 @@ from indexing.artifact import Artifact, Draft, fingerprint_of
 from indexing.candidates import MiningQueries, PoolCandidates
 from indexing.copies.search import read_copies
 from indexing.corpus import Corpus
+from indexing.hit_sources.grammar import label
 from indexing.queries import Queries
 from indexing.rescoring import (
     RESOURCES,
@@ -34,7 +35,6 @@ from indexing.rescoring import (
     open_reranker,
     reranker_inputs,
 )
-from indexing.retrieval import label
 from indexing.store import Store, generation
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner, ignore
 from indexing.work.work import (

@@ -144,7 +144,7 @@ class RerankTask:
 def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runner: Runner) -> Hits:
     """Orders the first `depth` hits of each query by their probability, which becomes their score.
 
-    The hits below keep their order, with -rank as their score, so a run stays as deep as it was.
+    The hits below follow as `reranked` says.
 
     Args:
         hits: The hits of the queries.
@@ -160,10 +160,26 @@ def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runne
         (start, list(texts[start : start + size]), rows[start : start + size, :depth])
         for start in range(0, len(texts), size)
     ]
-    scores[:, depth:] = np.where(rows[:, depth:] >= 0, -np.arange(depth + 1, rows.shape[1] + 1), -np.inf)
+    probabilities = np.empty((len(rows), min(depth, rows.shape[1])), np.float32)
     for (start, _, top), found in runner.run(task, blocks):
-        end = start + len(top)
-        order = np.lexsort((top, -found), axis=1)  # equal probabilities by row
-        rows[start:end, :depth] = np.take_along_axis(top, order, axis=1)
-        scores[start:end, :depth] = np.take_along_axis(found, order, axis=1)
-    return Hits(scores, rows)
+        probabilities[start : start + len(top)] = found
+    return reranked(Hits(scores, rows), probabilities)
+
+
+def reranked(hits: Hits, probabilities: np.ndarray) -> Hits:
+    """Returns hits in the order of the re-ranker: the first ones by their probability, which becomes their score.
+
+    The hits below keep their order, with -rank as their score, so a run stays as deep as it was. Equal probabilities
+    are ordered by row.
+
+    Args:
+        hits: Hits [q, k] without holes: missing hits are last.
+        probabilities: float32 [q, d] of the first d hits of each query; -inf for missing hits.
+    """
+    depth = probabilities.shape[1]
+    top, below = hits.rows[:, :depth], hits.rows[:, depth:]
+    order = np.lexsort((top, -probabilities), axis=1)
+    ranks = np.arange(depth + 1, hits.rows.shape[1] + 1)
+    scores = [np.take_along_axis(probabilities, order, axis=1), np.where(below >= 0, -ranks, -np.inf)]
+    rows = np.concatenate([np.take_along_axis(top, order, axis=1), below], axis=1)
+    return Hits(np.concatenate(scores, axis=1).astype(np.float32), rows)

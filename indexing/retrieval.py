@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from indexing.artifact import Draft, Part
 from indexing.corpus import Corpus
 from indexing.exact import Hits
+from indexing.hit_sources.grammar import label
+from indexing.hit_sources.opening import HitSources
+from indexing.hit_sources.options import SearchOptions
 from indexing.queries import Queries
 from indexing.rescoring import (
     RerankerSpec,
@@ -21,7 +23,6 @@ from indexing.rescoring import (
     rerank,
     reranker_inputs,
 )
-from indexing.retrievers import Retrievers, SearchOptions
 from indexing.runs import hits_table, read_run, write_parquet
 from indexing.store import Store
 from indexing.work.tasks import Runner
@@ -30,10 +31,8 @@ from retriever.errors import InputError
 
 QUERY_BLOCK = 8_192  # queries per part: they are searched together in one pass over the corpus
 
+RUN_HITS = 1_000  # hits per query of a run, if no other number is given
 RERANK_DEPTH = 100  # hits per query that are re-ranked
-HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split
-
-Mode = Literal["dense", "exact", "bm25", "hybrid"]
 
 
 class SearchQueries:
@@ -69,9 +68,9 @@ class SearchQueries:
         self.corpus = Corpus.open(store)
         self.queries = Queries.open(store, queries)
         self.split = self.queries.split(split, limit)
-        self.retrievers = Retrievers(store, self.corpus, options or SearchOptions())
-        self.retriever = self.retrievers.open(source)
-        self.source = self.retriever.source
+        self.sources = HitSources(store, self.corpus, options)
+        self.hit_source = self.sources.open(source)
+        self.source = self.hit_source.source
         self.reranker = open_reranker(store, reranker) if reranker else None
         self.reranker_name = reranker or ""
         self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
@@ -82,7 +81,7 @@ class SearchQueries:
         )
         self.config: dict[str, Any] = {
             "source": self.source,
-            "search_parameters": self.retriever.search_parameters,
+            "search_parameters": self.hit_source.search_parameters,
             "split": split,
             "k": k,
             "drop_self": drop_self,
@@ -95,7 +94,7 @@ class SearchQueries:
     def targets(self) -> list[Target]:
         """Returns the run. The latest generation of the corpus, as an input, stands for those before it."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
-        inputs |= self.retriever.inputs() | self._reranker_inputs
+        inputs |= self.hit_source.inputs() | self._reranker_inputs
         return [Target("runs", self.name, inputs, self.config)]
 
     @property
@@ -144,7 +143,7 @@ class SearchStage(StageDefaults):
     def units(self, committed: Committed) -> Iterator[Unit]:
         """Returns a unit for each block of queries; pins the numerics classes of the committed parts."""
         for part in committed[0].values():
-            self.search.retrievers.pin(part.facts)
+            self.search.sources.pin(part.facts)
             self._committed.append(part)
         for number, start in enumerate(range(0, len(self.search.split.ids), QUERY_BLOCK)):
             rows = min(QUERY_BLOCK, len(self.search.split.ids) - start)
@@ -155,14 +154,14 @@ class SearchStage(StageDefaults):
         search, rerank_task = self.search, self._reranker(draft, runner)
         piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
         ids, texts = search.split.ids[piece], search.split.texts[piece]
-        hits = search.retriever.search(texts, search.k + search.drop_self, runner)
+        hits = search.hit_source.search(texts, search.k + search.drop_self, runner)
         hits, passage_ids = search.without_self(ids, hits)
         if rerank_task:
             hits = rerank(hits, texts, search.rerank_depth, rerank_task, runner)
             passage_ids = search.corpus.ids(hits.rows)
         table = hits_table(ids, hits, passage_ids)
         numerics = rerank_task.spec.numerics if rerank_task else None
-        facts = {**({"numerics": numerics} if numerics else {}), **search.retrievers.numerics()}
+        facts = {**({"numerics": numerics} if numerics else {}), **search.sources.numerics()}
         write = functools.partial(write_parquet, table)
         part = draft.commit(unit.names[0], ".parquet", write, rows=len(table), **facts)
         check_numerics(draft, part, numerics)  # it may be another writer's
@@ -188,31 +187,3 @@ def check_numerics(draft: Draft, part: Part, numerics: str | None) -> None:
             f"{draft.url}/{part.name} is of the re-ranker's numerics class `{found}`, here it is `{numerics}`: resume "
             f"on the kind of machine that began it, or remove {draft.key} and run the command again"
         )
-
-
-def source_of(mode: Mode, store: Store, embeddings: str | None = None, index: str | None = None) -> str:
-    """Returns the source that a mode stands for. A name may be left out if the store has only one.
-
-    hybrid is BM25 and the index with equal weights; exact search takes the place of the index if the store has none, or
-    if embeddings are named.
-
-    Raises:
-        InputError: If the store has no such artifact, or several.
-    """
-    if mode == "bm25":
-        return "bm25"
-    if mode == "hybrid":
-        probed = index is not None or (embeddings is None and store.names("index"))
-        return f"{HYBRID:g}*bm25+{1 - HYBRID:g}*{source_of('dense' if probed else 'exact', store, embeddings, index)}"
-    if mode == "exact":
-        return f"exact:{store.only('embeddings', embeddings)}"
-    name = store.only("index", index)
-    [latest] = store.generations("index", name)[-1:]
-    if embeddings not in (None, latest.config["embeddings"]):
-        raise InputError(f"index/{name} is over embeddings/{latest.config['embeddings']}, not {embeddings}")
-    return f"index:{name}"
-
-
-def label(source: str) -> str:
-    """Returns a source as a piece of a name: `index:minilm` becomes dense-minilm."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", source.replace("index:", "dense-"))

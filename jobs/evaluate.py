@@ -2,6 +2,10 @@
 
     python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
 
+Sources are searched first, as search does it, and their runs are measured:
+
+    python jobs/evaluate.py --store data/squad --source bm25 exact:minilm 0.5*bm25+0.5*exact:minilm --split test
+
 The vectors of embeddings are measured with the judged pairs of the split, by alignment and uniformity (Wang and Isola
 2020); lower is better:
 
@@ -14,11 +18,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.cli import Common, run, say
+from jobs.cli import Common, Stage, run, say, say_stages
 
 import numpy as np
 import pyarrow as pa
@@ -34,10 +38,12 @@ from indexing.metrics import holm, paired_test, per_query
 from indexing.queries import ALL, Queries
 from indexing.runs import falling, read_run, read_trec, whole_file
 from indexing.store import Store
+from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
 
 if TYPE_CHECKING:
     from indexing.measures.embeddings import EmbeddingMeasures, MeasureEmbeddings
+    from indexing.retrieval import SearchQueries
 
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
 NAME_LENGTH = 60  # characters of the runs' names in the name of the file
@@ -53,6 +59,9 @@ class Evaluate(Common):
 
     run: tuple[str, ...] = ()
     """Names of runs in the store, or TREC files."""
+    source: tuple[str, ...] = ()
+    """Search sources, as search --source takes them. Each is searched for the queries of the split, as search does it
+    with its default name and number of hits, unless the store has this run; then the run is measured."""
     embeddings: tuple[str, ...] = ()
     """Names of embeddings whose vectors are measured: alignment (mean squared distance of a query and a relevant
     passage), uniformity of the queries and of the passages, and cosines. unit: vectors scaled to length 1 (Topic-DPR);
@@ -69,9 +78,11 @@ class Evaluate(Common):
     """Also report the median length of the first N passages of each query, in words of title and text; default: not
     reported. 10, as in GTR's analysis, shows whether a retriever prefers longer passages than another one."""
     encoder: str | None = None
-    """With --embeddings: where the query encoder is now; default: where it was when the corpus was encoded."""
+    """With --embeddings or --source: where the query encoder is now; default: where it was when the corpus was
+    encoded."""
     task: str | None = None
-    """With --embeddings: tuned task of the queries; default: the task that the corpus was encoded for, if any."""
+    """With --embeddings or --source: tuned task of the queries; default: the task that the corpus was encoded for, if
+    any."""
     sample: int = 10_000
     """With --embeddings: measure uniformity over all pairs of N random queries, and of N random passages."""
     seed: int = 0
@@ -84,18 +95,20 @@ class Evaluate(Common):
 
 
 def main(options: Evaluate) -> None:
-    if not options.run and not options.embeddings:
+    if not options.run and not options.source and not options.embeddings:
         raise InputError("no --run and no --embeddings: expected something to measure; name runs, embeddings, or both")
     for option in ("encoder", "task"):
-        if getattr(options, option) is not None and not options.embeddings:
+        if getattr(options, option) is not None and not options.source and not options.embeddings:
             raise InputError(f"--{option} {getattr(options, option)}: expected --embeddings too; a run is measured "
                              "without an encoder")  # fmt: skip
-    if options.median_length is not None and (options.median_length < 1 or not options.run):
+    if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
         raise InputError(
             f"--median-length {options.median_length}: expected at least 1, and --run: it is the number of passages "
             "per query of a run; correct it or name a run"
         )
     store = Store(options.store).require()
+    searches = open_searches(store, options)
+    options = replace(options, run=(*options.run, *(search.name for search in searches)))
     queries = Queries.open(store, options.queries)
     metrics = [metric for word in options.metrics for metric in word.split()] if options.run else []
     qrels = judgements(queries, options.split, metrics)
@@ -104,12 +117,18 @@ def main(options: Evaluate) -> None:
     ids = queries.split(options.split, options.limit).ids
     qrels = qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
     if options.plan:
+        for search in searches:
+            check_targets(store, search)
+            say(f"source {search.source}: run {search.name}")
+            say_stages(search)
         if options.run:
             names = metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
             say(f"{len(options.run)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(names)}")
         for name, work in works.items():
             say(f"embeddings {name}: {len(work.texts):,} queries to encode, {describe_counts(work)}")
         return
+    for search in searches:
+        make_run(store, search, options)
     document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": len(set(ids))}
     if options.run:
         document |= measure_runs(store, queries, qrels, options, metrics, ids, judged)
@@ -196,8 +215,8 @@ def measure_length(store: Store, run: pa.Table, name: str, ids: list[str], depth
 
 def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate) -> MeasureEmbeddings:
     """Opens and checks embeddings that are measured. Raises InputError if they do not fit the queries."""
+    from indexing.hit_sources.options import SearchOptions
     from indexing.measures.embeddings import MeasureEmbeddings
-    from indexing.retrievers import SearchOptions
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
     return MeasureEmbeddings(
@@ -250,6 +269,31 @@ def format_measures(results: Mapping[str, EmbeddingMeasures]) -> str:
                 cells = ["-" if number is None else f"{number:.4f}" for number in numbers]
                 lines.append(name.ljust(width) + f"  {form:7}" + "".join(f"  {cell:>19}" for cell in cells))
     return "\n".join(lines)
+
+
+def open_searches(store: Store, options: Evaluate) -> list[SearchQueries]:
+    """Returns the work that makes the run of each source. Raises InputError if a source cannot be searched."""
+    if not options.source:
+        return []
+    from indexing.hit_sources.grammar import parse
+    from indexing.hit_sources.options import NEEDS, SearchOptions
+    from indexing.retrieval import RUN_HITS, SearchQueries
+
+    search = SearchOptions(encoder=options.encoder, task=options.task)
+    unused = set.intersection(*(set(parse(source).unused(search)) for source in options.source))
+    for name in () if options.embeddings else sorted(unused):
+        sources = " ".join(options.source)
+        raise InputError(f"--{name} {getattr(search, name)}: {sources} has no use for it, it goes with {NEEDS[name]}")
+    shared: dict[str, Any] = {"split": options.split, "queries": options.queries, "limit": options.limit}
+    return [SearchQueries(store, source=source, k=RUN_HITS, options=search, **shared) for source in options.source]
+
+
+def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
+    """Searches a source, unless the store has its run."""
+    from jobs.session import open_runner
+
+    if complete_artifact(store, search) is None:
+        run_work(store, search, open_runner(store, private=options.ray), Stage)
 
 
 def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:

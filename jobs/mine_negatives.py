@@ -27,10 +27,10 @@ from indexing.denoising import (
     score_candidates,
 )
 from indexing.exports import export_sentence_transformers, export_tevatron
+from indexing.hit_sources.options import SearchOptions
 from indexing.mining import Margins, short
 from indexing.mining_report import Statistics, read_examples, write_report
 from indexing.rescoring import open_reranker
-from indexing.retrievers import SearchOptions
 from indexing.store import Store, artifact_key
 from indexing.work.work import check_targets, run_work
 from retriever.errors import InputError

@@ -17,17 +17,19 @@ from jobs.session import num_gpus, open_runner
 
 import tyro
 
+from indexing.hit_sources.grammar import parse
+from indexing.hit_sources.modes import Mode, source_of
+from indexing.hit_sources.options import NEEDS, SearchOptions
 from indexing.inspection.searching import LocalSearch
 from indexing.inspection.tables import ShownHit, hit_table, style_for
-from indexing.retrieval import RERANK_DEPTH, Mode, SearchQueries, source_of
-from indexing.retrievers import SearchOptions
+from indexing.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
 from indexing.runs import read_run, write_trec
 from indexing.store import Store
 from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
 
 SHOWN = 10  # queries without hits that are listed by id
-RUN_HITS, SHOWN_HITS = 1000, 10  # hits per query: of a run, and printed with --query
+SHOWN_HITS = 10  # hits per query that are printed with --query
 # With --query nothing is committed, and the queries do not come from the store: these options have no meaning.
 OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
@@ -174,13 +176,12 @@ def check_options(options: Search) -> None:
 
 def check_search_parameters(options: Search, source: str) -> None:
     """Raises InputError for an option that the source does not use."""
-    probed, dense = "index:" in source, "index:" in source or "exact:" in source
-    uses = {"nprobe": (probed, "an index"), "depth": (probed, "an index"), "encoder": (dense, "vectors"),
-            "task": (dense, "vectors"), "rerank_depth": (options.rerank is not None, "--rerank")}  # fmt: skip
-    for name, (used, needed) in uses.items():
-        if not used and (value := getattr(options, name)) is not None:
-            option = f"--{name.replace('_', '-')} {value}"
-            raise InputError(f"{option}: {source} has no use for it, it goes with {needed}")
+    unused = {name: NEEDS[name] for name in parse(source).unused(search_options(options))}
+    if options.rerank is None and options.rerank_depth is not None:
+        unused["rerank_depth"] = "--rerank"
+    for name, needed in unused.items():
+        option = f"--{name.replace('_', '-')} {getattr(options, name)}"
+        raise InputError(f"{option}: {source} has no use for it, it goes with {needed}")
 
 
 if __name__ == "__main__":

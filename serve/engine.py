@@ -16,8 +16,8 @@ import numpy as np
 
 from indexing.exact import Hits, merge, nothing
 from indexing.fusion import weighted
-from indexing.retrieval import HYBRID
-from indexing.retrievers import FUSION_DEPTH
+from indexing.hit_sources.fusion import FUSION_DEPTH
+from indexing.hit_sources.modes import HYBRID
 from retriever.errors import InputError
 from serve.health.failures import StoreError
 from serve.health.states import ENCODER, PASSAGES, RERANKER

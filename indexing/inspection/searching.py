@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from indexing.corpus import Corpus
 from indexing.exact import Hits
+from indexing.hit_sources.opening import HitSources
+from indexing.hit_sources.options import SearchOptions
 from indexing.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
-from indexing.retrievers import Retrievers, SearchOptions
 from indexing.store import Store
 from indexing.work.local import LocalRunner
 
@@ -32,7 +33,7 @@ class LocalSearch:
         gpus: int = 0,
     ):
         self.corpus = Corpus.open(store)
-        self.retriever = Retrievers(store, self.corpus, options).open(source)
+        self.hit_source = HitSources(store, self.corpus, options).open(source)
         self.runner = LocalRunner(cores=threads, gpus=gpus)
         self._rerank_task: RerankTask | None = None
         if reranker:
@@ -42,7 +43,7 @@ class LocalSearch:
     @property
     def source(self) -> str:
         """The source's name in the grammar of sources, with all names filled in."""
-        return self.retriever.source
+        return self.hit_source.source
 
     def search(self, queries: Sequence[str], k: int, *, rerank_depth: int = 0) -> Hits:
         """Returns the top k passages of each query.
@@ -56,8 +57,8 @@ class LocalSearch:
             Scores and rows, [q, at most k].
         """
         if self._rerank_task is None:
-            hits = self.retriever.search(queries, k, self.runner)
+            hits = self.hit_source.search(queries, k, self.runner)
         else:
-            hits = self.retriever.search(queries, max(k, rerank_depth), self.runner)
+            hits = self.hit_source.search(queries, max(k, rerank_depth), self.runner)
             hits = rerank(hits, queries, rerank_depth, self._rerank_task, self.runner)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])

@@ -19,9 +19,10 @@ from indexing.artifact import Artifact
 from indexing.candidates import MiningOptions, MiningQueries, PoolCandidates, pool_part, read_queries
 from indexing.corpus import Corpus, write_table
 from indexing.exact import Hits
+from indexing.hit_sources.opening import HitSources
+from indexing.hit_sources.options import SearchOptions
 from indexing.parse import CORPUS_SCHEMA, QUERIES_SCHEMA
 from indexing.queries import Queries
-from indexing.retrievers import Retrievers, SearchOptions
 from indexing.store import Store
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
@@ -156,7 +157,7 @@ def test_a_pool_resumes_with_whole_blocks_and_gives_the_same_bytes(
 ) -> None:
     """Blocks of two parts of one query; the part of the fourth query is lost, that of the third is kept."""
     batched = Batched()
-    monkeypatch.setattr(Retrievers, "open", lambda *_: batched)
+    monkeypatch.setattr(HitSources, "open", lambda *_: batched)
     monkeypatch.setattr(module, "QUERY_BLOCK", 2)
     work = PoolCandidates(store, None, "train", MiningOptions(("batched",), 4, part_queries=1), search=SearchOptions())
     assert work.name == "asked-train-batched"
@@ -181,7 +182,7 @@ def test_a_pool_resumes_with_whole_blocks_and_gives_the_same_bytes(
 
 
 def test_a_limit_takes_the_first_queries(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Retrievers, "open", lambda *_: Batched())
+    monkeypatch.setattr(HitSources, "open", lambda *_: Batched())
     some = PoolCandidates(store, None, "train", MiningOptions(("batched",)), limit=2)
     assert some.name == "asked-train-batched"
     assert some.mined.ids == ["q0", "q1"]
@@ -191,7 +192,7 @@ def test_what_cannot_be_mined_is_told(store: Store, tmp_path: Path, monkeypatch:
     for name in ("depth", "part_queries"):
         with pytest.raises(InputError, match=rf"parameter {name} 0: expected at least 1"):
             MiningOptions(("bm25",), **{name: 0})
-    monkeypatch.setattr(Retrievers, "open", lambda *_: Batched())
+    monkeypatch.setattr(HitSources, "open", lambda *_: Batched())
     for sources in ((), ("batched", "also batched")):
         with pytest.raises(InputError, match="expected at least one, and each once"):
             PoolCandidates(store, None, "train", MiningOptions(sources))

@@ -15,9 +15,9 @@ from samples import brute_force, files_of, make_queries, save_tiny_bert, write_b
 from indexing import retrieval
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
+from indexing.hit_sources.opening import HitSources
 from indexing.index import Index
 from indexing.queries import Queries
-from indexing.retrievers import Retrievers
 from indexing.runs import read_run
 from indexing.store import Store
 from indexing.work.local import LocalRunner
@@ -229,13 +229,13 @@ def test_questions_of_another_numerics_class_are_not_mixed_in(world, done: Done)
     [part] = store.open("runs", "once").parts
     numerics = part.facts["query_numerics"]["enc"]
     assert "float32" in numerics
-    retrievers = Retrievers(store, Corpus.open(store))
-    retriever, runner = retrievers.open("exact:enc"), LocalRunner()
-    assert retrievers.numerics() == {}
-    retrievers.pin(part.facts)
-    assert retrievers.numerics() == {"query_numerics": {"enc": numerics}}
+    sources = HitSources(store, Corpus.open(store))
+    retriever, runner = sources.open("exact:enc"), LocalRunner()
+    assert sources.numerics() == {}
+    sources.pin(part.facts)
+    assert sources.numerics() == {"query_numerics": {"enc": numerics}}
     retriever.search(["bafa"], 3, runner)
-    retrievers.pin({"query_numerics": {"enc": "another class", "gone": "x"}})
+    sources.pin({"query_numerics": {"enc": "another class", "gone": "x"}})
     with pytest.raises(InputError, match=r"are of the numerics class `another class`, this worker's are"):
         retriever.search(["dola"], 3, runner)
 

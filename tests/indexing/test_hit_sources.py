@@ -15,8 +15,10 @@ from word_passages import Best, pairs
 
 from indexing.artifact import Artifact
 from indexing.exact import Hits
-from indexing.retrieval import label, source_of
-from indexing.retrievers import FUSION_DEPTH, Fusion, Retrievers
+from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
+from indexing.hit_sources.grammar import label
+from indexing.hit_sources.modes import source_of
+from indexing.hit_sources.opening import HitSources
 from indexing.store import Store
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
@@ -106,12 +108,12 @@ def test_a_fusion_writes_itself_in_the_grammar() -> None:
 
 
 @pytest.fixture
-def retrievers(tmp_path: Path) -> Retrievers:
-    """The retrievers of a store with two BM25 indexes, `bm25` and `wide`, and nothing else."""
+def sources(tmp_path: Path) -> HitSources:
+    """The sources of a store with two BM25 indexes, `bm25` and `wide`, and nothing else."""
     corpus = extend_corpus(tmp_path, [["w1 w2", "w2 w2 w3 w4", "w5", "w1 w3 w3 w3 w3 w3"]])
     build_bm25(corpus, tmp_path)
     build_bm25(corpus, tmp_path, "wide", k1=2.0, b=1.0)
-    return Retrievers(Store(str(tmp_path / "store")), corpus)
+    return HitSources(Store(str(tmp_path / "store")), corpus)
 
 
 @pytest.mark.parametrize(
@@ -125,22 +127,22 @@ def retrievers(tmp_path: Path) -> Retrievers:
         ("1.*bm25+2*bm25:wide", "1*bm25+2*bm25:wide"),
     ],
 )
-def test_a_source_is_written_back_so_that_it_reads_the_same(retrievers: Retrievers, given: str, written: str) -> None:
-    opened = retrievers.open(given)
+def test_a_source_is_written_back_so_that_it_reads_the_same(sources: HitSources, given: str, written: str) -> None:
+    opened = sources.open(given)
     assert opened.source == written
-    assert retrievers.open(written).source == written
+    assert sources.open(written).source == written
     names = {name for name in ("bm25", "wide") if name in given.replace("bm25:", "").replace("+", " ")}
     names = {"wide"} if given == "bm25:wide" else names
     keys = {artifact.key for artifact in opened.inputs().values()}
     assert keys == {f"bm25/{name}/g0000" for name in names}
 
 
-def test_a_fusion_finds_what_its_sources_find_apart(retrievers: Retrievers) -> None:
+def test_a_fusion_finds_what_its_sources_find_apart(sources: HitSources) -> None:
     texts = ["w1 w3", "w5", "nowhere", "w2"]
-    apart = [retrievers.open(name).search(texts, 1_000, HERE) for name in ("bm25", "bm25:wide")]
+    apart = [sources.open(name).search(texts, 1_000, HERE) for name in ("bm25", "bm25:wide")]
     assert not np.array_equal(apart[0].scores, apart[1].scores)
-    by_rank = retrievers.open("bm25+bm25:wide").search(texts, 4, HERE)
-    by_weight = retrievers.open("2*bm25+0.5*bm25:wide").search(texts, 4, HERE)
+    by_rank = sources.open("bm25+bm25:wide").search(texts, 4, HERE)
+    by_weight = sources.open("2*bm25+0.5*bm25:wide").search(texts, 4, HERE)
     for query in range(4):
         lists = [pairs(hits, query) for hits in apart]
         close(pairs(by_rank, query), fused_by_rank(lists, 4))
@@ -170,9 +172,9 @@ def test_a_fusion_finds_what_its_sources_find_apart(retrievers: Retrievers) -> N
         ("0*bm25+0*bm25:wide", "every weight is 0"),
     ],
 )
-def test_what_is_not_in_the_grammar_or_the_store_is_named(retrievers: Retrievers, source: str, told: str) -> None:
+def test_what_is_not_in_the_grammar_or_the_store_is_named(sources: HitSources, source: str, told: str) -> None:
     with pytest.raises(InputError) as raised:
-        retrievers.open(source)
+        sources.open(source)
     assert told in str(raised.value)
 
 

@@ -1,0 +1,54 @@
+"""The source `bm25` or `bm25:NAME`: lexical search by Lucene's BM25."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from indexing.artifact import Artifact
+from indexing.bm25 import DEFAULT, Bm25, search_bm25
+from indexing.corpus import Corpus
+from indexing.exact import Hits
+from indexing.hit_sources.kind import SearchContext, SourceKind
+from indexing.work.tasks import Runner
+
+
+@dataclass
+class Bm25Source:
+    """`bm25:NAME`."""
+
+    bm25: Bm25
+    corpus: Corpus
+    search_parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return BM25.text(self.bm25.name)
+
+    def inputs(self) -> dict[str, Artifact]:
+        return {f"{self.source}/{n}": artifact for n, artifact in enumerate(self.bm25.generations)}
+
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+        return search_bm25(self.bm25, texts, k, self.corpus.deleted, runner)
+
+
+class Bm25Kind(SourceKind):
+    """BM25. Without a name: the index that is called bm25, or the only one."""
+
+    name = "bm25"
+    forms = ("bm25", "bm25:NAME")
+    label = "bm25"
+    queries = "texts"
+
+    def accepts(self, name: str) -> bool:
+        return True
+
+    def text(self, name: str) -> str:
+        return self.name if name in ("", DEFAULT) else super().text(name)
+
+    def open(self, context: SearchContext, name: str) -> Bm25Source:
+        return Bm25Source(Bm25.open(context.store, name or None, context.corpus), context.corpus)
+
+
+BM25 = Bm25Kind()

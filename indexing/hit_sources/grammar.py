@@ -1,0 +1,97 @@
+"""The grammar that names hit sources in search, mining, evaluation and serving.
+
+bm25  bm25:NAME          Lucene's BM25; without a name the one called bm25, or the only one
+exact:EMB                every vector of embeddings EMB
+index:NAME               a FAISS index, its candidates scored again by the vectors
+A+B+…                    several of these, by reciprocal rank
+0.4*A+0.6*B              several, by the weighted sum of their scores, min-max normalised for each query
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from indexing.hit_sources.kind import SourceKind
+from indexing.hit_sources.options import SearchOptions
+from indexing.hit_sources.registry import KINDS, all_forms, find_kind
+from retriever.errors import InputError
+
+_WEIGHTED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\*(.+)")
+
+
+@dataclass(frozen=True)
+class Term:
+    """One source as the grammar names it. name: empty if the kind stands alone."""
+
+    kind: SourceKind
+    name: str
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A source as a user wrote it.
+
+    Attributes:
+        source: The text.
+        terms: The sources that are searched, at least one.
+        weights: A weight per source; None: one source, or a fusion by reciprocal rank.
+    """
+
+    source: str
+    terms: tuple[Term, ...]
+    weights: tuple[float, ...] | None
+
+    def check_distinct(self, sources: Sequence[str]) -> None:
+        """Raises InputError if two terms are the same source. sources: the terms with their names filled in."""
+        if len(set(sources)) < len(sources):
+            raise InputError(f"source {self.source!r}: a source is given twice")
+
+    def unused(self, options: SearchOptions) -> list[str]:
+        """Returns the names of the options that are set and that no term uses."""
+        used = {name for term in self.terms for name in term.kind.options}
+        names = [field.name for field in fields(options)]
+        return [name for name in names if getattr(options, name) is not None and name not in used]
+
+
+def parse(source: str) -> Expression:
+    """Returns a source in its terms. Raises InputError if it is not in the grammar."""
+    pieces = source.split("+")
+    if len(pieces) == 1:
+        return Expression(source, (_term(source),), None)
+    matches = [_WEIGHTED.fullmatch(piece) for piece in pieces]
+    if any(matches) and not all(matches):
+        raise InputError(f"source {source!r}: give every one of the sources a weight, or none")
+    names = [match[2] if match else piece for match, piece in zip(matches, pieces, strict=True)]
+    terms = tuple(_term(name) for name in names)
+    weights = tuple(float(match[1]) for match in matches if match) or None
+    if weights and not any(weights):
+        raise InputError(f"source {source!r}: every weight is 0; give at least one source a positive weight")
+    return Expression(source, terms, weights)
+
+
+def fusion_text(sources: Sequence[str], weights: Sequence[float] | None) -> str:
+    """Returns sources, and their weights if they have any, in the grammar."""
+    if weights is None:
+        return "+".join(sources)
+    numbers = [np.format_float_positional(weight, trim="-") for weight in weights]
+    return "+".join(f"{number}*{source}" for number, source in zip(numbers, sources, strict=True))
+
+
+def label(source: str) -> str:
+    """Returns a source as a piece of a name: `index:minilm` becomes dense-minilm."""
+    for kind in KINDS:
+        if kind.label != kind.name:
+            source = source.replace(f"{kind.name}:", f"{kind.label}-")
+    return re.sub(r"[^A-Za-z0-9.]+", "-", source)
+
+
+def _term(source: str) -> Term:
+    word, _, name = source.partition(":")
+    kind = find_kind(word)
+    if kind is None or not kind.accepts(name):
+        raise InputError(f"source {source!r}: expected {', '.join(all_forms())}, or A+B")
+    return Term(kind, name)

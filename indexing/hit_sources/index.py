@@ -1,0 +1,30 @@
+"""The source `index:NAME`: a FAISS index, whose candidates are scored again by the vectors."""
+
+from __future__ import annotations
+
+from indexing.embeddings import Embeddings
+from indexing.hit_sources.dense import DenseSource, open_dense
+from indexing.hit_sources.kind import SearchContext, SourceKind
+from indexing.index import Index
+
+
+class IndexKind(SourceKind):
+    """Dense search with an index."""
+
+    name = "index"
+    forms = ("index:NAME",)
+    label = "dense"
+    queries = "vectors"
+    options = frozenset({"encoder", "task", "nprobe", "depth"})
+
+    def open(self, context: SearchContext, name: str) -> DenseSource:
+        store, options = context.store, context.options
+        name = store.only("index", name)
+        [latest] = store.generations("index", name)[-1:]
+        embeddings = Embeddings.open(store, latest.config["embeddings"], context.corpus)
+        index = Index.open(store, name, embeddings)
+        search_parameters = {"nprobe": options.nprobe or index.nprobe, "depth": options.depth or index.depth}
+        return open_dense(context, embeddings, index, search_parameters)
+
+
+INDEX = IndexKind()

@@ -1,0 +1,113 @@
+"""What a kind of hit source says of itself, and what it is given when a job opens one of its sources."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
+
+from indexing.artifact import Artifact
+from indexing.corpus import Corpus
+from indexing.exact import Hits
+from indexing.hit_sources.options import SearchOptions
+from indexing.store import Store
+from indexing.work.tasks import Runner
+
+
+class HitSource(Protocol):
+    """Finds passages for queries. One object of a kind, or a fusion of several."""
+
+    search_parameters: dict[str, Any]  # search parameters that shape its hits
+
+    @property
+    def source(self) -> str:
+        """Returns its name in the grammar, with all names filled in."""
+
+    def inputs(self) -> dict[str, Artifact]:
+        """Returns the artifacts that its hits depend on, by role."""
+
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+        """Returns the top k of each query; deleted passages are excluded."""
+
+
+class PinnedNumerics(Protocol):
+    """Something that encodes queries. numerics: the class of its vectors so far, here or in an earlier run."""
+
+    numerics: str | None
+
+
+QueryEncoding = TypeVar("QueryEncoding", bound=PinnedNumerics)
+
+
+class SearchContext:
+    """What the sources of one search share: the store, the corpus, the settings, and the encoders of the queries."""
+
+    def __init__(self, store: Store, corpus: Corpus, options: SearchOptions | None = None):
+        self.store, self.corpus, self.options = store, corpus, options or SearchOptions()
+        self._encoders: dict[str, Any] = {}
+
+    def query_encoder(self, embeddings: str, open: Callable[[], QueryEncoding]) -> QueryEncoding:
+        """Returns the encoder of queries for some embeddings, which all sources over these embeddings share.
+
+        Args:
+            embeddings: Name of the embeddings.
+            open: Opens the encoder; called for the first source over the embeddings.
+        """
+        if embeddings not in self._encoders:
+            self._encoders[embeddings] = open()
+        encoder: QueryEncoding = self._encoders[embeddings]
+        return encoder
+
+    def numerics(self) -> dict[str, dict[str, str]]:
+        """Returns the numerics classes of the queries' vectors so far, as facts of a part.
+
+        They are {"query_numerics": {embeddings: class}}; empty if no source searches vectors.
+        """
+        classes = {name: encoder.numerics for name, encoder in self._encoders.items() if encoder.numerics}
+        return {"query_numerics": classes} if classes else {}
+
+    def pin(self, facts: Mapping[str, Any]) -> None:
+        """Pins the numerics classes of a committed part."""
+        for name, numerics in facts.get("query_numerics", {}).items():
+            if name in self._encoders:
+                self._encoders[name].numerics = numerics
+
+
+class SourceKind(ABC):
+    """A kind of hit source: how its sources are named, and how a job opens one.
+
+    A new kind is a module with a subclass, and its entry in `indexing.hit_sources.registry`.
+
+    Attributes:
+        name: The word before the colon in the grammar.
+        forms: The forms of the grammar that name its sources, as help and errors show them.
+        label: The word that stands for it in the names of runs.
+        queries: What it searches with: the texts of queries, or the vectors of the task's encoder.
+        options: The fields of SearchOptions that change its hits.
+    """
+
+    name: ClassVar[str]
+    forms: ClassVar[tuple[str, ...]]
+    label: ClassVar[str]
+    queries: ClassVar[Literal["texts", "vectors"]]
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    def accepts(self, name: str) -> bool:
+        """Returns whether the grammar allows a name after the kind; empty: the kind stands alone."""
+        return bool(name)
+
+    def text(self, name: str) -> str:
+        """Returns the source of a name in the grammar, in its shortest form."""
+        return f"{self.name}:{name}"
+
+    @abstractmethod
+    def open(self, context: SearchContext, name: str) -> HitSource:
+        """Opens a source for a job.
+
+        Args:
+            context: What the sources of the search share.
+            name: The name in the grammar, which `accepts` allows.
+
+        Raises:
+            InputError: If the store lacks an artifact, or if it belongs to another corpus.
+        """

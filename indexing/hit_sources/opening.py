@@ -1,0 +1,22 @@
+"""Opens sources, by their names in the grammar, for a job."""
+
+from __future__ import annotations
+
+from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
+from indexing.hit_sources.grammar import parse
+from indexing.hit_sources.kind import HitSource, SearchContext
+
+
+class HitSources(SearchContext):
+    """Opens sources over one corpus; sources over the same embeddings share the vectors of the queries."""
+
+    def open(self, source: str) -> HitSource:
+        """Opens a source. Raises InputError if the grammar or the store lacks it, or if its corpus is another one."""
+        expression = parse(source)
+        parts = [term.kind.open(self, term.name) for term in expression.terms]
+        if len(parts) == 1:
+            return parts[0]
+        expression.check_distinct([part.source for part in parts])
+        search_parameters = {part.source: part.search_parameters for part in parts if part.search_parameters}
+        weights = list(expression.weights) if expression.weights else None
+        return Fusion(parts, weights, {**search_parameters, "fusion_depth": FUSION_DEPTH})

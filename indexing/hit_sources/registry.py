@@ -1,0 +1,20 @@
+"""The registry of kinds of hit sources. To add a kind, write its module and add its object to KINDS."""
+
+from __future__ import annotations
+
+from indexing.hit_sources.bm25 import BM25
+from indexing.hit_sources.exact import EXACT
+from indexing.hit_sources.index import INDEX
+from indexing.hit_sources.kind import SourceKind
+
+KINDS: list[SourceKind] = [INDEX, EXACT, BM25]
+
+
+def find_kind(name: str) -> SourceKind | None:
+    """Returns the kind of a name; None if there is no such kind."""
+    return next((kind for kind in KINDS if kind.name == name), None)
+
+
+def all_forms() -> list[str]:
+    """Returns the forms of the grammar that name one source, of all kinds in the order of their names."""
+    return [form for kind in sorted(KINDS, key=lambda kind: kind.name) for form in kind.forms]
