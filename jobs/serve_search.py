@@ -41,6 +41,8 @@ class ServeSearch(HttpLimits, Common):
     """Index to serve; default: the only one over the embeddings, or exact search if there is none."""
     bm25: str | None = None
     """BM25 index to serve; default: the only one of the store, if any."""
+    sources: tuple[str, ...] = ()
+    """Sources of other kinds that every task serves too, as search --source takes them."""
     tasks: list[str] | None = None
     """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
     rerank: str | None = None
@@ -110,7 +112,8 @@ def main(options: ServeSearch) -> None:
     say(f"backbone  {release.encoder}")
     for task in release.tasks:
         space = f"index/{task.index}" if task.index else f"embeddings/{task.embeddings}"
-        say(f"task      {task.name}: {space}{f', bm25/{task.bm25}' if task.bm25 else ''}")
+        others = [f"bm25/{task.bm25}"] if task.bm25 else []
+        say(f"task      {task.name}: {', '.join([space, *others, *task.sources])}")
     if options.plan:
         return
     if options.topology == "local":
@@ -136,14 +139,16 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
 
     It is the live release, or a new one of the store's artifacts as the options name them.
     """
-    has_names = any(value is not None for value in (options.embeddings, options.index, options.bm25, options.tasks))
+    names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources or None)
+    has_names = any(value is not None for value in names)
     if before is not None and not options.renew:
         if has_names or options.rerank:
             raise InputError(f"{store.url} has a live release, {before.id}: leave out what is to be in one, or add "
                              "--renew")  # fmt: skip
         return before, False
     release, excluded = plan(store, embeddings=options.embeddings, index=options.index, bm25=options.bm25,
-                         tasks=options.tasks, reranker=options.rerank, before=before)  # fmt: skip
+                         tasks=options.tasks, reranker=options.rerank, before=before,
+                         sources=options.sources)  # fmt: skip
     for reason in excluded.values():
         say(f"left out  {reason}")
     return release, before is None or release.id != before.id
@@ -200,6 +205,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     os.environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
     os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str((1 << 31) - 1))  # default: 4 MiB
     connect(store)
+    from indexing.hit_sources.registry import online_searches
     from serve.deployments import Application, Scale, run_application
 
     scale = Scale(threads=options.threads, cpus=0)  # one machine: the threads share its cores
@@ -208,6 +214,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
         tokens=options.tokens, without_tokens=not tokens, shards=options.shards or 1, batch=options.batch,
         queue=options.queue, compile=options.compile, warm_up_s=options.warm_up_s, encoder=scale, search=scale,
         ingress=scale, words=scale, reranker=scale, passages=scale,
+        sources={online.deployment: scale for online in online_searches()},
     )  # fmt: skip
     run_application(application, options.host, options.port, announce, math.ceil(options.idle_timeout_s))
 

@@ -40,9 +40,9 @@ from serve.protocol import (
     TaskOut,
     TasksResponse,
 )
-from serve.release import Task
 from serve.security import Tokens
 from serve.service import ConflictError, NotReadyError, Service, UnknownTaskError
+from serve.tasks import Task, modes_of
 
 PAGE = Path(__file__).parent / "page"
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -193,12 +193,11 @@ def build_app(
         """Returns the live release: its encoder, modes, filters, tasks and number of passages."""
         live = _live(service)
         corpus, release = live.opened.corpus, live.release
-        words = any(task.bm25 for task in release.tasks)
         known = {
             "release": release.id, "encoder": public_name(release.encoder),
             "passages": corpus.num_rows - len(corpus.deleted),
             "reranker": public_name(release.reranker) if release.reranker else None,
-            "modes": ["dense", "exact", *(["bm25", "hybrid"] if words else [])],
+            "modes": modes_of(*release.tasks),
             "filters": {name: str(kind) for name, kind in live.columns.items()}, "tasks": sorted(live.tasks),
         }  # fmt: skip
         return as_json({**known, **await asyncio.to_thread(about, live)})

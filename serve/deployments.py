@@ -10,51 +10,61 @@ sends the first request for them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import ray
-from grpc import RpcError
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
-from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import ProxyLocation
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
+from indexing.exact import Hits
+from indexing.hit_sources.registry import find_online, online_searches
 from indexing.store import Store
 from retriever.errors import InputError
-from serve.batching import OverloadedError
+from serve.calls.protocols import (
+    Clients,
+    Encoded,
+    EncodeRequest,
+    LostError,
+    Passage,
+    PassagesRequest,
+    ScoreRequest,
+    SourceRequest,
+)
+from serve.calls.remote import (
+    PREPARE_S,
+    RemoteEncoder,
+    RemotePart,
+    RemotePassages,
+    RemoteReranker,
+    RemoteSearcher,
+)
 from serve.engine import Engine
 from serve.health.failures import UndeployedPartError
-from serve.health.states import BM25, DENSE, ENCODER, PASSAGES, RERANKER
+from serve.health.states import ENCODER, PASSAGES, RERANKER, searching_parts
 from serve.health.warm_up import WarmUpLimits
 from serve.live import Live
 from serve.local import address_of
-from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
-from serve.places import LostError, Places, Reply
+from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SourcePart
 from serve.protocol import MOST_MS
 from serve.release import Release, current
 from serve.security import Tokens, is_loopback
 from serve.service import LOOK, Limits, Service
 
-PREPARE_S = 600.0  # seconds for all replicas to open a release
 LINGER_S = MOST_MS / 1000 + 2 * LOOK  # seconds for which other ingresses may have requests of the previous release
 SPARE = 64  # requests that an ingress accepts in addition to those for its queues
 TOGETHER = 2  # batches that a replica works on at once: one computes while the other is read or sent
 KEEP_ALIVE_S = 75  # seconds that Ray's proxy keeps an idle connection open
 REQUEST_S = PREPARE_S + 600  # seconds of the longest request, which opens and warms a release
-# Deployments of one replica set each, by part; each shard of dense search has a separate deployment.
-DEPLOYMENTS = {ENCODER: "encoder", BM25: "words", PASSAGES: "passages", RERANKER: "reranker"}
-KINDS: dict[str, Callable[..., Part]] = {
-    "encoder": EncoderPart, "search": SearchPart, "words": WordsPart, "passages": PassagesPart, "reranker": RerankPart,
-}  # fmt: skip
+DEPLOYMENTS = {ENCODER: "encoder", PASSAGES: "passages", RERANKER: "reranker"}  # of the parts without sources
+Request = TypeVar("Request")
+Result = TypeVar("Result")
 
 
 class Scale(BaseModel):
@@ -117,6 +127,7 @@ class Application(BaseModel):
         words: Scale of BM25.
         passages: Scale of the passages.
         reranker: Scale of the re-ranker.
+        sources: Scale of other parts that search sources, by the name of the deployment.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -137,27 +148,27 @@ class Application(BaseModel):
     words: Scale = Scale()
     passages: Scale = Scale(ongoing=64)
     reranker: Scale = Scale()
+    sources: dict[str, Scale] = Field(default={}, description="Scales of other parts that search sources, by name.")
+
+    def scale_of(self, deployment: str) -> Scale:
+        """Returns the scale of a part that searches sources."""
+        named = {"search": self.search, "words": self.words}
+        return named.get(deployment) or self.sources.get(deployment, Scale())
 
 
 class PartReplica:
     """A replica of one part on Ray Serve. Batches run in threads, so that a release can be opened meanwhile.
 
     Args:
-        kind: Kind of the part, a key of KINDS.
-        store: URL or folder of the store.
-        options: Further arguments of the part.
+        part: The part.
     """
 
-    def __init__(self, kind: str, store: str, options: Mapping[str, Any]):
-        self.store = Store(store)
-        self.part = KINDS[kind](self.store, **options)
+    def __init__(self, part: Part):
+        self.part = part
         self._work = ThreadPoolExecutor(TOGETHER)
         self._admin = ThreadPoolExecutor(1)
-        if live := current(self.store):
-            self.part.prepare(live[0])
-
-    async def run(self, method: str, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._work, getattr(self.part, method), *arguments)
+        if live := current(part.store):
+            part.prepare(live[0])
 
     async def prepare(self, release_id: str) -> None:
         await asyncio.get_running_loop().run_in_executor(self._admin, self.part.prepare, release_id)
@@ -171,105 +182,75 @@ class PartReplica:
     async def retire(self, release_id: str) -> None:
         await asyncio.get_running_loop().run_in_executor(self._admin, self.part.retire, release_id)
 
-
-class There:
-    """A Place whose part runs in the replicas of a deployment."""
-
-    def __init__(self, handle: Any):
-        self.handle = handle
-
-    def call(self, method: str, *arguments: Any) -> Reply:
-        return _Sent(self.handle, method, arguments)
-
-    def everywhere(self, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
-        """Calls a method of every replica; waits for the first replica if none has started.
-
-        Args:
-            method: Name of the method.
-            *arguments: Arguments of the method.
-            timeout_s: Seconds to wait; None: PREPARE_S.
-
-        Returns:
-            The result of each replica.
-
-        Raises:
-            LostError: If the calls take longer. Exceptions of a replica are raised as they are.
-        """
-        allowed = PREPARE_S if timeout_s is None else timeout_s
-        ends = time.monotonic() + allowed
-        with _as_raised():
-            while True:
-                try:
-                    remaining_s = max(0.0, ends - time.monotonic())
-                    return list(self.handle.broadcast(method, *arguments).results(timeout_s=remaining_s) or [])
-                except DeploymentUnavailableError:
-                    if time.monotonic() > ends:
-                        raise
-                    time.sleep(0.5)
-                except TimeoutError as error:
-                    raise LostError(f"{method}: not done after {allowed:g} s") from error
+    async def _answer(self, method: Callable[[Request], Result], request: Request) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._work, method, request)
 
 
-class _Sent:
-    """A Reply from Ray Serve.
+class EncoderReplica(PartReplica):
+    """A replica of the encoder."""
 
-    If the replica is lost during the call, the call is sent once more, to another replica or to the next one that
-    starts. Calls change nothing, so they can be repeated.
-    """
+    def __init__(self, store: str, options: Mapping[str, Any]):
+        self.encoder = EncoderPart(Store(store), **options)
+        super().__init__(self.encoder)
 
-    def __init__(self, handle: Any, method: str, arguments: tuple[Any, ...]):
-        self._send = partial(handle.run.remote, method, *arguments)
-        self._response: Any = None
-        with contextlib.suppress(LostError), _as_raised():
-            self._response = self._send()
+    async def encode(self, request: EncodeRequest) -> Encoded:
+        return await self._answer(self.encoder.encode, request)
 
-    def result(self, timeout_s: float | None = None) -> Any:
-        ends = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._response is not None:
-            with contextlib.suppress(LostError), _as_raised():
-                return self._response.result(timeout_s=timeout_s)
-        with _as_raised():
-            remaining_s = None if ends is None else max(0.0, ends - time.monotonic())
-            return self._send().result(timeout_s=remaining_s)
+    async def describe(self, release: str) -> dict[str, Any]:
+        return await self._answer(self.encoder.describe, release)
 
 
-@contextlib.contextmanager
-def _as_raised() -> Iterator[None]:
-    """Raises the exception of a replica without Ray's traceback, which is not meant for clients.
+class SourceReplica(PartReplica):
+    """A replica of a shard that searches sources. name: of the part."""
 
-    Raises LostError if the call failed outside of the part.
-    """
-    try:
-        yield
-    except RayTaskError as error:
-        raise error.cause from None
-    except TimeoutError:
-        raise
-    except BackPressureError as error:
-        raise OverloadedError(1) from error
-    except (RayError, RayServeException, RpcError) as error:
-        raise LostError(type(error).__name__) from error
+    def __init__(self, store: str, name: str, options: Mapping[str, Any]):
+        self.searcher = SourcePart(Store(store), find_online(name), **options)
+        super().__init__(self.searcher)
+
+    async def search(self, request: SourceRequest) -> Hits:
+        return await self._answer(self.searcher.search, request)
+
+
+class PassagesReplica(PartReplica):
+    """A replica of the passages."""
+
+    def __init__(self, store: str, options: Mapping[str, Any]):
+        self.passages = PassagesPart(Store(store), **options)
+        super().__init__(self.passages)
+
+    async def fetch(self, request: PassagesRequest) -> list[Passage]:
+        return await self._answer(self.passages.fetch, request)
+
+
+class RerankerReplica(PartReplica):
+    """A replica of the re-ranker."""
+
+    def __init__(self, store: str, options: Mapping[str, Any]):
+        self.reranker = RerankPart(Store(store), **options)
+        super().__init__(self.reranker)
+
+    async def score(self, request: ScoreRequest) -> np.ndarray:
+        return await self._answer(self.reranker.score, request)
 
 
 class ClusterService(Service):
-    """A Service whose parts run in Ray Serve deployments. parts: handles by name of the deployment."""
+    """A Service whose parts run in Ray Serve deployments. handles: by name of the deployment."""
 
-    def __init__(self, store: Store, parts: Mapping[str, Any], limits: Limits, warm_up: WarmUpLimits | None = None):
-        self.shards = [There(parts[name]) for name in sorted(parts) if name.startswith("search-")]
-        self.single = {name: There(handle) for name, handle in parts.items() if not name.startswith("search-")}
-        places = Places(encoder=self.single["encoder"], shards=self.shards, passages=self.single["passages"],
-                        words=self.single.get("words"), reranker=self.single.get("reranker"))  # fmt: skip
-        single = {part: [self.single[name]] for part, name in DEPLOYMENTS.items() if name in self.single}
-        self._deployed = {DENSE: self.shards, **single}
-        self.part_names = tuple(self._deployed)
-        super().__init__(store, Engine(places), limits=limits, linger=LINGER_S, is_local=False, warm_up=warm_up)
-
-    def everywhere(self, part: str, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
-        return [
-            result
-            for place in self._deployed[part]
-            for result in place.everywhere(method, *arguments, timeout_s=timeout_s)
-        ]
+    def __init__(self, store: Store, handles: Mapping[str, Any], limits: Limits, warm_up: WarmUpLimits | None = None):
+        searchers = {
+            online.name: shards for online in online_searches() if (shards := _handles_of(online.deployment, handles))
+        }
+        self.encoder = RemoteEncoder(handles["encoder"])
+        self.num_shards = max(map(len, searchers.values()), default=0)
+        clients = Clients(
+            self.encoder,
+            {name: [RemoteSearcher(handle) for handle in shards] for name, shards in searchers.items()},
+            RemotePassages(handles["passages"]),
+            RemoteReranker(handles["reranker"]) if "reranker" in handles else None,
+        )
+        single = {part: [handles[name]] for part, name in DEPLOYMENTS.items() if name in handles}
+        parts = {name: RemotePart(shards) for name, shards in {**searchers, **single}.items()}
+        super().__init__(store, Engine(clients), parts, limits=limits, linger=LINGER_S, is_local=False, warm_up=warm_up)
 
     def open(self, release_id: str) -> None:
         """Opens a release in every replica.
@@ -279,17 +260,24 @@ class ClusterService(Service):
             UndeployedPartError: If the release needs a part that was not deployed.
         """
         release = Release.load(self.store, release_id)
-        for name in sorted(needed(release) - set(self.single)):
-            raise UndeployedPartError(f"release {release_id} needs {name}, which this service was deployed without: "
-                                      "deploy it again while that release is live")  # fmt: skip
+        for part, name in sorted(needed(release).items(), key=lambda item: item[1]):
+            if part not in self.parts:
+                raise UndeployedPartError(f"release {release_id} needs {name}, which this service was deployed without:"
+                                          " deploy it again while that release is live")  # fmt: skip
         super().open(release_id)
 
     def about(self, live: Live) -> dict[str, Any]:
         try:
-            known = self.single["encoder"].call("describe", live.release.id).result(timeout_s=10)
+            known = self.encoder.describe(live.release.id).result(timeout_s=10)
         except TimeoutError as error:
             raise LostError("encoder") from error
-        return {**known, "shards": len(self.shards)}
+        return {**known, "shards": self.num_shards}
+
+
+def _handles_of(deployment: str, handles: Mapping[str, Any]) -> list[Any]:
+    """Returns the handles of a part that searches sources, in the order of its shards."""
+    names = [name for name in sorted(handles) if name == deployment or name.startswith(f"{deployment}-")]
+    return [handles[name] for name in names]
 
 
 async def announce() -> None:
@@ -369,28 +357,31 @@ def build(given: Application | Mapping[str, Any]) -> Any:
 def _parts(args: Application, release: Release) -> dict[str, Any]:
     """Returns a deployment for each part that the release needs, and for each shard."""
 
-    def bound(name: str, kind: str, scale: Scale, **options: Any) -> Any:
+    def bound(name: str, replica: type[PartReplica], scale: Scale, *arguments: Any, **options: Any) -> Any:
         threads = scale.threads or max(1, int(scale.cpus))
-        deployment = ray_serve.deployment(name=name, **scale.options())(PartReplica)
-        return deployment.bind(kind, args.store, {**options, "threads": threads})
+        deployment = ray_serve.deployment(name=name, **scale.options())(replica)
+        return deployment.bind(args.store, *arguments, {**options, "threads": threads})
 
     device = {"device": "cuda"} if args.encoder.gpus else {}
     deployments = {
-        "encoder": bound("encoder", "encoder", args.encoder, compile=args.compile, **device),
-        "passages": bound("passages", "passages", args.passages),
+        "encoder": bound("encoder", EncoderReplica, args.encoder, compile=args.compile, **device),
+        "passages": bound("passages", PassagesReplica, args.passages),
     }
-    for number in range(args.shards):
-        name = f"search-{number:03d}"
-        deployments[name] = bound(name, "search", args.search, number=number, of=args.shards)
-    for name in sorted(needed(release)):
-        deployments[name] = bound(name, name, getattr(args, name))
+    for part in searching_parts(release):
+        online = find_online(part)
+        for number in range(args.shards if online.is_sharded else 1):
+            name = f"{online.deployment}-{number:03d}" if online.is_sharded else online.deployment
+            shard = {"number": number, "of": args.shards} if online.is_sharded else {}
+            deployments[name] = bound(name, SourceReplica, args.scale_of(online.deployment), part, **shard)
+    if release.reranker is not None:
+        deployments["reranker"] = bound("reranker", RerankerReplica, args.reranker)
     return deployments
 
 
-def needed(release: Release) -> set[str]:
-    """Returns which of the optional parts (words, reranker) a release needs."""
-    has_bm25 = any(task.bm25 for task in release.tasks)
-    return {name for name, needs in {"words": has_bm25, "reranker": release.reranker is not None}.items() if needs}
+def needed(release: Release) -> dict[str, str]:
+    """Returns the deployments that a release needs besides those that every release needs, by part."""
+    parts = {part: find_online(part).deployment for part in searching_parts(release)}
+    return parts | ({RERANKER: "reranker"} if release.reranker is not None else {})
 
 
 def run_application(

@@ -1,6 +1,6 @@
 """The search engine: runs batches of queries on the parts of a service, and reports how each answer came about.
 
-The stages of a search are: encode the queries, search the shards and BM25, fetch the passages, re-rank.
+The stages of a search are: encode the queries, search the sources, fuse the hits, fetch the passages, re-rank.
 """
 
 from __future__ import annotations
@@ -10,24 +10,34 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from indexing.exact import Hits, merge, nothing
-from indexing.fusion import weighted
-from indexing.hit_sources.fusion import FUSION_DEPTH
-from indexing.hit_sources.modes import HYBRID
+from indexing.hit_sources.fusion import fuse, source_depth
+from indexing.hit_sources.online import Target
+from indexing.rescoring import reranked
 from retriever.errors import InputError
+from serve.calls.protocols import (
+    Clients,
+    EncodeRequest,
+    LostError,
+    Passage,
+    PassagesRequest,
+    Reply,
+    ScoreRequest,
+    SourceRequest,
+)
 from serve.health.failures import StoreError
 from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.parts import ExpiredError
-from serve.places import LostError, Places, Reply
-from serve.release import Release, Task
+from serve.release import Release
+from serve.tasks import Search, Task
 
 log = logging.getLogger("riptide.serve")
 
-Mode = Literal["dense", "exact", "bm25", "hybrid"]
+Result = TypeVar("Result")
 TOGETHER = 64  # texts per call of the encoder or of the re-ranker
 LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
 REST = 0.5  # seconds before the deadline at which waiting for shards ends, if a partial answer is allowed
@@ -41,7 +51,7 @@ class Query:
         text: The query's text.
         task: The task of the release.
         k: Number of hits to return.
-        mode: Kind of search.
+        search: The sources to search.
         deadline: Wall-clock time in seconds (time.time()).
         filter: The text of a Filter; None: no filter.
         rerank: Number of first hits to re-rank; 0: none.
@@ -51,7 +61,7 @@ class Query:
     text: str
     task: Task
     k: int
-    mode: Mode
+    search: Search
     deadline: float
     filter: str | None = None
     rerank: int = 0
@@ -109,26 +119,41 @@ class IncompleteError(Exception):
 
 @dataclass
 class _Found:
-    """Hits of each source for one query, [1, k]. unreadable: the error of a searcher that could not read its files."""
+    """Hits of each source for one query, [1, k], by the source's label.
+
+    unreadable: the error of a searcher that could not read its files.
+    """
 
     sources: dict[str, Hits] = field(default_factory=dict)
     shards: Shards = field(default_factory=Shards)
     unreadable: StoreError | None = None
 
 
+class _Group(NamedTuple):
+    """What queries have in common that are sent to a source in one call."""
+
+    part: str
+    kind: str
+    takes_vectors: bool
+    target: Target
+    depth: int
+    filter: str | None
+    partial: bool | int  # queries with an equal number end together
+
+
 class Engine:
     """Answers batches of queries, each batch for one release.
 
     Args:
-        places: The parts of the service.
+        clients: The parts of the service.
 
     Attributes:
         encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
         failed: Called with the name of a part that fails and the exception.
     """
 
-    def __init__(self, places: Places):
-        self.places = places
+    def __init__(self, clients: Clients):
+        self.clients = clients
         self.encoded: Callable[[int, int], object] = lambda texts, tokens: None
         self.failed: Callable[[str, Exception], object] = lambda part, error: None
 
@@ -167,7 +192,7 @@ class Engine:
         batches = []
         for start in range(0, len(texts), TOGETHER):
             batch = list(texts[start : start + TOGETHER]), list(tasks[start : start + TOGETHER])
-            reply = self.places.encoder.call("encode", release.id, *batch, side, deadline)
+            reply = self.clients.encoder.encode(EncodeRequest(release.id, *batch, side, deadline))
             vectors, tokens = self._taken(ENCODER, reply, deadline)
             self.encoded(len(vectors), int(tokens.sum()))
             batches.append((vectors, tokens))
@@ -190,11 +215,12 @@ class Engine:
         Raises:
             ExpiredError: If the deadline passes.
         """
-        assert self.places.reranker is not None
+        assert self.clients.reranker is not None
         scores = []
         for start in range(0, len(texts), TOGETHER):
-            batch = [list(values[start : start + TOGETHER]) for values in (questions, titles, texts)]
-            reply = self.places.reranker.call("score", release.id, *batch, deadline)
+            piece = slice(start, start + TOGETHER)
+            request = ScoreRequest(release.id, questions[piece], titles[piece], texts[piece], deadline)
+            reply = self.clients.reranker.score(request)
             scores.append(self._taken(RERANKER, reply, deadline))
         return np.concatenate(scores) if scores else np.empty(0, np.float32)
 
@@ -202,7 +228,7 @@ class Engine:
         clock = _Clock()
         vectors = self._encode(release, queries)
         for query, answer in zip(queries, answers, strict=True):
-            if query.mode != "bm25" and not finite(vectors[query.task.name, query.text]):
+            if query.search.needs_vectors and not finite(vectors[query.task.name, query.text]):
                 answer.error = not_finite(query.task.name)
         clock.lap("encode")
         results = self._find(release, queries, vectors, [answer.error is None for answer in answers])
@@ -225,8 +251,8 @@ class Engine:
             answer.took = clock.laps
 
     def _encode(self, release: Release, queries: Sequence[Query]) -> dict[tuple[str, str], np.ndarray]:
-        """Returns the query vectors by (task, text); BM25 queries need none."""
-        keys = list(dict.fromkeys((query.task.name, query.text) for query in queries if query.mode != "bm25"))
+        """Returns the query vectors by (task, text), of the queries that need them."""
+        keys = list(dict.fromkeys((query.task.name, query.text) for query in queries if query.search.needs_vectors))
         if not keys:
             return {}
         deadline = max(query.deadline for query in queries)
@@ -236,66 +262,63 @@ class Engine:
     def _find(
         self, release: Release, queries: Sequence[Query], vectors: dict[tuple[str, str], np.ndarray], valid: list[bool]
     ) -> list[_Found]:
-        """Searches all shards and BM25. Queries with the same parameters share one call; all calls run concurrently."""
+        """Searches all sources. Queries with the same parameters share one call; all calls run concurrently."""
         results = [_Found() for _ in queries]
-        groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        groups: dict[_Group, list[tuple[int, str]]] = defaultdict(list)  # (number of the query, label of the source)
         for number, query in enumerate(queries):
             if not valid[number]:
                 continue
-            depth = max(query.k, query.rerank, FUSION_DEPTH if query.mode == "hybrid" else 0)
-            shared = query.filter, query.partial and 1 + int(query.deadline / REST)  # queries that end together
-            if query.mode != "bm25":
-                groups["dense", query.task.space, depth, query.mode == "exact", *shared].append(number)
-            if query.mode in ("bm25", "hybrid"):
-                groups["bm25", query.task.bm25, depth, False, *shared].append(number)
-        pending: list[tuple[str, int, list[int], float, list[Reply]]] = []
-        for (kind, target, depth, exact, filter, partial), members in groups.items():
-            deadline = max(queries[number].deadline for number in members)
-            if partial:  # the hits of the other shards must still be fetched
-                deadline = min(queries[number].deadline for number in members)
+            depth = source_depth(max(query.k, query.rerank), len(query.search.parts))
+            partial = query.partial and 1 + int(query.deadline / REST)
+            for source, label in zip(query.search.parts, query.search.labels, strict=True):
+                kind = source.kind
+                group = _Group(
+                    kind.online.name, kind.name, kind.queries == "vectors", source.target, depth, query.filter, partial
+                )
+                groups[group].append((number, label))
+        pending: list[tuple[_Group, list[tuple[int, str]], float, list[Reply[Hits]]]] = []
+        for group, members in groups.items():
+            deadline = max(queries[number].deadline for number, _ in members)
+            if group.partial:  # the hits of the other shards must still be fetched
+                deadline = min(queries[number].deadline for number, _ in members)
                 deadline -= min(REST, max(0.0, deadline - time.time()) / 4)
-            replies: list[Reply] = []
-            if kind == "dense":
-                matrix = np.stack([vectors[queries[n].task.name, queries[n].text] for n in members])
-                for shard in self.places.shards:
-                    replies.append(shard.call("search", release.id, *target, matrix, depth, filter, exact, deadline))
-            else:
-                assert self.places.words is not None
-                texts = [queries[number].text for number in members]
-                replies.append(self.places.words.call("search", release.id, target, texts, depth, filter, deadline))
-            pending.append((kind, depth, members, deadline, replies))
-        for kind, depth, members, deadline, replies in pending:
-            self._gather(kind, depth, members, deadline, replies, results)
+            inputs: list[str] | np.ndarray = [queries[number].text for number, _ in members]
+            if group.takes_vectors:
+                inputs = np.stack([vectors[queries[n].task.name, queries[n].text] for n, _ in members])
+            request = SourceRequest(release.id, group.kind, group.target, inputs, group.depth, group.filter, deadline)
+            replies = [searcher.search(request) for searcher in self.clients.searchers[group.part]]
+            pending.append((group, members, deadline, replies))
+        for group, members, deadline, replies in pending:
+            self._gather(group.part, group.depth, members, deadline, replies, results)
         return results
 
     def _gather(
-        self, kind: str, depth: int, members: list[int], deadline: float, replies: list[Reply], results: list[_Found]
-    ) -> None:
+        self, part: str, depth: int, members: list[tuple[int, str]], deadline: float, replies: list[Reply[Hits]],
+        results: list[_Found],
+    ) -> None:  # fmt: skip
         """Merges the replies of a group's searchers; failed and late searchers are counted."""
         parts, failed, timed_out = [], 0, 0
         unreadable: StoreError | None = None
         for number, reply in enumerate(replies):
             try:
-                parts.append(Hits(*self._taken(kind, reply, deadline)))
+                parts.append(self._taken(part, reply, deadline))
             except (ExpiredError, TimeoutError):
                 timed_out += 1
             except Exception as error:
                 failed += 1
-                log.warning("%s searcher %d failed: %r", kind, number, error)
+                log.warning("%s searcher %d failed: %r", part, number, error)
                 if isinstance(error, StoreError):
                     unreadable = error
         hits = merge(parts, depth) if parts else nothing(len(members), depth)
-        for row, number in enumerate(members):
+        for row, (number, label) in enumerate(members):
             shards = results[number].shards
             shards.total += len(replies)
             shards.failed += failed
             shards.timed_out += timed_out
             results[number].unreadable = unreadable or results[number].unreadable
-            results[number].sources[kind] = Hits(hits.scores[row : row + 1], hits.rows[row : row + 1])
+            results[number].sources[label] = Hits(hits.scores[row : row + 1], hits.rows[row : row + 1])
 
-    def _fetch(
-        self, release: Release, queries: Sequence[Query], fused: Sequence[Hits | None]
-    ) -> dict[int, tuple[int, str, str, str, str]]:
+    def _fetch(self, release: Release, queries: Sequence[Query], fused: Sequence[Hits | None]) -> dict[int, Passage]:
         """Returns the passages of all hits that are returned or re-ranked, by row."""
         lists = [hits.rows[0, : max(query.k, query.rerank)] for query, hits in zip(queries, fused, strict=True) if hits]
         rows = np.unique(np.concatenate([np.empty(0, np.int64), *lists]))
@@ -303,13 +326,13 @@ class Engine:
         if not len(rows):
             return {}
         deadline = max(query.deadline for query in queries)
-        reply = self.places.passages.call("fetch", release.id, rows, deadline)
+        reply = self.clients.passages.fetch(PassagesRequest(release.id, rows, deadline))
         passages = self._taken(PASSAGES, reply, deadline)
         return {passage[0]: passage for passage in passages}
 
     def _rerank(
         self, release: Release, queries: Sequence[Query], fused: list[Hits | None],
-        texts: dict[int, tuple[int, str, str, str, str]], answers: Sequence[Answer],
+        texts: dict[int, Passage], answers: Sequence[Answer],
     ) -> None:  # fmt: skip
         """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
         numbers = [n for n, (query, hits) in enumerate(zip(queries, fused, strict=True)) if query.rerank and hits]
@@ -325,21 +348,15 @@ class Engine:
             for number in numbers:
                 answers[number].error = error
             return
-        by_query: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        for (number, row), score in zip(pairs, scores, strict=True):
-            by_query[number].append((float(score), row))
-        for number, ranking in by_query.items():
-            ranking.sort(key=lambda pair: (-pair[0], pair[1]))
+        by_query: dict[int, list[float]] = defaultdict(list)
+        for (number, _), score in zip(pairs, scores, strict=True):
+            by_query[number].append(score)
+        for number, probabilities in by_query.items():
             hits = fused[number]
             assert hits is not None
-            below = hits.rows[:, len(ranking) :]
-            ranks = -np.arange(len(ranking) + 1, len(ranking) + 1 + below.shape[1], dtype=np.float32)[None]
-            fused[number] = Hits(
-                np.concatenate([np.array([[score for score, _ in ranking]], np.float32), ranks], axis=1),
-                np.concatenate([np.array([[row for _, row in ranking]], np.int64), below], axis=1),
-            )
+            fused[number] = reranked(hits, np.array([probabilities], np.float32))
 
-    def _taken(self, part: str, reply: Reply, deadline: float) -> Any:
+    def _taken(self, part: str, reply: Reply[Result], deadline: float) -> Result:
         """Returns a part's reply. Raises ExpiredError if it does not arrive in time."""
         try:
             return reply.result(timeout_s=max(0.0, deadline - time.time()) + LATE)
@@ -374,12 +391,9 @@ class _Clock:
 
 
 def _fused(query: Query, result: _Found) -> Hits:
-    """Returns the sources' hits, fused as `search --mode hybrid` does; if one source failed, those of the other."""
-    sources = result.sources
-    if query.mode == "hybrid":
-        return weighted([sources["bm25"], sources["dense"]], max(query.k, query.rerank), [HYBRID, 1 - HYBRID])
-    [hits] = sources.values()
-    return hits
+    """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others."""
+    hits = [result.sources[label] for label in query.search.labels]
+    return fuse(hits, max(query.k, query.rerank), query.search.weights)
 
 
 def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
@@ -390,7 +404,7 @@ def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _hits(query: Query, hits: Hits, result: _Found, texts: dict[int, tuple[int, str, str, str, str]]) -> list[Hit]:
+def _hits(query: Query, hits: Hits, result: _Found, texts: dict[int, Passage]) -> list[Hit]:
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
     by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in result.sources.items()}
     output = []

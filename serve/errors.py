@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect
 
 from retriever.errors import InputError
 from serve.batching import OverloadedError
+from serve.calls.protocols import LostError
 from serve.engine import IncompleteError
 from serve.health.failures import StoreError, without_places
 from serve.parts import ExpiredError
-from serve.places import LostError
 from serve.service import ConflictError, NotReadyError, UnknownTaskError
 
 log = logging.getLogger("riptide.serve")

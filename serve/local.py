@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from indexing.hit_sources.registry import online_searches
 from indexing.store import Store
 from retriever.errors import InputError
+from serve.calls.direct import DirectEncoder, DirectPassages, DirectReranker, DirectSearcher
+from serve.calls.protocols import Clients
 from serve.engine import Engine
-from serve.health.states import BM25, DENSE, ENCODER, PASSAGES, RERANKER
 from serve.health.warm_up import WarmUpLimits
 from serve.http.limits import HttpLimits, allowed_connections
 from serve.live import Live
-from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SearchPart, WordsPart
-from serve.places import Here, Places
+from serve.parts import EncoderPart, PassagesPart, RerankPart, SourcePart
 from serve.security import Tokens
 from serve.service import Limits, Service
 
@@ -27,30 +28,25 @@ GRACE = 30  # seconds that running requests have when the server ends
 class LocalService(Service):
     """A Service whose parts are in this process."""
 
-    part_names = (ENCODER, DENSE, BM25, PASSAGES, RERANKER)
-
     def __init__(
         self,
         store: Store,
         encoder: EncoderPart,
-        others: dict[str, Part],
+        searchers: Sequence[SourcePart],
+        passages: PassagesPart,
+        reranker: RerankPart,
         limits: Limits,
         warm_up: WarmUpLimits | None = None,
     ):
-        self.encoder, self.others = encoder, others
-        self._parts: dict[str, Part] = {
-            ENCODER: encoder,
-            DENSE: others["search"],
-            BM25: others["words"],
-            PASSAGES: others["passages"],
-            RERANKER: others["reranker"],
-        }
-        places = Places(encoder=Here(encoder), shards=[Here(others["search"])], passages=Here(others["passages"]),
-                        words=Here(others["words"]), reranker=Here(others["reranker"]))  # fmt: skip
-        super().__init__(store, Engine(places), limits=limits, warm_up=warm_up)
-
-    def everywhere(self, part: str, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
-        return [getattr(self._parts[part], method)(*arguments)]
+        self.encoder = encoder
+        clients = Clients(
+            DirectEncoder(encoder),
+            {part.name: [DirectSearcher(part)] for part in searchers},
+            DirectPassages(passages),
+            DirectReranker(reranker),
+        )
+        parts = {part.name: part for part in (encoder, *searchers, passages, reranker)}
+        super().__init__(store, Engine(clients), parts, limits=limits, warm_up=warm_up)
 
     def about(self, live: Live) -> dict[str, Any]:
         """What `/v1/info` says beside what the release does."""
@@ -62,14 +58,15 @@ def open_local(
     device: str | None = None, warm_up: WarmUpLimits | None = None,
 ) -> LocalService:  # fmt: skip
     """Returns a service whose parts have opened nothing yet. It belongs to the event loop that this is called in."""
-    encoder = EncoderPart(store, threads=threads, device=device, compile=compile)
-    others: dict[str, Part] = {
-        "search": SearchPart(store, threads=threads),
-        "words": WordsPart(store, threads=threads),
-        "passages": PassagesPart(store),
-        "reranker": RerankPart(store, threads=threads, device=device),
-    }
-    return LocalService(store, encoder, others, Limits(batch=batch, bound=bound), warm_up)
+    return LocalService(
+        store,
+        EncoderPart(store, threads=threads, device=device, compile=compile),
+        [SourcePart(store, online, threads=threads) for online in online_searches()],
+        PassagesPart(store),
+        RerankPart(store, threads=threads, device=device),
+        Limits(batch=batch, bound=bound),
+        warm_up,
+    )
 
 
 async def run_server(

@@ -1,15 +1,15 @@
-"""The parts of a service (encoder, dense search, BM25, passages, re-ranker), which answer batches for open releases.
+"""The parts of a service (encoder, searches of sources, passages, re-ranker), which answer batches for open releases.
 
-The same classes run side by side in one process, or in their own replicas on a cluster: arguments and results are plain
-arrays, strings and numbers. A deadline is a wall-clock time in seconds (time.time()): work past its deadline is dropped
-before it starts. All parts are thread-safe.
+The same classes run side by side in one process, or in their own replicas on a cluster; `serve.calls.protocols` has
+their requests and results. Work past its deadline is dropped before it starts. All parts are thread-safe.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,12 @@ import numpy as np
 from indexing.artifact import Artifact, Draft
 from indexing.artifact import Part as FilePart
 from indexing.cache import CorruptError
+from indexing.exact import Hits
 from indexing.filters import Filter
+from indexing.hit_sources.online import PROBE, OnlinePlace, OnlineSearch, Target
+from indexing.hit_sources.registry import find_kind
 from indexing.models import model_folder, resolve_model
-from indexing.online import DenseShard, OpenPassages, Words
+from indexing.online import OpenPassages
 from indexing.rescoring import open_reranker
 from indexing.store import Store
 from retriever.encoder import Encoder
@@ -30,14 +33,20 @@ from retriever.errors import InputError
 from retriever.options import SIDES, Side
 from retriever.prompts import load_prompt
 from retriever.reranker import Reranker
+from serve.calls.protocols import (
+    Encoded,
+    EncodeRequest,
+    Passage,
+    PassagesRequest,
+    ScoreRequest,
+    SourceRequest,
+)
 from serve.health.failures import RefusedPromptError, StoreError, converted, store_error
 from serve.health.files import PartFiles, free_memory
-from serve.health.states import BM25, DENSE, ENCODER, PASSAGES, RERANKER
+from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.release import Opened, Release
 
 T = TypeVar("T")
-
-PROBE = "what is a prompt?"  # the query of checks; its vector with a new prompt must be finite
 
 
 class ExpiredError(Exception):
@@ -199,30 +208,18 @@ class EncoderPart(Part):
         self._prompts: Shared[str] = Shared()
 
     @converted
-    def encode(
-        self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side = "query",
-        deadline: float | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    def encode(self, request: EncodeRequest) -> Encoded:
         """Encodes texts with the prompts of their tasks.
 
         Vectors are not checked for being finite: other texts of the batch belong to other requests.
-
-        Args:
-            release_id: Id of the release.
-            texts: Texts to encode.
-            tasks: Name of the task per text.
-            side: "query" or "passage".
-            deadline: Wall-clock time in seconds; None: no deadline.
-
-        Returns:
-            Vectors float32 [n, dim], and token counts [n].
         """
-        check_deadline(deadline)
-        encoders, slots = self._of(release_id)
+        check_deadline(request.deadline)
+        encoders, slots = self._of(request.release)
+        side: Side = "query" if request.side == "query" else "passage"
         encoder = encoders[side]
-        tokens = encoder.tokenize(list(texts), side=side)
-        vectors = encoder.forward(tokens, side=side, task=[slots[task] for task in tasks], check=False)
-        return vectors, tokens.lengths
+        tokens = encoder.tokenize(list(request.texts), side=side)
+        tasks = [slots[task] for task in request.tasks]
+        return Encoded(encoder.forward(tokens, side=side, task=tasks, check=False), tokens.lengths)
 
     @converted
     def describe(self, release_id: str) -> dict[str, Any]:
@@ -270,7 +267,7 @@ class EncoderPart(Part):
 
     def _try(self, release_id: str) -> None:
         _, slots = self._of(release_id)
-        self.encode(release_id, [PROBE], [next(iter(slots))])
+        self.encode(EncodeRequest(release_id, [PROBE], [next(iter(slots))]))
 
     def _forget(self, release_id: str) -> None:
         for key, slot in self._prompts.release(release_id):
@@ -278,143 +275,57 @@ class EncoderPart(Part):
         self._encoders.release(release_id)
 
 
-class SearchPart(Part):
-    """Dense search in shard `number` of `of` shards of every index and of all embeddings.
+class SourcePart(Part):
+    """Searches the sources of one or several kinds; the dense ones in shard `number` of `of` shards.
 
     Args:
         store: Where the artifacts are.
+        online: How the sources are opened and searched.
         number: Number of the shard, from 0.
         of: Number of shards.
         threads: Threads of one call; None: one for each core.
     """
 
-    name = DENSE
-
-    def __init__(self, store: Store, number: int = 0, of: int = 1, *, threads: int | None = None):
+    def __init__(self, store: Store, online: OnlineSearch, number: int = 0, of: int = 1, *, threads: int | None = None):
         super().__init__(store, threads=threads)
-        self.number, self.of = number, of
-        self._shards: Shared[DenseShard] = Shared()
+        self.online, self.name = online, online.name
+        self.place = OnlinePlace(number, of, threads)
+        self._searchers: Shared[Any] = Shared()
 
     @converted
-    def search(
-        self, release_id: str, embeddings: str, index: str | None, queries: np.ndarray, k: int,
-        filter: str | None = None, exact: bool = False, deadline: float | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Returns the top k passages of each query in this shard.
+    def search(self, request: SourceRequest) -> Hits:
+        """Returns the top k passages of each query in this shard."""
+        check_deadline(request.deadline)
+        searcher = self._of(request.release)[request.target]
+        kind = find_kind(request.kind)
+        assert kind is not None, request.kind
+        filter = None if request.filter is None else Filter(request.filter)
+        return kind.search_online(searcher, request.queries, request.k, filter)
 
-        Args:
-            release_id: Id of the release.
-            embeddings: Name of the embeddings.
-            index: Name of the index over them; None: every vector is scored.
-            queries: Query vectors float32 [q, dim].
-            k: Number of hits per query.
-            filter: The text of a Filter; None: no filter.
-            exact: Whether every vector is scored, without the index.
-            deadline: Wall-clock time in seconds; None: no deadline.
-
-        Returns:
-            Scores float32 [q, k] and rows int64 [q, k].
-        """
-        check_deadline(deadline)
-        shard: DenseShard = self._of(release_id)[embeddings, index]
-        hits = shard.search(queries, k, None if filter is None else Filter(filter), exact=exact)
-        return hits.scores, hits.rows
-
-    def _open(self, artifacts: Opened) -> dict[tuple[str, str | None], DenseShard]:
+    def _open(self, artifacts: Opened) -> dict[Target, Any]:
         release = artifacts.release
-        corpus = tuple(artifact.fingerprint for artifact in artifacts.corpus.generations)
-        shards = {}
-        for space in {task.space for task in release.tasks}:
-            vectors = artifacts.embeddings[space[0]]
-            index = artifacts.indexes[space[1]] if space[1] else None
-            fingerprints = tuple(g.fingerprint for g in [*vectors.generations, *(index.generations if index else [])])
-
-            def start(vectors: Any = vectors, index: Any = index) -> DenseShard:
-                return DenseShard(artifacts.corpus, vectors, index, self.number, self.of, self.threads)
-
-            shards[space] = self._shards.get((corpus, fingerprints), release.id, start)
-        return shards
-
-    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
-        for index in artifacts.indexes.values():
-            if index.factory != "Flat":  # the vectors of a Flat index are scored from the embeddings
-                yield from ((shard.artifact, shard.part) for shard in index.shards[self.number :: self.of])
-        for name, index_name in sorted({task.space for task in artifacts.release.tasks}, key=str):
-            vectors = artifacts.embeddings[name]
-            if index_name is None:
-                bounds = np.linspace(0, vectors.num_rows, self.of + 1).astype(np.int64)
-                ranges = [(int(bounds[self.number]), int(bounds[self.number + 1]))]
-            else:
-                shards = artifacts.indexes[index_name].shards[self.number :: self.of]
-                ranges = [(shard.first_row, shard.end) for shard in shards]
-            for part in vectors.parts:
-                if any(first < part.end and part.first_row < end for first, end in ranges):
-                    yield part.artifact, part.part
-
-    def _try(self, release_id: str) -> None:
-        for shard in self._of(release_id).values():
-            vectors = shard.embeddings
-            if vectors.num_rows:
-                vectors.take(np.zeros(1, np.int64))
-            if shard.index is not None and shard.index.factory != "Flat":  # Flat would score every vector
-                shard.search(np.ones((1, vectors.dim), np.float32), 1)
-
-    def _forget(self, release_id: str) -> None:
-        self._shards.release(release_id)
-
-
-class WordsPart(Part):
-    """Lexical search (BM25) with Lucene."""
-
-    name = BM25
-
-    def __init__(self, store: Store, *, threads: int | None = None):
-        super().__init__(store, threads=threads)
-        self._words: Shared[Words] = Shared()
-
-    @converted
-    def search(
-        self, release_id: str, bm25: str, texts: Sequence[str], k: int, filter: str | None = None,
-        deadline: float | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Returns the top k passages of each query: scores float32 [q, k], rows int64 [q, k].
-
-        Args:
-            release_id: Id of the release.
-            bm25: Name of the BM25 index.
-            texts: Queries.
-            k: Number of hits per query.
-            filter: The text of a Filter; None: no filter.
-            deadline: Wall-clock time in seconds; None: no deadline.
-        """
-        check_deadline(deadline)
-        words: Words = self._of(release_id)[bm25]
-        hits = words.search(texts, k, None if filter is None else Filter(filter))
-        return hits.scores, hits.rows
-
-    def _open(self, artifacts: Opened) -> dict[str, Words]:
-        corpus = tuple(artifact.fingerprint for artifact in artifacts.corpus.generations)
         searchers = {}
-        for name, bm25 in artifacts.bm25.items():
-            fingerprints = tuple(artifact.fingerprint for artifact in bm25.generations)
-
-            def start(bm25: Any = bm25) -> Words:
-                return Words(artifacts.corpus, bm25, self.threads or 1)
-
-            searchers[name] = self._words.get((corpus, fingerprints), artifacts.release.id, start)
+        for target, readers in self._targets(artifacts).items():
+            start = partial(self.online.open, readers, artifacts.corpus, self.place)
+            searchers[target] = self._searchers.get(release.contents(self.online, target), release.id, start)
         return searchers
 
     def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
-        for bm25 in artifacts.bm25.values():
-            for artifact in bm25.generations:
-                yield from ((artifact, part) for part in artifact.group("shard"))
+        groups = [self.online.files(readers, self.place) for readers in self._targets(artifacts).values()]
+        for alike in itertools.zip_longest(*groups, fillvalue=()):
+            for files in alike:
+                yield from files
+
+    def _targets(self, artifacts: Opened) -> dict[Target, Any]:
+        """Returns the readers of the part's targets."""
+        return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
 
     def _try(self, release_id: str) -> None:
-        for words in self._of(release_id).values():
-            words.search([PROBE], 1)
+        for searcher in self._of(release_id).values():
+            self.online.probe(searcher)
 
     def _forget(self, release_id: str) -> None:
-        self._words.release(release_id)
+        self._searchers.release(release_id)
 
 
 class PassagesPart(Part):
@@ -423,13 +334,11 @@ class PassagesPart(Part):
     name = PASSAGES
 
     @converted
-    def fetch(
-        self, release_id: str, rows: np.ndarray, deadline: float | None = None
-    ) -> list[tuple[int, str, str, str, str]]:
-        """Returns (row, id, title, text, metadata as JSON) for each of the rows, int64 [n]."""
-        check_deadline(deadline)
-        passages: OpenPassages = self._of(release_id)
-        return passages.fetch(rows)
+    def fetch(self, request: PassagesRequest) -> list[Passage]:
+        """Returns (row, id, title, text, metadata as JSON) for each of the rows."""
+        check_deadline(request.deadline)
+        passages: OpenPassages = self._of(request.release)
+        return passages.fetch(request.rows)
 
     def _open(self, artifacts: Opened) -> OpenPassages:
         return OpenPassages(artifacts.corpus)
@@ -452,15 +361,12 @@ class RerankPart(Part):
         self._models: Shared[Reranker] = Shared()
 
     @converted
-    def score(
-        self, release_id: str, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str],
-        deadline: float | None = None,
-    ) -> np.ndarray:  # fmt: skip
+    def score(self, request: ScoreRequest) -> np.ndarray:
         """Returns the probability of each (query, passage) pair, float32 [n]."""
-        check_deadline(deadline)
-        model: Reranker | None = self._of(release_id)
-        assert model is not None, f"release {release_id} has no re-ranker"
-        return model.score(list(questions), model.compose(list(titles), list(texts)))
+        check_deadline(request.deadline)
+        model: Reranker | None = self._of(request.release)
+        assert model is not None, f"release {request.release} has no re-ranker"
+        return model.score(list(request.queries), model.compose(list(request.titles), list(request.texts)))
 
     def _open(self, artifacts: Opened) -> Reranker | None:
         name = artifacts.release.reranker
@@ -476,7 +382,7 @@ class RerankPart(Part):
 
     def _try(self, release_id: str) -> None:
         if self._of(release_id) is not None:
-            self.score(release_id, [PROBE], [""], [PROBE])
+            self.score(ScoreRequest(release_id, [PROBE], [""], [PROBE]))
 
     def _forget(self, release_id: str) -> None:
         self._models.release(release_id)

@@ -61,7 +61,8 @@ def take_prompt(
         artifact = keep_prompt(store, f"{name}.{digest[:12]}", Path(folder), artifacts.spec, prompt)
     prompt_name = artifact.key.partition("/")[2]
     bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
-    return release.with_task(Task(name, prompt_name, *space.names, bm25), [artifact, *space.generations])
+    task = Task(name, prompt_name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
+    return release.with_task(task, [artifact, *space.generations])
 
 
 def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:

@@ -12,16 +12,19 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from indexing.artifact import MANIFEST, Artifact, Reference, fingerprint_of
 from indexing.bm25 import Bm25
-from indexing.bm25 import check_lineage as check_bm25
 from indexing.cache import CorruptError
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec, check_prompt_settings, differences, differing
+from indexing.hit_sources.dense import Space
+from indexing.hit_sources.grammar import parse
+from indexing.hit_sources.kind import SearchContext
+from indexing.hit_sources.online import OnlineSearch, Target
 from indexing.index import Index
 from indexing.releases.current import CURRENT, Current, parse_current, unreadable_release
 from indexing.releases.retention import (
@@ -35,53 +38,14 @@ from indexing.releases.retention import (
 from indexing.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
+from serve.tasks import Task
 
 log = logging.getLogger("riptide.serve")
 
 KEPT = 10  # previous releases that current.json names, to switch back to
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+OWN_KINDS = {"bm25": "bm25", "exact": "embeddings", "index": "index"}  # kinds in fields of a task, and the fields
 BASE = "default"  # the task of the backbone without a prompt
-OF_TASKS = ("prompts", "embeddings", "index", "bm25")  # kinds of artifacts that a task names
-
-
-@dataclass(frozen=True)
-class Space:
-    """The embeddings that a task searches, and the index over them; without an index every vector is scored."""
-
-    embeddings: Embeddings
-    index: Index | None
-
-    @property
-    def names(self) -> tuple[str, str | None]:
-        return self.embeddings.name, self.index.name if self.index else None
-
-    @property
-    def generations(self) -> list[Artifact]:
-        return [*self.embeddings.generations, *(self.index.generations if self.index else [])]
-
-
-@dataclass(frozen=True)
-class Task:
-    """One retrieval task of a release.
-
-    Attributes:
-        name: The name in requests.
-        prompt: prompts/NAME of the store; None: the bare backbone.
-        embeddings: The embeddings of its passages.
-        index: The index over them; None: every vector is scored.
-        bm25: The BM25 index; None: the task has no lexical search.
-    """
-
-    name: str
-    prompt: str | None
-    embeddings: str
-    index: str | None = None
-    bm25: str | None = None
-
-    @property
-    def space(self) -> tuple[str, str | None]:
-        """The names of its embeddings and of the index over them."""
-        return self.embeddings, self.index
 
 
 @dataclass(frozen=True)
@@ -113,6 +77,8 @@ class Release:
     def generations(self, store: Store, kind: str, name: str = "") -> list[Artifact]:
         """Returns the generations of an artifact that belong to the release, without later ones.
 
+        An artifact without generations is the only one.
+
         Args:
             store: The store.
             kind: Kind of the artifact.
@@ -121,9 +87,18 @@ class Release:
         Raises:
             InputError: If one is missing, or has another fingerprint than when the release was made.
         """
-        prefix = f"{kind}/{name}/" if name else f"{kind}/"
-        keys = sorted(key for key in self.fingerprints if re.fullmatch(re.escape(prefix) + r"g\d{4}", key))
-        return [self.artifact(store, key) for key in keys]
+        return [self.artifact(store, key) for key in self.keys(kind, name)]
+
+    def keys(self, kind: str, name: str = "") -> list[str]:
+        """Returns the keys of the generations of an artifact that belong to the release."""
+        whole = f"{kind}/{name}" if name else kind
+        keys = sorted(key for key in self.fingerprints if re.fullmatch(re.escape(whole) + r"/g\d{4}", key))
+        return [whole] if whole in self.fingerprints else keys
+
+    def contents(self, online: OnlineSearch, target: Target) -> tuple[str, ...]:
+        """Returns the fingerprints of the artifacts that a source of a task searches, and of the corpus."""
+        keys = [key for name in online.artifacts(target) for key in self.keys(*name)]
+        return tuple(self.fingerprints[key] for key in [*self.keys("corpus"), *keys])
 
     def artifact(self, store: Store, key: str) -> Artifact:
         """Returns an artifact. Raises InputError if it is missing, or has another fingerprint than in the release."""
@@ -154,9 +129,11 @@ class Release:
     def _with(self, tasks: Iterable[Task], fingerprints: Mapping[str, str]) -> Release:
         """Returns a release with these tasks; artifacts of tasks stay only if one of these tasks names them."""
         ordered = tuple(sorted(tasks, key=lambda task: task.name))
+        before, after = ({name for task in group for name in task.artifacts()} for group in (self.tasks, ordered))
+        shared = {self.encoder, self.reranker}
         remaining = {
             key: fingerprint for key, fingerprint in fingerprints.items()
-            if key.partition("/")[0] not in OF_TASKS or any(_is_of(key, task) for task in ordered)
+            if _name_in(key) not in before - after or key in shared
         }  # fmt: skip
         return replace(self, tasks=ordered, fingerprints=remaining)
 
@@ -186,14 +163,14 @@ class Release:
         artifact = store.open("releases", id)
         config = artifact.config
         fingerprints = {entry["artifact"]: entry["fingerprint"] for entry in artifact.inputs.values()}
-        tasks = tuple(Task(**task) for task in config["tasks"])
+        tasks = tuple(Task.from_document(task) for task in config["tasks"])
         return cls(config["encoder"], config["encoder_options"], tasks, fingerprints, config["reranker"])
 
     def _document(self) -> dict[str, Any]:
         return {
             "encoder": self.encoder,
             "encoder_options": self.encoder_options,
-            "tasks": [asdict(task) for task in self.tasks],
+            "tasks": [task.document() for task in self.tasks],
             "fingerprints": dict(sorted(self.fingerprints.items())),
             "reranker": self.reranker,
         }
@@ -344,6 +321,7 @@ def renewed(store: Store, release: Release) -> Release:
         space = open_space(store, task.embeddings, task.index, corpus)
         parts += space.generations
         parts += Bm25.open(store, task.bm25, corpus).generations if task.bm25 else []
+        parts += open_sources(store, task.sources, corpus)[1]
         parts += [store.open("prompts", task.prompt)] if task.prompt else []
         check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
     parts += _model(store, release.reranker)
@@ -357,6 +335,7 @@ _PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming on
 def plan(
     store: Store, *, embeddings: str | None = None, index: str | None = None, bm25: str | None = None,
     tasks: Iterable[str] | None = None, reranker: str | None = None, before: Release | None = None,
+    sources: Iterable[str] = (),
 ) -> tuple[Release, dict[str, str]]:  # fmt: skip
     """Makes a release of the artifacts of a store, without loading a model.
 
@@ -370,6 +349,7 @@ def plan(
         reranker: The re-ranker, None for none.
         before: The live release. Its tasks that came over HTTP are kept; other prompts that came over HTTP belong to
             deleted tasks and are not served.
+        sources: Sources of other kinds that every task serves, in the grammar of sources.
 
     Returns:
         The release, and for each prompt that it excludes the reason, in one line that starts with the task's name.
@@ -386,6 +366,8 @@ def plan(
     spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
     parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *spec.inputs().values()]
     parts += _model(store, reranker)
+    others, artifacts = open_sources(store, sources, corpus)
+    parts += artifacts
     planned: list[Task] = []
     excluded: dict[str, str] = {}
     trained, received = _prompts_by_origin(store)
@@ -403,7 +385,7 @@ def plan(
                 raise InputError(reason) from error
             excluded[name] = reason
             continue
-        planned.append(Task(name, prompt, *space.names, words.name if words else None))
+        planned.append(Task(name, prompt, *space.names, words.name if words else None, others))
         parts += [*space.generations, *([store.open("prompts", prompt)] if prompt else [])]
     if not planned:
         raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(excluded.values())}")
@@ -513,6 +495,26 @@ def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus)
     return Space(vectors, Index.open(store, index, vectors) if index else None)
 
 
+def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
+    """Returns sources of other kinds than those that each task has, with names filled in, and their artifacts.
+
+    Raises:
+        InputError: If a source is a fusion, is of a kind that tasks have anyway, or does not fit the corpus.
+    """
+    names, artifacts = dict[str, None](), list[Artifact]()
+    for source in sources:
+        expression = parse(source)
+        kind = expression.terms[0].kind
+        if len(expression.terms) > 1:
+            raise InputError(f"source {source!r}: expected one source; requests may fuse the sources of a task")
+        if kind.name in OWN_KINDS:
+            raise InputError(f"source {source!r}: name it by parameter {OWN_KINDS[kind.name]}, as the tasks have one")
+        opened = kind.open(SearchContext(store, corpus), expression.terms[0].name)
+        names[opened.source] = None
+        artifacts += opened.inputs().values()
+    return tuple(names), artifacts
+
+
 def _name(task: str) -> str:
     """Returns a task's name. Raises InputError if the name is not allowed."""
     if not TASK_NAME.fullmatch(task):
@@ -545,23 +547,29 @@ class Opened:
 
     def __init__(self, store: Store, release: Release):
         self.store, self.release = store, release
+        self._generations: dict[tuple[str, str], list[Artifact]] = {}
         self.corpus = Corpus(release.generations(store, "corpus"))
-        names = {task.embeddings for task in release.tasks}
-        self.embeddings = {name: Embeddings(name, release.generations(store, "embeddings", name)) for name in names}
-        indexes = {task.index for task in release.tasks if task.index}
-        self.indexes = {name: Index(name, release.generations(store, "index", name)) for name in indexes}
-        words = {task.bm25 for task in release.tasks if task.bm25}
-        self.bm25 = {name: Bm25(name, release.generations(store, "bm25", name)) for name in words}
-        for bm25 in self.bm25.values():
-            check_bm25(bm25.generations, self.corpus)
+        self.readers: dict[tuple[OnlineSearch, Target], Any] = {}  # of the sources of all tasks
+        for source in (source for task in release.tasks for source in task.served()):
+            key = source.kind.online, source.target
+            if key not in self.readers:
+                self.readers[key] = source.kind.online.read(source.target, self)
+        spaces = [readers for readers in self.readers.values() if isinstance(readers, Space)]
+        self.embeddings = {space.embeddings.name: space.embeddings for space in spaces}
+        self.indexes = {space.index.name: space.index for space in spaces if space.index}
         self.spec = EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
 
+    def generations(self, kind: str, name: str) -> list[Artifact]:
+        """Returns the generations of an artifact of the release."""
+        if (kind, name) not in self._generations:
+            self._generations[kind, name] = self.release.generations(self.store, kind, name)
+        return self._generations[kind, name]
 
-def _is_of(key: str, task: Task) -> bool:
-    """Whether a task names an artifact (KIND/NAME or KIND/NAME/GENERATION)."""
-    kind, name = key.split("/")[:2]
-    named = {"prompts": task.prompt, "embeddings": task.embeddings, "index": task.index, "bm25": task.bm25}
-    return name == named[kind]
+
+def _name_in(key: str) -> tuple[str, str]:
+    """Returns the kind and the name of an artifact's key (KIND/NAME or KIND/NAME/GENERATION)."""
+    kind, _, name = key.partition("/")
+    return kind, name.partition("/")[0]
 
 
 def _model(store: Store, name: str | None) -> list[Artifact]:

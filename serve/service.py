@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from indexing.filters import Filter
 from indexing.store import Store
 from retriever.errors import InputError
 from serve.batching import Batcher, OverloadedError
+from serve.calls.protocols import PartControl
 from serve.engine import Answer, Engine, Query
 from serve.health.failures import (
     STORE,
@@ -36,7 +37,8 @@ from serve.live import Live
 from serve.parts import ExpiredError
 from serve.protocol import SearchRequest
 from serve.registry import take_prompt
-from serve.release import BASE, Opened, Release, Task, current, discard, make_current, renewed
+from serve.release import BASE, Opened, Release, current, discard, make_current, renewed
+from serve.tasks import Task, search_of_mode
 from serve.work import Asked, Pairs, Vectors, embed_all, rerank_all, search_all
 
 log = logging.getLogger("riptide.serve")
@@ -85,30 +87,28 @@ class Limits:
 class Service:
     """Serves one live release, with queues in front of its parts, and replaces it when another one becomes live.
 
-    Not thread-safe: all coroutines run in one event loop. Subclasses define where the parts are: `part_names` and
-    `everywhere`.
+    Not thread-safe: all coroutines run in one event loop. Subclasses define where the parts are.
 
     Args:
         store: Where releases and artifacts are.
         engine: Searches over the parts.
+        parts: All replicas of each part, by the part's name.
         limits: Limits of the queues.
         linger: Minimum seconds that a release stays open after it was live, as other processes have requests of it.
         is_local: Whether the parts share this process's memory.
         warm_up: Limits of the warm-up of a release; None: the default ones.
     """
 
-    part_names: Sequence[str] = ()
-
     def __init__(
-        self, store: Store, engine: Engine, *, limits: Limits = Limits(), linger: float = 0.0, is_local: bool = True,
-        warm_up: WarmUpLimits | None = None,
+        self, store: Store, engine: Engine, parts: Mapping[str, PartControl], *, limits: Limits = Limits(),
+        linger: float = 0.0, is_local: bool = True, warm_up: WarmUpLimits | None = None,
     ):  # fmt: skip
-        self.store, self.engine, self.limits, self._linger = store, engine, limits, linger
+        self.store, self.engine, self.parts, self.limits, self._linger = store, engine, parts, limits, linger
         self.live: Live | None = None
         self.states = PartStates()
         self.engine.failed = self._part_failed
         self.warm_up = WarmUp(
-            lambda: self.engine.places, self._read_files, is_local=is_local, limits=warm_up or WarmUpLimits()
+            lambda: self.engine.clients, self._read_files, is_local=is_local, limits=warm_up or WarmUpLimits()
         )
         self.on_live: Callable[[], object] = nothing_to_do  # called once, when the first release is live
         self.announce = nobody  # tells other servers of the store that another release is live
@@ -132,25 +132,11 @@ class Service:
         )
         self.draining = False
 
-    def everywhere(self, part: str, method: str, *arguments: Any, timeout_s: float | None = None) -> list[Any]:
-        """Calls a method of every replica of a part. Blocks.
-
-        Args:
-            part: Name of the part.
-            method: Name of the method.
-            *arguments: Arguments of the method.
-            timeout_s: Seconds to wait; None: as long as opening a release may take.
-
-        Returns:
-            The result of each replica.
-        """
-        raise NotImplementedError
-
     def open(self, release_id: str) -> None:
         """Opens a release in every part. Blocks. Raises InputError if a part cannot open it."""
-        for part in self.part_names:
+        for part, control in self.parts.items():
             try:
-                self.everywhere(part, "prepare", release_id)
+                control.prepare(release_id)
             except Exception as error:
                 if self.live is None:  # otherwise the parts still serve the live release
                     self.states.failed(part, reason_of(error), str(error))
@@ -160,8 +146,8 @@ class Service:
 
     def forget(self, release_id: str) -> None:
         """Closes a release in every part. Blocks."""
-        for part in self.part_names:
-            self.everywhere(part, "retire", release_id)
+        for control in self.parts.values():
+            control.retire(release_id)
 
     @property
     def queues(self) -> dict[str, Batcher[Any, Any]]:
@@ -177,7 +163,7 @@ class Service:
     def readiness(self) -> dict[str, Any]:
         """Returns what `/readyz` reports: {"ready", "parts": {part: {"state", "reason" if it has failed}}}."""
         if self.live is None:
-            return {"ready": False, "parts": self.states.report(self.part_names, self._phase)}
+            return {"ready": False, "parts": self.states.report(self.parts, self._phase)}
         return {"ready": self.ready, "parts": self.states.report(parts_of(self.live.release), "ready")}
 
     async def follow(self) -> None:
@@ -199,7 +185,7 @@ class Service:
         checked = time.monotonic()
         while True:
             await asyncio.sleep(LOOK)
-            is_due = time.monotonic() > checked + CHECK_S or self.states.failures(self.part_names)
+            is_due = time.monotonic() > checked + CHECK_S or self.states.failures(self.parts)
             if (live := self.live) is not None and is_due:
                 with self._held(live):
                     await asyncio.get_running_loop().run_in_executor(self._checks, self.check_parts, live.release)
@@ -209,7 +195,7 @@ class Service:
         """Has every part of a release check its files and answer a small request; records failures. Blocks."""
         for part in parts_of(release):
             try:
-                self.everywhere(part, "check", release.id, timeout_s=CHECK_S)
+                self.parts[part].check(release.id)
             except (OverloadedError, ExpiredError):
                 continue  # a busy part has not failed
             except Exception as error:
@@ -251,11 +237,13 @@ class Service:
         """
         live = self._now()
         task = self._task(live, request.task)
-        self._check(live, task, request)
+        if request.rerank and live.release.reranker is None:
+            raise InputError("this release has no re-ranker: serve one, or leave rerank out")
+        search = search_of_mode(task, request.mode)
         filter_text = None if not request.filter else Filter.parse(request.filter, live.columns).text
         deadline = time.time() + request.timeout_ms / 1000
         queries = [
-            Query(text, task, request.k, request.mode, deadline, filter_text, request.rerank, request.allow_partial)
+            Query(text, task, request.k, search, deadline, filter_text, request.rerank, request.allow_partial)
             for text in request.texts
         ]
         with self._held(live):
@@ -453,7 +441,7 @@ class Service:
 
     def _read_files(self, part: str, release_id: str, budget: int | None, seconds: float) -> int:
         """Reads the files of a part in every replica, and returns the bytes read. Blocks."""
-        return sum(self.everywhere(part, "read", release_id, budget, seconds))
+        return self.parts[part].read(release_id, budget, seconds)
 
     def _part_failed(self, part: str, error: Exception) -> None:
         """Records that a part failed in a request; the next check that it passes ends this state."""
@@ -507,13 +495,6 @@ class Service:
         if name not in live.tasks:
             raise UnknownTaskError(name)
         return live.tasks[name]
-
-    def _check(self, live: Live, task: Task, request: SearchRequest) -> None:
-        """Raises InputError if the task does not support the request's mode or re-ranking."""
-        if request.mode in ("bm25", "hybrid") and task.bm25 is None:
-            raise InputError(f"task {task.name!r} has no BM25: build one (build_bm25), and serve it")
-        if request.rerank and live.release.reranker is None:
-            raise InputError("this release has no re-ranker: serve one, or leave rerank out")
 
     @contextlib.contextmanager
     def _held(self, live: Live) -> Iterator[None]:

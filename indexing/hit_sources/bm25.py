@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from indexing.artifact import Artifact
-from indexing.bm25 import DEFAULT, Bm25, search_bm25
+from indexing.bm25 import DEFAULT, Bm25, check_lineage, search_bm25
 from indexing.corpus import Corpus
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext, SourceKind
+from indexing.hit_sources.online import PROBE, Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
+from indexing.online import Words
 from indexing.work.tasks import Runner
 
 
@@ -33,6 +35,31 @@ class Bm25Source:
         return search_bm25(self.bm25, texts, k, self.corpus.deleted, runner)
 
 
+class OnlineBm25(OnlineSearch):
+    """Lucene in a service. A target is the name of a BM25 index."""
+
+    name = "bm25"
+    deployment = "words"
+
+    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+        return [("bm25", str(target[0]))]
+
+    def read(self, target: Target, pinned: PinnedArtifacts) -> Bm25:
+        [(kind, name)] = self.artifacts(target)
+        bm25 = Bm25(name, pinned.generations(kind, name))
+        check_lineage(bm25.generations, pinned.corpus)
+        return bm25
+
+    def open(self, readers: Bm25, corpus: Corpus, place: OnlinePlace) -> Words:
+        return Words(corpus, readers, place.threads or 1)
+
+    def files(self, readers: Bm25, place: OnlinePlace) -> list[Files]:
+        return [readers.shards]
+
+    def probe(self, searcher: Words) -> None:
+        searcher.search([PROBE], 1)
+
+
 class Bm25Kind(SourceKind):
     """BM25. Without a name: the index that is called bm25, or the only one."""
 
@@ -40,6 +67,7 @@ class Bm25Kind(SourceKind):
     forms = ("bm25", "bm25:NAME")
     label = "bm25"
     queries = "texts"
+    online = OnlineBm25()
 
     def accepts(self, name: str) -> bool:
         return True

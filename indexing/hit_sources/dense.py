@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from indexing.artifact import Artifact
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext
+from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.index import Index
+from indexing.online import DenseShard
 from indexing.work.tasks import Runner
 
 
@@ -55,3 +59,63 @@ def open_dense(
     """
     encoder = context.query_encoder(embeddings.name, lambda: QueryEncoder(context.store, embeddings, context.options))
     return DenseSource(embeddings, index, context.corpus, encoder, search_parameters)
+
+
+@dataclass(frozen=True)
+class Space:
+    """The embeddings that a task searches, and the index over them; without an index every vector is scored."""
+
+    embeddings: Embeddings
+    index: Index | None
+
+    @property
+    def names(self) -> tuple[str, str | None]:
+        return self.embeddings.name, self.index.name if self.index else None
+
+    @property
+    def generations(self) -> list[Artifact]:
+        return [*self.embeddings.generations, *(self.index.generations if self.index else [])]
+
+
+class OnlineDense(OnlineSearch):
+    """Dense search in a service. A target is the names of embeddings and of the index over them, or None."""
+
+    name = "dense"
+    deployment = "search"
+    is_sharded = True
+
+    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+        return [(kind, name) for kind, name in zip(("embeddings", "index"), target, strict=True) if name]
+
+    def read(self, target: Target, pinned: PinnedArtifacts) -> Space:
+        (_, embeddings), *indexes = self.artifacts(target)
+        index = [Index(name, pinned.generations(kind, name)) for kind, name in indexes]
+        return Space(Embeddings(embeddings, pinned.generations("embeddings", embeddings)), index[0] if index else None)
+
+    def open(self, readers: Space, corpus: Corpus, place: OnlinePlace) -> DenseShard:
+        return DenseShard(corpus, readers.embeddings, readers.index, place.shard, place.num_shards, place.threads)
+
+    def files(self, readers: Space, place: OnlinePlace) -> list[Files]:
+        """Returns the shards of the index, and the vectors of their rows, with which candidates are scored."""
+        vectors, index = readers.embeddings, readers.index
+        if index is None:
+            bounds = np.linspace(0, vectors.num_rows, place.num_shards + 1).astype(np.int64)
+            shards, ranges = [], [(int(bounds[place.shard]), int(bounds[place.shard + 1]))]
+        else:
+            shards = index.shards[place.shard :: place.num_shards]
+            ranges = [(shard.first_row, shard.end) for shard in shards]
+            shards = [] if index.factory == "Flat" else shards  # those of a Flat index are not read
+        parts = [
+            part for part in vectors.parts if any(first < part.end and part.first_row < end for first, end in ranges)
+        ]
+        return [[(each.artifact, each.part) for each in group] for group in (shards, parts)]
+
+    def probe(self, searcher: DenseShard) -> None:
+        vectors, index = searcher.embeddings, searcher.index
+        if vectors.num_rows:
+            vectors.take(np.zeros(1, np.int64))
+        if index is not None and index.factory != "Flat":  # Flat would score every vector
+            searcher.search(np.ones((1, vectors.dim), np.float32), 1)
+
+
+DENSE = OnlineDense()

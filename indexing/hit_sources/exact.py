@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from indexing.embeddings import Embeddings
-from indexing.hit_sources.dense import DenseSource, open_dense
-from indexing.hit_sources.kind import SearchContext, SourceKind
+from indexing.exact import Hits
+from indexing.filters import Filter
+from indexing.hit_sources.dense import DENSE, DenseSource, open_dense
+from indexing.hit_sources.kind import SearchContext, ServedNames, SourceKind
+from indexing.hit_sources.online import Target
+from indexing.online import DenseShard
 
 
 class ExactKind(SourceKind):
@@ -15,9 +21,16 @@ class ExactKind(SourceKind):
     label = "exact"
     queries = "vectors"
     options = frozenset({"encoder", "task"})
+    online = DENSE
 
     def open(self, context: SearchContext, name: str) -> DenseSource:
         return open_dense(context, Embeddings.open(context.store, name, context.corpus), None, {})
+
+    def target(self, name: str, task: ServedNames) -> Target:
+        return name, task.index if name == task.embeddings else None
+
+    def search_online(self, searcher: DenseShard, queries: np.ndarray, k: int, filter: Filter | None) -> Hits:
+        return searcher.search(queries, k, filter, exact=True)
 
 
 EXACT = ExactKind()

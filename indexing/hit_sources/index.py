@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from indexing.embeddings import Embeddings
-from indexing.hit_sources.dense import DenseSource, open_dense
-from indexing.hit_sources.kind import SearchContext, SourceKind
+from indexing.hit_sources.dense import DENSE, DenseSource, open_dense
+from indexing.hit_sources.kind import SearchContext, ServedNames, SourceKind
+from indexing.hit_sources.online import Target
 from indexing.index import Index
 
 
@@ -16,6 +17,7 @@ class IndexKind(SourceKind):
     label = "dense"
     queries = "vectors"
     options = frozenset({"encoder", "task", "nprobe", "depth"})
+    online = DENSE
 
     def open(self, context: SearchContext, name: str) -> DenseSource:
         store, options = context.store, context.options
@@ -25,6 +27,9 @@ class IndexKind(SourceKind):
         index = Index.open(store, name, embeddings)
         search_parameters = {"nprobe": options.nprobe or index.nprobe, "depth": options.depth or index.depth}
         return open_dense(context, embeddings, index, search_parameters)
+
+    def target(self, name: str, task: ServedNames) -> Target:
+        return task.embeddings, name
 
 
 INDEX = IndexKind()

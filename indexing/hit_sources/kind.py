@@ -1,4 +1,4 @@
-"""What a kind of hit source says of itself, and what it is given when a job opens one of its sources."""
+"""What a kind of hit source says of itself: its names, and how a job and a service open and search its sources."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from indexing.artifact import Artifact
 from indexing.corpus import Corpus
 from indexing.exact import Hits
+from indexing.filters import Filter
+from indexing.hit_sources.online import OnlineSearch, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.store import Store
 from indexing.work.tasks import Runner
@@ -73,8 +75,18 @@ class SearchContext:
                 self._encoders[name].numerics = numerics
 
 
+class ServedNames(Protocol):
+    """The artifacts that a task of a service names. None: the task has none of that kind."""
+
+    @property
+    def embeddings(self) -> str: ...
+
+    @property
+    def index(self) -> str | None: ...
+
+
 class SourceKind(ABC):
-    """A kind of hit source: how its sources are named, and how a job opens one.
+    """A kind of hit source: how its sources are named, how a job opens one, and how a service searches one.
 
     A new kind is a module with a subclass, and its entry in `indexing.hit_sources.registry`.
 
@@ -84,6 +96,7 @@ class SourceKind(ABC):
         label: The word that stands for it in the names of runs.
         queries: What it searches with: the texts of queries, or the vectors of the task's encoder.
         options: The fields of SearchOptions that change its hits.
+        online: The part of a service that searches its sources.
     """
 
     name: ClassVar[str]
@@ -91,6 +104,7 @@ class SourceKind(ABC):
     label: ClassVar[str]
     queries: ClassVar[Literal["texts", "vectors"]]
     options: ClassVar[frozenset[str]] = frozenset()
+    online: ClassVar[OnlineSearch]
 
     def accepts(self, name: str) -> bool:
         """Returns whether the grammar allows a name after the kind; empty: the kind stands alone."""
@@ -111,3 +125,24 @@ class SourceKind(ABC):
         Raises:
             InputError: If the store lacks an artifact, or if it belongs to another corpus.
         """
+
+    def target(self, name: str, task: ServedNames) -> Target:
+        """Returns what the service opens for a source of a task; sources with the same target share a searcher.
+
+        Args:
+            name: The name in the grammar.
+            task: The other artifacts of the task.
+        """
+        return (name,)
+
+    def search_online(self, searcher: Any, queries: Any, k: int, filter: Filter | None) -> Hits:
+        """Returns the top k of each query in a searcher that the service has opened.
+
+        Args:
+            searcher: What `online.open` returned.
+            queries: Texts, or vectors float32 [q, dim], as `queries` of the kind says.
+            k: Number of hits per query.
+            filter: Only passages that match are hits; None: no filter.
+        """
+        hits: Hits = searcher.search(queries, k, filter)
+        return hits

@@ -6,6 +6,7 @@ from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.kind import SourceKind
+from indexing.hit_sources.online import OnlineSearch
 
 KINDS: list[SourceKind] = [INDEX, EXACT, BM25]
 
@@ -18,3 +19,13 @@ def find_kind(name: str) -> SourceKind | None:
 def all_forms() -> list[str]:
     """Returns the forms of the grammar that name one source, of all kinds in the order of their names."""
     return [form for kind in sorted(KINDS, key=lambda kind: kind.name) for form in kind.forms]
+
+
+def online_searches() -> list[OnlineSearch]:
+    """Returns the parts of a service that search the sources of all kinds, each once."""
+    return list(dict.fromkeys(kind.online for kind in KINDS))
+
+
+def find_online(name: str) -> OnlineSearch:
+    """Returns the part of a service by its name."""
+    return next(online for online in online_searches() if online.name == name)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from indexing.cache import CorruptError
 from retriever.errors import InputError
-from serve.places import LostError
+from serve.calls.protocols import LostError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

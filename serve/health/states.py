@@ -10,7 +10,7 @@ from serve.release import Release
 
 log = logging.getLogger("riptide.serve")
 
-ENCODER, DENSE, BM25, PASSAGES, RERANKER = "encoder", "dense", "bm25", "passages", "reranker"
+ENCODER, PASSAGES, RERANKER = "encoder", "passages", "reranker"  # the parts that search no sources
 
 
 class PartStates:
@@ -57,6 +57,9 @@ class PartStates:
 
 def parts_of(release: Release) -> list[str]:
     """Returns the names of the parts that a release needs."""
-    has_bm25 = any(task.bm25 for task in release.tasks)
-    wanted = {ENCODER: True, DENSE: True, BM25: has_bm25, PASSAGES: True, RERANKER: release.reranker is not None}
-    return [name for name, is_needed in wanted.items() if is_needed]
+    return [ENCODER, *searching_parts(release), PASSAGES, *([RERANKER] if release.reranker is not None else [])]
+
+
+def searching_parts(release: Release) -> list[str]:
+    """Returns the names of the parts that search the sources of a release."""
+    return list(dict.fromkeys(source.kind.online.name for task in release.tasks for source in task.served()))

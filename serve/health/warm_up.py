@@ -11,18 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from retriever.errors import InputError
 from serve.batching import OverloadedError
-from serve.engine import Engine, Mode, Query
+from serve.calls.protocols import Clients, PassagesRequest
+from serve.engine import Engine, Query
 from serve.health.files import free_memory
-from serve.health.states import BM25, DENSE, PASSAGES, RERANKER, parts_of
+from serve.health.states import ENCODER, PASSAGES, RERANKER, parts_of
 from serve.parts import ExpiredError
-from serve.places import Places
-from serve.release import Opened, Release, Task
+from serve.release import Opened, Release
+from serve.tasks import ServedSource, Task, search_of
 
 log = logging.getLogger("riptide.serve")
 
@@ -52,11 +53,18 @@ class WarmUpLimits:
     patience: int = 3
 
 
+class Sample(NamedTuple):
+    """A task, and the source of it that warm-up queries search."""
+
+    task: Task
+    source: ServedSource
+
+
 class WarmUp:
     """Warms releases of one service.
 
     Args:
-        places: Returns the parts.
+        clients: Returns the parts.
         read: read(part, release_id, budget, seconds) has every replica of a part read its files of the release, and
             returns the bytes read.
         is_local: Whether all parts share this process's memory.
@@ -65,13 +73,13 @@ class WarmUp:
 
     def __init__(
         self,
-        places: Callable[[], Places],
+        clients: Callable[[], Clients],
         read: Callable[[str, str, int | None, float], int],
         *,
         is_local: bool,
         limits: WarmUpLimits,
     ):
-        self.places, self.read, self.is_local, self.limits = places, read, is_local, limits
+        self.clients, self.read, self.is_local, self.limits = clients, read, is_local, limits
         self._warm: set[Any] = set()  # keys of the passages, spaces, BM25 indexes and re-rankers that are warm
         self._is_stopped = threading.Event()
 
@@ -86,7 +94,7 @@ class WarmUp:
             release: A release that all parts have opened.
             opened: Opens its artifacts; called only if something has to be warmed.
         """
-        pending = {key: task for key, task in _keys(release).items() if key not in self._warm}
+        pending = {key: sample for key, sample in _keys(release).items() if key not in self._warm}
         if not pending or not self.limits.total_s:
             return
         start = time.monotonic()
@@ -94,9 +102,9 @@ class WarmUp:
         size_bytes = self._read_files(release, {key[0] for key in pending}, start + self.limits.total_s / 2)
         queries = self._sample(release, opened().corpus.num_rows, end)
         durations = []
-        for key, task in pending.items():
-            if key[0] != PASSAGES and queries:
-                durations.append(f"{key[0]} {self._run_queries(release, key, task, queries, end):.3f} s")
+        for (part, *_), sample in pending.items():
+            if part != PASSAGES and queries:
+                durations.append(f"{part} {self._run_queries(release, part, sample, queries, end):.3f} s")
         self._warm |= pending.keys()
         log.info(
             "release %s is warm after %.1f s: %d MiB read, a batch of queries takes %s",
@@ -109,8 +117,8 @@ class WarmUp:
     def _read_files(self, release: Release, parts: set[str], end: float) -> int:
         """Reads the files of parts, as far as memory and time allow; returns the bytes read."""
         budget, total = int(SHARE * free_memory()) if self.is_local else None, 0
-        for part in (DENSE, BM25, PASSAGES):
-            if part in parts:
+        for part in parts_of(release):
+            if part in parts - {ENCODER, RERANKER}:  # these have their files in memory
                 remaining = None if budget is None else budget - total
                 total += self.read(part, release.id, remaining, max(0.0, end - time.monotonic()))
         return total
@@ -119,23 +127,25 @@ class WarmUp:
         """Returns the first words of passages, to be used as queries."""
         rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
         seconds = max(LEAST_S, end - time.monotonic())
-        reply = self.places().passages.call("fetch", release.id, rows, time.time() + seconds)
+        reply = self.clients().passages.fetch(PassagesRequest(release.id, rows, time.time() + seconds))
         passages = reply.result(timeout_s=seconds)
         texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, _ in passages]
         return [text[:500] for text in texts if text]
 
-    def _run_queries(self, release: Release, key: Any, task: Task, texts: Sequence[str], end: float) -> float:
-        """Runs rounds of queries in one space until they are quick or improve no more; returns the last time."""
-        kind, engine, limits = key[0], Engine(self.places()), self.limits
-        mode: Mode = "bm25" if kind == BM25 or (kind == RERANKER and task.bm25) else "dense" if task.index else "exact"
+    def _run_queries(self, release: Release, part: str, sample: Sample, texts: Sequence[str], end: float) -> float:
+        """Runs rounds of queries in a source until they are quick or improve no more; returns the last time."""
+        engine, limits = Engine(self.clients()), self.limits
+        search = search_of(sample.task, sample.source.text)
         seconds: list[float] = []
         while len(seconds) < limits.rounds and not (seconds and self._is_stopped.is_set()):
             first = len(seconds) * BATCH
             batch = [texts[number % len(texts)] for number in range(first, first + BATCH)]
             deadline = time.time() + max(LEAST_S, end - time.monotonic())
-            rerank = 10 if kind == RERANKER else 0
+            rerank = 10 if part == RERANKER else 0
             start = time.monotonic()
-            answers = engine.search(release, [Query(text, task, 10, mode, deadline, None, rerank) for text in batch])
+            answers = engine.search(
+                release, [Query(text, sample.task, 10, search, deadline, None, rerank) for text in batch]
+            )
             seconds.append(time.monotonic() - start)
             for answer in answers:
                 if answer.error is not None and not isinstance(answer.error, HARMLESS):
@@ -148,7 +158,7 @@ class WarmUp:
                     "release %s: a batch of %d %s queries still takes %.1f s after %d rounds of warm-up",
                     release.id,
                     BATCH,
-                    kind,
+                    part,
                     seconds[-1],
                     len(seconds),
                 )
@@ -156,24 +166,20 @@ class WarmUp:
         return seconds[-1]
 
 
-def _keys(release: Release) -> dict[Any, Task]:
-    """Returns a task by key (kind and fingerprints) of the passages, each space, each BM25 and the re-ranker."""
-
-    def made_of(*prefixes: str) -> tuple[str, ...]:
-        return tuple(
-            fingerprint
-            for key, fingerprint in sorted(release.fingerprints.items())
-            if any(key == prefix or key.startswith(f"{prefix}/") for prefix in prefixes)
-        )
-
-    corpus, first = made_of("corpus"), release.tasks[0]
-    tasks: dict[Any, Task] = {(PASSAGES, corpus): first}
+def _keys(release: Release) -> dict[tuple[Any, ...], Sample]:
+    """Returns a sample by key (part and fingerprints) of the passages, of each target of sources, of the re-ranker."""
+    first = release.tasks[0]
+    served = first.served()
+    keys: dict[tuple[Any, ...], Sample] = {}
+    corpus = tuple(release.fingerprints[key] for key in release.keys("corpus"))
+    keys[PASSAGES, corpus] = Sample(first, served[0])
     for task in release.tasks:
-        index = [f"index/{task.index}"] if task.index else []
-        tasks.setdefault((DENSE, release.encoder, corpus, made_of(f"embeddings/{task.embeddings}", *index)), task)
-        if task.bm25:
-            tasks.setdefault((BM25, corpus, made_of(f"bm25/{task.bm25}")), task)
-    if RERANKER in parts_of(release):
-        model = release.reranker or ""
-        tasks[RERANKER, model, made_of(model)] = first
-    return tasks
+        for source in task.served():
+            encoder = release.encoder if source.kind.queries == "vectors" else ""
+            contents = release.contents(source.kind.online, source.target)
+            keys.setdefault((source.kind.online.name, encoder, contents), Sample(task, source))
+    if release.reranker is not None:
+        model = tuple(value for key, value in sorted(release.fingerprints.items()) if key == release.reranker)
+        lexical = [source for source in served if source.kind.queries == "texts"]  # needs no encoder
+        keys[RERANKER, release.reranker, model] = Sample(first, (lexical or served)[0])
+    return keys

@@ -36,6 +36,7 @@ from indexing import faiss_index, kernel
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec
+from indexing.hit_sources.dense import DENSE
 from indexing.index import Index
 from indexing.models import commit_files
 from indexing.online import DenseShard
@@ -49,17 +50,21 @@ from retriever.errors import InputError
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.app import build_app
 from serve.batching import OverloadedError
+from serve.calls.direct import DirectSearcher
+from serve.calls.protocols import Encoded, EncodeRequest, LostError, SourceRequest
+from serve.calls.remote import RemotePart, RemoteSearcher
 from serve.client import Client, ServerError
-from serve.deployments import ClusterService, There
+from serve.deployments import ClusterService
 from serve.engine import Query
 from serve.local import LocalService, open_local
-from serve.parts import SearchPart
-from serve.places import Here, LostError
+from serve.parts import SourcePart
 from serve.release import Release, current, make_current, plan
 from serve.security import Tokens, digest
 from serve.service import Limits
+from serve.tasks import search_of_mode
 from serve.work import Asked, Vectors, embed_all, search_all
 
+REQUEST = SourceRequest("r1", "index", ("enc", "idx"), [], 3)
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
 
 
@@ -372,17 +377,17 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
 ) -> None:
     encode = service.encoder.encode
 
-    def broken(release: str, texts: list[str], *rest: Any) -> Any:
-        vectors, tokens = encode(release, texts, *rest)
-        vectors[[text == "broken" for text in texts]] = np.nan
-        return vectors, tokens
+    def broken(request: EncodeRequest) -> Encoded:
+        encoded = encode(request)
+        encoded.vectors[[text == "broken" for text in request.texts]] = np.nan
+        return encoded
 
     monkeypatch.setattr(service.encoder, "encode", broken)
     live = service.live
     assert live is not None
     task, fine = live.tasks["default"], next(iter(questions(root).values()))
     asked = [
-        Asked(live.release, Query(text, task, 3, mode, 4e9))
+        Asked(live.release, Query(text, task, 3, search_of_mode(task, mode), 4e9))
         for mode in ("dense", "hybrid", "bm25")
         for text in (fine, "broken")
     ]
@@ -442,7 +447,7 @@ def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
         raise InputError("no room for it")
 
     with monkeypatch.context() as broken:
-        broken.setattr(service.others["passages"], "prepare", fail)
+        broken.setattr(service.parts["passages"], "prepare", fail)
         answer = client.put("/v1/tasks/lost", files=task_files(tmp_path, model, 8))
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")  # no mistake of the client
     assert (current(store), store.names("releases")) == before
@@ -493,7 +498,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
         return find(*arguments)
 
     first = client.get("/v1/tasks").json()["release"]
-    opened = service.others["search"]._opened
+    opened = service.parts["dense"]._opened
     with monkeypatch.context() as slowly:
         slowly.setattr(service.engine, "_find", slow)
         assert client.post("/v1/search", json={"query": "bafa", "timeout_ms": 200}).status_code == 503
@@ -515,7 +520,7 @@ def test_a_release_lingers_and_changes_do_not_pile_up(
     service._linger = 1.0
     first = client.get("/v1/tasks").json()["release"]
     assert client.put("/v1/tasks/later", files=task_files(tmp_path, model, 4)).status_code == 200
-    opened = service.others["search"]._opened
+    opened = service.parts["dense"]._opened
     assert first in opened
     for _ in range(600):
         if first not in opened:
@@ -849,18 +854,29 @@ def test_releases_go_live_and_back_again_and_old_ones_go(
 
 
 class Broken:
-    """A place whose part is gone. late: it is noticed when the time has passed."""
+    """A client whose part is gone. late: it is noticed when the time has passed."""
 
     def __init__(self, error: Exception, late: bool = False):
         self.error, self.late = error, late
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def search(self, request: SourceRequest) -> Any:
         return self
 
     def result(self, timeout_s: float | None = None) -> Any:
         if self.late:
             time.sleep(timeout_s or 0)
         raise self.error
+
+
+def shard_of(store: Store, number: int) -> DirectSearcher:
+    """Returns the client of one of two shards of dense search."""
+    return DirectSearcher(SourcePart(store, DENSE, number, 2, threads=1))
+
+
+def use_shards(service: LocalService, shards: list[Any]) -> None:
+    """Has the service search these shards instead of its own part for dense search."""
+    clients = service.engine.clients
+    service.engine.clients = replace(clients, searchers={**clients.searchers, "dense": shards})
 
 
 @pytest.mark.parametrize("mode", ["dense", "exact", "hybrid"])
@@ -870,8 +886,7 @@ def test_shards_apart_find_what_they_find_together(root: Path, mode: str) -> Non
     with serving(service) as client:
         body = {"queries": asked, "mode": mode, "k": K}
         whole = client.post("/v1/search", json=body).json()["results"]
-        apart = [Here(SearchPart(store, number, 2, threads=1)) for number in range(2)]
-        service.engine.places = replace(service.engine.places, shards=apart)
+        use_shards(service, [shard_of(store, number) for number in range(2)])
         for one, other in zip(whole, client.post("/v1/search", json=body).json()["results"], strict=True):
             assert one["hits"] == other["hits"]
             assert other["shards"]["total"] == one["shards"]["total"] + 1
@@ -927,8 +942,7 @@ def test_a_lost_shard_gives_503_or_an_honest_part(root: Path, error: Exception, 
     store = Store(str(root / "store"))
     service = open_local(store, threads=2)
     with serving(service) as client:
-        shards = [Here(SearchPart(store, 0, 2, threads=1)), Broken(error, late)]
-        service.engine.places = replace(service.engine.places, shards=shards)
+        use_shards(service, [shard_of(store, 0), Broken(error, late)])
         body = {"query": next(iter(questions(root).values())), "k": 240, "mode": "exact", "timeout_ms": 3000}
         refused = client.post("/v1/search", json=body)
         assert refused.status_code == 503
@@ -940,7 +954,7 @@ def test_a_lost_shard_gives_503_or_an_honest_part(root: Path, error: Exception, 
         assert {int(hit["id"][1:]) for hit in result["hits"]} == {n for n in first_and_third if n % 40}
         assert f'riptide_shard_errors_total{{how="{count}"}} 2.0' in client.get("/metrics").text
         # All of them gone: nothing is no answer.
-        service.engine.places = replace(service.engine.places, shards=[Broken(error)])
+        use_shards(service, [Broken(error)])
         assert client.post("/v1/search", json={**body, "allow_partial": True}).status_code == 503
         assert client.get("/healthz").status_code == 200
 
@@ -977,7 +991,7 @@ def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:
     error = RayTaskError("run", "Traceback: /somewhere/secret.py", InputError("no such thing"))
 
     class Handle:
-        run = property(lambda self: self)
+        search = property(lambda self: self)
 
         def remote(self, *_: object) -> Handle:
             return self
@@ -986,13 +1000,13 @@ def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:
             raise error.as_instanceof_cause()
 
     with pytest.raises(InputError) as raised:
-        There(Handle()).call("search").result(timeout_s=1)
+        RemoteSearcher(Handle()).search(REQUEST).result(timeout_s=1)
     assert str(raised.value) == "no such thing"
 
 
 def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
     class Handle:
-        run = property(lambda self: self)
+        search = property(lambda self: self)
 
         def __init__(self, *ends: object):
             self.ends = list(ends)
@@ -1006,13 +1020,15 @@ def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
                 raise end
             return end
 
-    assert There(Handle(ActorDiedError(), "found")).call("search").result(timeout_s=1) == "found"
+    assert RemoteSearcher(Handle(ActorDiedError(), "found")).search(REQUEST).result(timeout_s=1) == "found"
     with pytest.raises(LostError):
-        There(Handle(ActorDiedError(), ReplicaUnavailableError(None), "late")).call("search").result(timeout_s=1)
+        RemoteSearcher(Handle(ActorDiedError(), ReplicaUnavailableError(None), "late")).search(REQUEST).result(
+            timeout_s=1
+        )
     with pytest.raises(TimeoutError):
-        There(Handle(TimeoutError(), "late")).call("search").result(timeout_s=1)
+        RemoteSearcher(Handle(TimeoutError(), "late")).search(REQUEST).result(timeout_s=1)
     with pytest.raises(OverloadedError):  # a full queue is no loss
-        There(Handle(BackPressureError(1, 1), "late")).call("search").result(timeout_s=1)
+        RemoteSearcher(Handle(BackPressureError(1, 1), "late")).search(REQUEST).result(timeout_s=1)
 
 
 def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1029,16 +1045,16 @@ def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.Monke
                 raise end
 
     Handle.ends = [unavailable, None, InputError("not reached")]
-    There(Handle()).everywhere("prepare", "r1")
+    RemotePart([Handle()]).prepare("r1")
     assert len(Handle.ends) == 1
     with pytest.raises(InputError, match="not reached"):
-        There(Handle()).everywhere("prepare", "r1")
-    monkeypatch.setattr("serve.deployments.PREPARE_S", 0.0)
+        RemotePart([Handle()]).prepare("r1")
+    monkeypatch.setattr("serve.calls.remote.PREPARE_S", 0.0)
     Handle.ends = [unavailable, TimeoutError()]
     with pytest.raises(LostError, match="DeploymentUnavailableError"):
-        There(Handle()).everywhere("prepare", "r1")
+        RemotePart([Handle()]).prepare("r1")
     with pytest.raises(LostError, match="not done after 0 s"):
-        There(Handle()).everywhere("prepare", "r1")
+        RemotePart([Handle()]).prepare("r1")
 
 
 @pytest.mark.ray_serve

@@ -23,16 +23,19 @@ from indexing.store import Store
 from retriever.errors import InputError
 from serve.app import build_app
 from serve.batching import OverloadedError
-from serve.deployments import ClusterService, There
+from serve.calls.protocols import SourceRequest
+from serve.calls.remote import RemoteSearcher
+from serve.deployments import ClusterService
 from serve.engine import Answer, Engine
 from serve.health.failures import StoreError, without_places
-from serve.health.states import BM25, DENSE, ENCODER, PASSAGES, RERANKER
-from serve.health.warm_up import WarmUpLimits
+from serve.health.states import ENCODER, PASSAGES, RERANKER
+from serve.health.warm_up import Sample, WarmUpLimits
 from serve.local import LocalService, open_local
 from serve.release import Release, current
 from serve.security import Tokens
 from serve.service import Limits
 
+DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
 
 
@@ -63,6 +66,11 @@ def live_release(store: Store) -> Release:
     found = current(store)
     assert found is not None
     return Release.load(store, found[0])
+
+
+def sample_of(release: Release) -> Sample:
+    task = release.tasks[0]
+    return Sample(task, task.served()[0])
 
 
 def check(service: LocalService) -> None:
@@ -155,7 +163,7 @@ def test_an_encoder_or_a_reranker_that_fails_is_reported(
         raise OSError("/models/weights: Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(service._parts[part], "_try", fail)
+        broken.setattr(service.parts[part], "_try", fail)
         check(service)
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["parts"][part]["reason"]) == (503, "files cannot be read")
@@ -236,7 +244,7 @@ def test_a_replicas_store_error_keeps_its_reason_and_its_detail() -> None:
     error = RayTaskError("run", "Traceback", pickle.loads(pickle.dumps(StoreError(DENSE, "files are missing", "/a/b"))))
 
     class Handle:
-        run = property(lambda self: self)
+        search = property(lambda self: self)
 
         def remote(self, *_: object) -> Handle:
             return self
@@ -245,7 +253,7 @@ def test_a_replicas_store_error_keeps_its_reason_and_its_detail() -> None:
             raise error.as_instanceof_cause()
 
     with pytest.raises(StoreError, match="dense: files are missing") as raised:
-        There(Handle()).call("search").result(timeout_s=1)
+        RemoteSearcher(Handle()).search(SourceRequest("r1", "bm25", ("bm25",), ["bafa"], 3)).result(timeout_s=1)
     assert raised.value.detail == "/a/b"
 
 
@@ -290,7 +298,7 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
 
     def note_search(engine: Engine, release: Release, queries: Any) -> Any:
         if engine is not service.engine:
-            seen.append((queries[0].mode, service.ready, service.readiness()["parts"]))
+            seen.append((queries[0].search.source, service.ready, service.readiness()["parts"]))
         return search(engine, release, queries)
 
     def note_read(part: str, *arguments: Any) -> int:
@@ -303,7 +311,7 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
     monkeypatch.setattr(service.warm_up, "read", note_read)
     app = build_app(service, Tokens(), about=service.about)
     with ReadyClient(app, base_url="http://127.0.0.1") as client:
-        assert {name for name, *_ in seen} == {"read dense", "read bm25", "read passages", "dense", "bm25"}
+        assert {name for name, *_ in seen} == {"read dense", "read bm25", "read passages", "index:idx", "bm25"}
         assert not any(ready for _, ready, _ in seen)
         assert all(
             {one["state"] for one in parts.values()} == {"warming up"}
@@ -317,7 +325,7 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
         first = client.get("/v1/tasks").json()["release"]
         flat = {"index": "enc"}  # every vector is scored: a space that is new
         assert client.put("/v1/tasks/other", files=task_files(tmp_path / "o", model, 2), data=flat).status_code == 200
-        assert {name for name, *_ in seen} == {"exact"}  # its files were read before
+        assert {name for name, *_ in seen} == {"exact:enc"}  # its files were read before
         assert first != client.get("/v1/tasks").json()["release"]
     assert len(questions(served)) == 40
 
@@ -337,7 +345,7 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
         service = open_local(store, threads=1, warm_up=WarmUpLimits(**limits))
         release = live_release(store)
         service.warm_up._run_queries(
-            release, (DENSE,), release.tasks[0], ["bafa"], now[0] + service.warm_up.limits.total_s
+            release, DENSE, sample_of(release), ["bafa"], now[0] + service.warm_up.limits.total_s
         )
         return number[0]
 
@@ -354,10 +362,10 @@ def test_a_query_that_is_refused_does_not_end_a_warm_up(
 ) -> None:
     service, release = open_local(store, threads=1), live_release(store)
     monkeypatch.setattr(Engine, "search", lambda *_: [Answer(), Answer(error=error)])
-    assert service.warm_up._run_queries(release, (DENSE,), release.tasks[0], ["bafa"], time.monotonic() + 60) < 60
+    assert service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60) < 60
     monkeypatch.setattr(Engine, "search", lambda *_: [Answer(error=StoreError("dense", "files are missing"))])
     with pytest.raises(StoreError):
-        service.warm_up._run_queries(release, (DENSE,), release.tasks[0], ["bafa"], time.monotonic() + 60)
+        service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60)
 
 
 def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +378,7 @@ def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.Monke
         return [Answer()]
 
     monkeypatch.setattr(Engine, "search", search)
-    service.warm_up._run_queries(release, (DENSE,), release.tasks[0], ["bafa"], time.monotonic() + 60)
+    service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60)
     assert rounds == [1]
 
 

@@ -1,0 +1,80 @@
+"""How a service searches sources: the artifacts of a release are opened once, and stay open for batches of queries."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from indexing.artifact import Artifact, Draft, Part
+from indexing.corpus import Corpus
+
+PROBE = "what is a prompt?"  # the query of checks
+
+Target = tuple[str | None, ...]  # names of what one searcher searches; their meaning is up to the kind
+Files = Iterable[tuple[Artifact | Draft, Part]]
+
+
+class PinnedArtifacts(Protocol):
+    """The artifacts of a release, each checked against the fingerprint in the release."""
+
+    corpus: Corpus
+
+    def generations(self, kind: str, name: str) -> list[Artifact]:
+        """Returns the generations of an artifact; one for an artifact without generations."""
+
+
+@dataclass(frozen=True)
+class OnlinePlace:
+    """Where a searcher runs.
+
+    Attributes:
+        shard: Number of its shard, from 0.
+        num_shards: Number of shards; 1 if the part is not sharded.
+        threads: Threads of one call; None: one for each core.
+    """
+
+    shard: int = 0
+    num_shards: int = 1
+    threads: int | None = None
+
+
+class OnlineSearch(ABC):
+    """A part of a service that searches the sources of one or several kinds.
+
+    Attributes:
+        name: Its name in /readyz, in errors and, for modes, in the scores of hits.
+        deployment: The name of its deployments on Ray Serve.
+        is_sharded: Whether its rows can be divided among several deployments.
+    """
+
+    name: ClassVar[str]
+    deployment: ClassVar[str]
+    is_sharded: ClassVar[bool] = False
+
+    @abstractmethod
+    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+        """Returns the kind and the name of each artifact that a target needs, besides the corpus and the encoder."""
+
+    @abstractmethod
+    def read(self, target: Target, pinned: PinnedArtifacts) -> Any:
+        """Returns readers of a target's artifacts. Raises InputError if they do not fit the corpus."""
+
+    @abstractmethod
+    def open(self, readers: Any, corpus: Corpus, place: OnlinePlace) -> Any:
+        """Returns a searcher of a target, for `SourceKind.search_online`.
+
+        Args:
+            readers: What `read` returned.
+            corpus: The corpus.
+            place: Where the searcher runs.
+        """
+
+    def files(self, readers: Any, place: OnlinePlace) -> Sequence[Files]:
+        """Returns the files that searches of a target read, in groups; the most important group is first."""
+        return []
+
+    @abstractmethod
+    def probe(self, searcher: Any) -> None:
+        """Has a searcher answer a small request from its files."""
