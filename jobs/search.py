@@ -18,8 +18,8 @@ from jobs.session import num_gpus, open_runner
 import tyro
 
 from indexing.hit_sources.grammar import parse
-from indexing.hit_sources.modes import Mode, source_of
-from indexing.hit_sources.options import NEEDS, SearchOptions
+from indexing.hit_sources.modes import source_of
+from indexing.hit_sources.options import NEEDS, Mode, SearchOptions
 from indexing.inspection.searching import LocalSearch
 from indexing.inspection.tables import ShownHit, hit_table, style_for
 from indexing.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries

@@ -89,10 +89,13 @@ def build_app(
 
     @json_routes.post("/v1/search", response_model=SearchResponse)
     async def search(request: SearchRequest, http: Request) -> Response:
-        """Returns the top k passages of each query: dense (with the index), exact (every vector), bm25, or hybrid."""
+        """Returns the top k passages of each query, by a mode or by sources of the task.
+
+        Modes are dense (with the index), exact (every vector), bm25, and hybrid.
+        """
         start = time.perf_counter()
         async with cancelled_on_disconnect(http):
-            live, answers = await service.search(request)
+            live, search, answers = await service.search(request)
         metrics.searched(answers)
         for answer, _ in answers:
             if answer.error is not None:
@@ -102,7 +105,8 @@ def build_app(
             "request_id": http.state.request_id,
             "release": live.release.id,
             "task": request.task,
-            "mode": request.mode,
+            "mode": None if request.source else request.mode,
+            "source": search.source,
             "took_ms": {**took, "total": round(1000 * (time.perf_counter() - start), 3)},
             "results": [_result(text, answer) for text, (answer, _) in zip(request.texts, answers, strict=True)],
         }
@@ -270,5 +274,5 @@ def _task(live: Live, task: Task) -> dict[str, Any]:
     return {
         "name": task.name, "prompt": live.release.fingerprints[key][:16] if task.prompt else None,
         "length": live.lengths.get(task.name, {}), "embeddings": task.embeddings, "index": task.index,
-        "bm25": task.bm25,
+        "bm25": task.bm25, "sources": [source.text for source in task.served()],
     }  # fmt: skip

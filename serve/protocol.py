@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
+from indexing.hit_sources.options import Mode
+
 MOST_QUERIES = 64  # queries of one request
 MOST_CHARACTERS = 8_192  # characters of a query
 MOST_HITS = 1_000
@@ -13,6 +15,7 @@ MOST_INPUTS = 256  # texts of one request for embeddings
 MOST_TEXT = 65_536  # characters of a passage
 MOST_DOCUMENTS = 1_000
 MOST_MS = 60_000
+MOST_SOURCE = 1_024  # characters of a source
 
 
 def _number(value: Any) -> Any:
@@ -49,7 +52,12 @@ class SearchRequest(Strict):
     query: Text | None = None
     queries: list[Text] | None = Field(None, min_length=1, max_length=MOST_QUERIES)
     k: Whole = Field(10, ge=1, le=MOST_HITS)
-    mode: Literal["dense", "exact", "bm25", "hybrid"] = "dense"
+    mode: Mode = "dense"
+    source: Annotated[str, Field(min_length=1, max_length=MOST_SOURCE)] | None = Field(
+        None,
+        description="Sources of the task instead of a mode: one, A+B (by reciprocal ranks), 0.4*A+0.6*B (by scores).",
+        examples=["0.4*bm25+0.6*exact:minilm"],
+    )
     filter: dict[str, Any] | None = Field(None, description="Conditions on metadata, all of which must hold.")
     rerank: Whole = Field(0, ge=0, le=MOST_HITS, description="Number of first hits to re-rank; 0: none.")
     timeout_ms: Milliseconds = 10_000
@@ -59,6 +67,8 @@ class SearchRequest(Strict):
     def _one_of_both(self) -> SearchRequest:
         if (self.query is None) == (self.queries is None):
             raise ValueError("give one of query and queries")
+        if self.source is not None and "mode" in self.model_fields_set:
+            raise ValueError("give one of mode and source")
         return self
 
     @property
@@ -79,7 +89,7 @@ class FoundPassage(Strict):
     title: str
     text: str
     metadata: dict[str, Any] | None
-    scores: dict[str, float] = Field(description="Scores by source: dense, bm25, reranker.")
+    scores: dict[str, float] = Field(description="Scores by source: dense, bm25, or as `source` names them; reranker.")
 
 
 class ShardsOut(Strict):
@@ -101,7 +111,8 @@ class SearchResponse(Strict):
     request_id: str
     release: str
     task: str
-    mode: str
+    mode: str | None = Field(description="The mode of the request; null if it gave a source.")
+    source: str = Field(description="The source that was searched, with all names filled in.")
     took_ms: dict[str, float]
     results: list[ResultOut]
 
@@ -174,6 +185,7 @@ class TaskOut(Strict):
     embeddings: str
     index: str | None
     bm25: str | None
+    sources: list[str] = Field(description="The sources that searches of the task may name.")
 
 
 class TasksResponse(Strict):

@@ -38,7 +38,7 @@ from serve.parts import ExpiredError
 from serve.protocol import SearchRequest
 from serve.registry import take_prompt
 from serve.release import BASE, Opened, Release, current, discard, make_current, renewed
-from serve.tasks import Task, search_of_mode
+from serve.tasks import Search, Task, search_of, search_of_mode
 from serve.work import Asked, Pairs, Vectors, embed_all, rerank_all, search_all
 
 log = logging.getLogger("riptide.serve")
@@ -219,14 +219,15 @@ class Service:
             if live := await self._aside(current, self.store):  # another release may have become live since
                 await self._adopt(await self._aside(Release.load, self.store, live[0]))
 
-    async def search(self, request: SearchRequest) -> tuple[Live, list[tuple[Answer, float]]]:
+    async def search(self, request: SearchRequest) -> tuple[Live, Search, list[tuple[Answer, float]]]:
         """Answers the queries of a request, all from one release.
 
         Args:
             request: The request.
 
         Returns:
-            The release that answered, and for each query its answer and the seconds that it waited.
+            The release that answered, the sources that were searched, and for each query its answer and the seconds
+            that it waited.
 
         Raises:
             NotReadyError: If no release is live.
@@ -239,7 +240,7 @@ class Service:
         task = self._task(live, request.task)
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
-        search = search_of_mode(task, request.mode)
+        search = search_of(task, request.source) if request.source else search_of_mode(task, request.mode)
         filter_text = None if not request.filter else Filter.parse(request.filter, live.columns).text
         deadline = time.time() + request.timeout_ms / 1000
         queries = [
@@ -247,7 +248,8 @@ class Service:
             for text in request.texts
         ]
         with self._held(live):
-            return live, await self.searches.submit_all([Asked(live.release, query) for query in queries], deadline)
+            asked = [Asked(live.release, query) for query in queries]
+            return live, search, await self.searches.submit_all(asked, deadline)
 
     async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[np.ndarray, int]:
         """Returns vectors of texts with a task's prompt, float32 [n, dim], and their token count.

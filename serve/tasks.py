@@ -10,8 +10,9 @@ from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.grammar import Term, fusion_text, parse
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.kind import SourceKind
-from indexing.hit_sources.modes import Mode, hybrid
+from indexing.hit_sources.modes import hybrid
 from indexing.hit_sources.online import Target
+from indexing.hit_sources.options import Mode
 from retriever.errors import InputError
 
 

@@ -12,8 +12,10 @@ import numpy as np
 from indexing.artifact import Artifact
 from indexing.corpus import Corpus
 from indexing.exact import Hits
+from indexing.filters import Filter
 from indexing.hit_sources import registry
 from indexing.hit_sources.kind import SearchContext, SourceKind
+from indexing.hit_sources.online import OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.store import Store
 from indexing.work.tasks import Runner
 
@@ -44,11 +46,41 @@ def fixed_hits(artifact: Artifact, corpus: Corpus, num_queries: int, k: int) -> 
     return Hits(scores, rows)
 
 
+class OnlineFixed(OnlineSearch):
+    """A target is the name of an artifact."""
+
+    name = "fixed"
+    deployment = "fixed"
+
+    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+        return [("fixed", str(target[0]))]
+
+    def read(self, target: Target, pinned: PinnedArtifacts) -> Artifact:
+        [artifact] = pinned.generations("fixed", str(target[0]))
+        return artifact
+
+    def open(self, readers: Artifact, corpus: Corpus, place: OnlinePlace) -> FixedSearcher:
+        return FixedSearcher(readers, corpus)
+
+    def probe(self, searcher: FixedSearcher) -> None:
+        searcher.search(["x"], 1)
+
+
+@dataclass
+class FixedSearcher:
+    artifact: Artifact
+    corpus: Corpus
+
+    def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
+        return fixed_hits(self.artifact, self.corpus, len(queries), k)
+
+
 class FixedKind(SourceKind):
     name = "fixed"
     forms = ("fixed:NAME",)
     label = "fixed"
     queries = "texts"
+    online = OnlineFixed()
 
     def open(self, context: SearchContext, name: str) -> FixedSource:
         return FixedSource(context.store.open("fixed", context.store.only("fixed", name)), context.corpus)

@@ -20,6 +20,7 @@ from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.registry import KINDS, all_forms, find_kind
 from retriever.errors import InputError
 
+MAX_WEIGHT = 1e9  # sums of weighted scores must be finite in float32
 _WEIGHTED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\*(.+)")
 
 
@@ -70,6 +71,8 @@ def parse(source: str) -> Expression:
     weights = tuple(float(match[1]) for match in matches if match) or None
     if weights and not any(weights):
         raise InputError(f"source {source!r}: every weight is 0; give at least one source a positive weight")
+    if weights and max(weights) > MAX_WEIGHT:
+        raise InputError(f"source {source!r}: weight {max(weights):g}: expected at most {MAX_WEIGHT:g}")
     return Expression(source, terms, weights)
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from indexing.hit_sources.grammar import fusion_text
+from indexing.hit_sources.options import Mode
 from indexing.store import Store
 from retriever.errors import InputError
 
 HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split
-
-Mode = Literal["dense", "exact", "bm25", "hybrid"]
 
 
 def hybrid(bm25: str, dense: str) -> str:

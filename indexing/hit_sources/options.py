@@ -1,8 +1,11 @@
-"""The settings of a search that a user may give, whatever the source."""
+"""The settings of a search that a user may give, and the modes. Imports nothing heavy, as clients import it too."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["dense", "exact", "bm25", "hybrid"]  # short names of sources
 
 # What a source must search for a setting to have an effect, in error messages.
 NEEDS = {"nprobe": "an index", "depth": "an index", "encoder": "vectors", "task": "vectors"}

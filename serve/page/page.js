@@ -9,6 +9,7 @@ const made = (name, text, className) => {
   return element;
 };
 const NAMES = { dense: "Dense", exact: "Exact", bm25: "BM25", hybrid: "Hybrid" };
+const SOURCE = "source:"; // before the value of an option that is a source, not a mode
 let modes = ["dense", "exact"];
 let asked = 0;
 
@@ -51,7 +52,11 @@ async function begin() {
   modes = info.modes;
   one("about").textContent =
     `${info.passages.toLocaleString("en")} passages · ${info.encoder} · ${info.tasks.length} ${info.tasks.length === 1 ? "task" : "tasks"} · release ${info.release}`;
-  for (const option of one("mode").options) option.hidden = option.value !== "side" && !modes.includes(option.value);
+  for (const option of document.querySelectorAll("#mode > option")) {
+    option.hidden = option.value !== "side" && !modes.includes(option.value);
+  }
+  const sources = [...new Set(tasks.tasks.flatMap((task) => task.sources))];
+  one("sources").replaceChildren(...sources.map((source) => new Option(source, `${SOURCE}${source}`)));
   const chosen = one("task").value || new URLSearchParams(location.search).get("task");
   one("task").replaceChildren(...tasks.tasks.map((task) => new Option(task.name, task.name, false, task.name === chosen)));
   one("rows").replaceChildren(...tasks.tasks.map((task) => {
@@ -69,7 +74,7 @@ function column(mode, found) {
   const box = made("section");
   const [result] = found.results;
   const { shards } = result;
-  box.append(made("h2", NAMES[mode]));
+  box.append(made("h2", NAMES[mode] || mode.slice(SOURCE.length)));
   box.append(made("p", `${found.took_ms.total.toFixed(1)} ms · ${shards.successful} of ${shards.total} shards`, "facts"));
   const stages = made("div", undefined, "stages");
   const known = Object.entries(found.took_ms).filter(([stage]) => stage !== "total");
@@ -104,7 +109,8 @@ async function search() {
   one("status").textContent = "Searching …";
   const body = { query, task: one("task").value, k: Number(one("k").value) || 10, allow_partial: true };
   try {
-    const found = await Promise.all(wanted.map((mode) => call("/v1/search", { ...body, mode })));
+    const found = await Promise.all(wanted.map((mode) => call("/v1/search",
+      mode.startsWith(SOURCE) ? { ...body, source: mode.slice(SOURCE.length) } : { ...body, mode })));
     if (turn !== asked) return;
     one("columns").replaceChildren(...found.map((answer, place) => column(wanted[place], answer)));
     const count = found.reduce((total, answer) => total + answer.results[0].hits.length, 0);

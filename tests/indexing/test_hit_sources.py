@@ -170,6 +170,8 @@ def test_a_fusion_finds_what_its_sources_find_apart(sources: HitSources) -> None
         ("bm25+exact:enc", "embeddings/enc"),
         ("bm25+index:idx", "index/idx: there is no such artifact (complete index: none)"),
         ("0*bm25+0*bm25:wide", "every weight is 0"),
+        ("1*bm25+2000000000*bm25:wide", "weight 2e+09: expected at most 1e+09"),
+        (f"1*bm25+{'9' * 400}*bm25:wide", "weight inf: expected at most 1e+09"),
     ],
 )
 def test_what_is_not_in_the_grammar_or_the_store_is_named(sources: HitSources, source: str, told: str) -> None:
