@@ -20,6 +20,7 @@ import tyro
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.modes import source_of
 from indexing.hit_sources.options import NEEDS, Mode, SearchOptions
+from indexing.hit_sources.registry import all_forms
 from indexing.inspection.searching import LocalSearch
 from indexing.inspection.tables import ShownHit, hit_table, style_for
 from indexing.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
@@ -28,6 +29,9 @@ from indexing.store import Store
 from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
 
+SOURCE_HELP = (
+    f"Search source, instead of a mode: {', '.join(all_forms())}, A+B (reciprocal rank fusion), 0.4*A+0.6*B (weighted)."
+)
 SHOWN = 10  # queries without hits that are listed by id
 SHOWN_HITS = 10  # hits per query that are printed with --query
 # With --query nothing is committed, and the queries do not come from the store: these options have no meaning.
@@ -44,9 +48,7 @@ class Search(Common):
     ] = "dense"
     """dense: the FAISS index, whose candidates are scored again by the vectors; exact: all vectors; bm25: Lucene;
     hybrid: bm25 and dense with equal weights (exact if the store has no index)."""
-    source: str | None = None
-    """Search source, instead of a mode: bm25, bm25:NAME, exact:EMB, index:NAME, A+B (reciprocal rank fusion),
-    0.4*A+0.6*B (weighted)."""
+    source: Annotated[str | None, tyro.conf.arg(help=SOURCE_HELP)] = None
     split: str | None = None
     """A split of the query set's qrels, or all; default: test."""
     k: int | None = None

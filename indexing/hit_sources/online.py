@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from indexing.artifact import Artifact, Draft, Part
 from indexing.corpus import Corpus
+from indexing.store import Store
 
 PROBE = "what is a prompt?"  # the query of checks
 
@@ -19,6 +20,7 @@ Files = Iterable[tuple[Artifact | Draft, Part]]
 class PinnedArtifacts(Protocol):
     """The artifacts of a release, each checked against the fingerprint in the release."""
 
+    store: Store
     corpus: Corpus
 
     def generations(self, kind: str, name: str) -> list[Artifact]:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from grpc import RpcError
@@ -26,6 +26,7 @@ from serve.calls.protocols import (
     SourceRequest,
 )
 
+Result = TypeVar("Result")
 PREPARE_S = 600.0  # seconds for all replicas to open a release
 CHECK_S = 10.0  # seconds for all replicas to check their files
 
@@ -73,7 +74,7 @@ class RemoteReranker:
         return Sent(self.handle.score.remote, request)
 
 
-class Sent:
+class Sent(Generic[Result]):
     """A Reply from Ray Serve.
 
     If the replica is lost during the call, the call is sent once more, to another replica or to the next one that
@@ -90,7 +91,7 @@ class Sent:
         with contextlib.suppress(LostError), _as_raised():
             self._response = send(request)
 
-    def result(self, timeout_s: float | None = None) -> Any:
+    def result(self, timeout_s: float | None = None) -> Result:
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         if self._response is not None:
             with contextlib.suppress(LostError), _as_raised():

@@ -19,6 +19,7 @@ from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
 from indexing.hit_sources.grammar import label
 from indexing.hit_sources.modes import source_of
 from indexing.hit_sources.opening import HitSources
+from indexing.rescoring import reranked
 from indexing.store import Store
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
@@ -224,3 +225,20 @@ def test_modes_stand_for_sources() -> None:
 )
 def test_a_source_is_part_of_a_runs_name(source: str, piece: str) -> None:
     assert label(source) == piece
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4, 7, 9])
+def test_reranked_hits_are_in_the_order_of_a_plain_loop(depth: int) -> None:
+    """With equal probabilities, missing hits, and hits below the re-ranked ones."""
+    rng = np.random.default_rng(depth)
+    rows = np.array([rng.permutation(50)[:9] for _ in range(6)])
+    rows[1, 5:], rows[2, :] = -1, -1
+    hits = Hits(rng.random(rows.shape).astype(np.float32), rows)
+    probabilities = rng.choice(np.array([0.2, 0.5, 0.9], np.float32), (6, depth))
+    probabilities[rows[:, :depth] < 0] = -np.inf
+    found = reranked(hits, probabilities)
+    for query in range(6):
+        top = sorted(zip(-probabilities[query], rows[query, :depth], strict=True), key=lambda pair: pair)
+        expected = [(int(row), float(-score)) for score, row in top if row >= 0]
+        expected += [(int(row), -float(rank)) for rank, row in enumerate(rows[query], 1) if rank > depth and row >= 0]
+        assert pairs(found, query) == [(row, pytest.approx(score)) for row, score in expected]
