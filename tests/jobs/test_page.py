@@ -102,6 +102,11 @@ def test_search_by_hand_in_every_mode_and_task(browser: Any, address: str, root:
     page.choose("#task", "ours")
     page.until(lambda: "for task ours" in page.text("#status"))
     assert page.hits() == [hit.id for hit in client.search(query, mode="exact", task="ours")]
+    page.choose("#mode", "source:bm25")  # a source by its name, and of each hit
+    page.until(lambda: page.text("#columns h2") == "bm25")
+    hits = client.search(query, source="bm25", task="ours")
+    assert page.hits() == [hit.id for hit in hits]
+    assert f"from bm25 {hits[0].score:.4f}" in page.text("#columns li .from")
 
 
 def test_hits_are_walked_through_with_the_keyboard(browser: Any, address: str, root: Path) -> None:
