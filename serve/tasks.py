@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -116,6 +117,7 @@ def search_of(task: Task, source: str) -> Search:
     return Search(fusion_text(names, expression.weights), parts, names, expression.weights)
 
 
+@functools.lru_cache(maxsize=1024)  # called for every request
 def search_of_mode(task: Task, mode: Mode) -> Search:
     """Returns the search of a mode; its sources have the names of their parts, dense and bm25, in the scores of hits.
 
