@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from retriever.prompts import TaskPrompt
 
 # Settings of an encoder that apply to queries only: the vectors of passages do not depend on them.
-_QUESTIONS = ("query_prefix", "query_length")
+_QUESTIONS = ("query_prefix", "query_length", "query_terms")
 # Settings of an encoder whose values are sha256 hashes of contents, which mean nothing to a reader.
 _CONTENTS = ("backbone", "weights", "tokenizer", "tokenizer_args", "head", "prompt", "query_encoder")
 

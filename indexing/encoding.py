@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,6 +72,8 @@ class EncodeCorpus:
     ):
         self.corpus, self.spec, self.name = Corpus.open(store), spec, name
         self.described = spec.describe("passage")
+        if self.described["pooling"] == "splade":
+            raise InputError(f"{spec.name}: sparse embeddings (pooling=splade) are not supported")
         self.config = {"encoder": self.described, "numerics": numerics, "limit": limit}
         total = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         self._stage = EncodeStage(self.corpus, spec, resources, numerics, total, allow_unknown_tokens)
@@ -96,7 +98,7 @@ class EncodeCorpus:
         for draft in drafts:
             draft.note(
                 encoder=spec.name,
-                options=asdict(spec.options),
+                options=spec.options.stored(),
                 task=spec.task,
                 dim=self.described["dim"],
                 similarity=similarity_of(self.described),

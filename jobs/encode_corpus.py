@@ -35,8 +35,9 @@ class EncodeCorpus(Common):
     """A tuned task in place of an encoder; its own options apply."""
     name: str | None = None
     """The name of the embeddings; default: the task's name, or the last component of the encoder's."""
-    pooling: Literal["cls", "mean", "last"] | None = None
-    """The token vectors that become a text's vector: the first, the mean, or the last; default: the model folder's."""
+    pooling: Literal["cls", "mean", "last", "splade"] | None = None
+    """The token vectors that become a text's vector: the first, the mean, or the last; splade: sparse vectors, which
+    hold weights of the vocabulary's words by the masked-language-model head; default: the model folder's."""
     normalize: bool | None = None
     """Scale vectors to length 1, so that inner products are cosines; default: the model folder's setting."""
     query_prefix: str | None = None
@@ -59,6 +60,11 @@ class EncodeCorpus(Common):
     """The dtype of the backbone; auto: bfloat16 if the device supports it."""
     compile: Literal["auto", "never", "always"] = "auto"
     """torch.compile; auto: if it pays and a compiler is available (not for BERT-family models on the CPU)."""
+    query_terms: int | None = None
+    """With sparse vectors: keep this many words of a query, those with the largest weights; default: the model
+    folder's limit, or all."""
+    passage_terms: int | None = None
+    """With sparse vectors: keep this many words of a passage; default: as for queries."""
     allow_unknown_tokens: bool = False
     """Encode parts in which more than half of the tokens are unknown to the tokenizer; by default such a part ends the
     job, because its vectors say little about the texts. Not part of the fingerprint."""

@@ -181,6 +181,8 @@ class DualSystem:
         self.tuning, self.data, self.device, self.dtype, self.vectors = tuning, data, device, dtype, vectors
         self.encoder = encoder
         self.recipe = recipe = read_recipe(folder, encoder)
+        if recipe.is_sparse:
+            raise InputError(f"{folder}: training of sparse vectors (pooling=splade) is not supported")
         self.tokenizer = TextTokenizer(recipe, encoder)
         self.autocast = tuning.method == "finetune" and dtype == torch.bfloat16
         self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
