@@ -14,6 +14,7 @@ from typing import Any, Literal
 from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
 from jobs.session import describe_size, join_cluster, num_gpus
 
+from indexing.embeddings import is_sparse
 from indexing.encoders import EncoderSpec, spec_of
 from indexing.encoding import CALLS, PartDone, is_encoded, numerics_of, similarity_of
 from indexing.encoding import EncodeCorpus as EncodeWork
@@ -102,7 +103,9 @@ def main(options: EncodeCorpus) -> None:
         say(f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
             f"{speed.tokens / speed.seconds:,.0f} tokens/s")  # fmt: skip
     for artifact in store.generations("embeddings", name):
-        say(f"{artifact.url}: {artifact.rows:,} vectors of {described['dim']}, {artifact.config['numerics']}")
+        kind = f"sparse vectors over {described['dim']:,} words" if is_sparse(described) else (
+            f"vectors of {described['dim']}")  # fmt: skip
+        say(f"{artifact.url}: {artifact.rows:,} {kind}, {artifact.config['numerics']}")
     return None
 
 
@@ -136,8 +139,9 @@ class Speed:
 
 def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict[str, Any]) -> Speed:
     """Encodes the pending parts of the corpus and completes its generations."""
-    runner, resources = open_encoders(store, options, spec, described["model_type"])
-    numerics = numerics_of(runner, spec.options, described["model_type"], Resources(resources.cores, resources.gpus))
+    kind = None if is_sparse(described) else described["model_type"]
+    runner, resources = open_encoders(store, options, spec, kind)
+    numerics = numerics_of(runner, spec.options, kind, Resources(resources.cores, resources.gpus))
     work = EncodeWork(
         store,
         spec,
@@ -152,8 +156,10 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, de
     return speed
 
 
-def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: str) -> tuple[Runner, Resources]:
+def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: str | None) -> tuple[Runner, Resources]:
     """Returns the runner and the resources of an encoder: on a cluster a pool of encoders, in this process one.
+
+    kind: the backbone's model_type if its batches may be packed, else None.
 
     Raises:
         InputError: If the cluster or this machine cannot provide the resources.
@@ -190,7 +196,12 @@ def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, desc
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
     say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
     say_stages(work)
-    say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
+    if is_sparse(described):
+        words = described["passage_terms"]
+        most = f"at most {words:,}" if words else "as many as are not 0"
+        say(f"writes   {rows:,} sparse vectors, 8 bytes a word, {most} of a passage")
+    else:
+        say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 
 
