@@ -423,7 +423,7 @@ def is_pooler(name: str) -> bool:
 
 
 def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
-    """Returns the resolved settings that shape the vectors, except for dtype and compile."""
+    """Returns the resolved settings that shape vectors in training: not dtype, compile and the pruning of words."""
     resolved = (
         "pooling",
         "head",
@@ -433,8 +433,6 @@ def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
         "passage_length",
         "append_eos",
         "padding_side",
-        "query_terms",
-        "passage_terms",
     )
     return {name: getattr(recipe, name) for name in resolved} | {
         name: getattr(options, name) for name in ("title", "dimension")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,9 @@ from mined import weights
 from sentence_transformers import SparseEncoder as Peer
 from tiny import add_masked_head
 
+from indexing.corpus import Corpus
 from indexing.models import Checkpoints, model_folder
+from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
 
 Done = Callable[..., str]
@@ -50,6 +53,10 @@ def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
     done(*command(world, masked, "cut", *more))
     kind = "prompts" if train == "prompts" else "models"
     assert weights(mined, f"{kind}/cut") == weights(mined, f"{kind}/whole")
+    # The task encodes the corpus; the number of words is no matter of training.
+    done("encode_corpus", "--store", world.store, "--task", "whole", "--passage-terms", 7, "--dtype", "float32")
+    made = SparseEmbeddings.open(mined, "whole", Corpus.open(mined))
+    assert [made.vectors(part).counts.max() for part in made.parts] == [7] * 4
     config = mined.open(kind, "whole").config
     assert config["tuning"]["flops"] == {"queries": 3e-4, "passages": 1e-4, "warm_up": 2}
     assert config["loop"]["warm_up"] == 0.04
@@ -67,10 +74,14 @@ def test_the_weights_of_margin_mse_are_others() -> None:
     assert (flops.queries, flops.passages, flops.warm_up) == (0.5, 0.4, 10)
 
 
-def test_what_does_not_fit_is_refused(world, mined: Store, masked: Path, done: Done, refused: Done) -> None:
+def test_what_does_not_fit_is_refused(
+    world, mined: Store, masked: Path, done: Done, refused: Done, documented: Callable[..., None]
+) -> None:
     more = ("--train", "all", "--steps", 2)
     line = refused(*command(world, world.model, "t", *more))
     assert "pooling=splade needs a masked-language-model head, and the weights lack it" in line
+    case = "train_retriever --pooling splade with a backbone without a masked-language-model head"
+    documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
     line = refused(*command(world, masked, "t", *more, "--pooling", "cls", "--flops-queries", "0.1"))
     assert "--flops-queries 0.1: regularises sparse vectors, and --pooling is cls: give --pooling splade" in line
     line = refused(*command(world, masked, "t", *more, "--refresh-epochs", "1"))
@@ -83,3 +94,6 @@ def test_what_does_not_fit_is_refused(world, mined: Store, masked: Path, done: D
     line = refused(*command(world, masked, "t", "--train", "all", "--steps", 60, "--lr", "0.1", "--flops-queries",
                             "1e6", "--flops-warm-up", "0"))  # fmt: skip
     assert "non-zero words on average, expected at least 1" in line
+    case = "train_retriever --pooling splade with a FLOPS weight that leaves no word in the vectors"
+    line = re.sub(r"step \d+", "step N", re.sub(r"\d\.\d+ non-zero", "N non-zero", line))
+    documented("Training", case, line, 1)
