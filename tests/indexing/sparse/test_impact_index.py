@@ -92,7 +92,11 @@ def test_scores_that_float32_rounds_are_ordered_exactly(tmp_path: Path) -> None:
     matrix[:50] = matrix[50]  # equal scores too
     matrix[50:60] = 0
     matrix[60:100] *= draw.random((40, 1)) / 10
-    vectors, queries = from_dense(matrix), from_dense((8 + 8 * draw.random((8, WIDTH))).astype(np.float32))
+    asked = (8 + 8 * draw.random((8, WIDTH))).astype(np.float32)
+    asked[:, 0] = 0.01  # so that the 100 best passages differ by less than float32 tells
+    matrix[100:200] = 20.03
+    matrix[100:200, 0] = 20 + draw.permutation(100) % 50 / 100
+    vectors, queries = from_dense(matrix), from_dense(asked)
     add_embeddings(tmp_path, [vectors])
     exact = np.sort(whole(queries) @ whole(vectors).T)
     assert exact.max() > 3 * 2**24
