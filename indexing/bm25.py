@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from indexing.artifact import Artifact, Draft
+from indexing.artifact import Artifact, Draft, Part
 from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table
 from indexing.exact import Hits, nothing
-from indexing.lucene import LuceneSearch, LuceneShard, analyzer, versions, write_shard
+from indexing.lucene import LuceneSearch, LuceneShard, SegmentSearch, analyzer, versions, write_shard
 from indexing.store import Store, generation
 from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
 from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
@@ -26,6 +26,10 @@ from retriever.errors import InputError
 DEFAULT = "bm25"  # the default name
 SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given
 MIN_TASK_QUERIES = 256  # queries of a task; most of the time of a smaller one is its start
+
+
+SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
+"""Of each segment: the name of its bulk, its small files, and the path of the bulk. A key of caches."""
 
 
 class Bm25:
@@ -68,19 +72,26 @@ class Bm25:
         Raises InputError if they were made with another version of Lucene, whose terms may differ.
         """
         check_versions(self.generations[0])
-        files = []
-        for artifact, part in self.shards:
-            small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small_files"].items())
-            files.append((part.facts["segment_file"], small, str(artifact.local(part))))
-        return _searcher(tuple(files), self.k1, self.b, self.language)
+        return _searcher(segment_files(self.shards), self.k1, self.b, self.language)
 
 
 @functools.lru_cache(maxsize=2)
-def _searcher(
-    files: tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...], k1: float, b: float, language: str
-) -> LuceneSearch:
-    shards = [(LuceneShard(bulk, dict(small)), Path(path)) for bulk, small, path in files]
-    return LuceneSearch(shards, k1=k1, b=b, language=language)
+def _searcher(files: SegmentFiles, k1: float, b: float, language: str) -> LuceneSearch:
+    return LuceneSearch(segments_of(files), k1=k1, b=b, language=language)
+
+
+def segment_files(shards: Sequence[tuple[Artifact, Part]]) -> SegmentFiles:
+    """Returns the local files of committed segments; `segments_of` converts them for a search."""
+    files = []
+    for artifact, part in shards:
+        small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small_files"].items())
+        files.append((part.facts["segment_file"], small, str(artifact.local(part))))
+    return tuple(files)
+
+
+def segments_of(files: SegmentFiles) -> list[tuple[LuceneShard, Path]]:
+    """Returns the segments, each with the path of its bulk."""
+    return [(LuceneShard(bulk, dict(small)), Path(path)) for bulk, small, path in files]
 
 
 def check_versions(of: Artifact | Draft) -> None:
@@ -157,14 +168,7 @@ class BuildBm25(WorkDefaults):
             InputError: If Java does not work there or does not know the language, or if the existing generations were
                 built with other versions.
         """
-        [(_, found)] = runner.run(LuceneVersions(self.language), [None])
-        before = {key: self.previous[0].config[key] for key in found} if self.previous else found
-        if before != found:
-            raise InputError(
-                f"{self.previous[0].url} was built with {before}, this is {found}, whose terms may differ: build "
-                "another one (parameter name)"
-            )
-        self.config |= found
+        self.config |= find_versions(runner, self.previous, self.language)
 
     @property
     def targets(self) -> list[Target]:
@@ -187,6 +191,27 @@ class BuildBm25(WorkDefaults):
                 num_shards=self.num_shards,
             )
         ]
+
+
+def find_versions(runner: Runner, previous: Sequence[Artifact], language: str) -> dict[str, str]:
+    """Returns the versions of Lucene and Anserini that a worker reports.
+
+    Args:
+        runner: What runs the worker.
+        previous: The existing generations of the index, which must have been built with the same versions.
+        language: The language of the analyzer, which the worker must know.
+
+    Raises:
+        InputError: If Java does not work there, or if the existing generations were built with other versions.
+    """
+    [(_, found)] = runner.run(LuceneVersions(language), [None])
+    before = {key: previous[0].config[key] for key in found} if previous else found
+    if before != found:
+        raise InputError(
+            f"{previous[0].url} was built with {before}, this is {found}, whose terms may differ: build "
+            "another one (parameter name)"
+        )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,17 +251,28 @@ class FillLuceneTask:
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
             texts = counted(contents(self.parts, first, end), report)
             made = write_shard(texts, Path(folder), language=self.language)
-            small = {file: base64.b64encode(content).decode() for file, content in sorted(made.small.items())}
-            self.draft.commit(
-                name,
-                ".cfs",
-                lambda path: shutil.move(Path(folder) / made.bulk, path),
-                rows=end - first,
-                first_row=first,
-                end=end,
-                segment_file=made.bulk,
-                small_files=small,
-            )
+            commit_segment(self.draft, name, made, Path(folder), first, end)
+
+
+def commit_segment(
+    draft: Draft, name: str, segment: LuceneShard, folder: Path, first: int, end: int, **facts: int
+) -> None:
+    """Commits a segment of the rows [first, end) as a part: its bulk is the file, its small files are in the record.
+
+    facts: further facts of the record.
+    """
+    small = {file: base64.b64encode(content).decode() for file, content in sorted(segment.small.items())}
+    draft.commit(
+        name,
+        ".cfs",
+        lambda path: shutil.move(folder / segment.bulk, path),
+        rows=end - first,
+        first_row=first,
+        end=end,
+        segment_file=segment.bulk,
+        small_files=small,
+        **facts,
+    )
 
 
 @dataclass(frozen=True)
@@ -304,7 +340,7 @@ class SearchBm25Task:
         return lambda block, report: search_alive(searcher, block[1], self.k, self.deleted, place.cores)
 
 
-def search_alive(searcher: LuceneSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int) -> Hits:
+def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int) -> Hits:
     """Returns the top k of each query without the deleted rows. Searches deeper until there are k."""
     if not len(deleted):
         return searcher.search(queries, k, threads=threads)
@@ -312,7 +348,7 @@ def search_alive(searcher: LuceneSearch, queries: Sequence[str], k: int, deleted
     return _deepened(searcher, queries, k, depth, lambda rows: ~np.isin(rows, deleted), threads)
 
 
-def search_among(searcher: LuceneSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
+def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
     """Returns the top k of each query among some rows, int64, ascending. Searches deeper until there are k."""
     if not len(rows):
         return nothing(len(queries), k)
@@ -321,7 +357,7 @@ def search_among(searcher: LuceneSearch, queries: Sequence[str], k: int, rows: n
 
 
 def _deepened(
-    searcher: LuceneSearch, queries: Sequence[str], k: int, depth: int, taken: Callable[[np.ndarray], np.ndarray],
+    searcher: SegmentSearch, queries: Sequence[str], k: int, depth: int, taken: Callable[[np.ndarray], np.ndarray],
     threads: int, most: int | None = None,
 ) -> Hits:  # fmt: skip
     """Returns the top k of each query among the rows that `taken` accepts (int64 -> bool).

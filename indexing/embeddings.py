@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,45 @@ from indexing.chain import RowPart, row_parts, split_rows
 from indexing.corpus import Corpus
 from indexing.store import Store
 from retriever.errors import InputError
+
+
+def open_generations(store: Store, name: str | None, corpus: Corpus, *, sparse: bool) -> tuple[str, list[Artifact]]:
+    """Returns the name of embeddings and all their complete generations.
+
+    Args:
+        store: The store.
+        name: Their name; None: the only ones of the store.
+        corpus: The corpus that they must cover.
+        sparse: Whether their vectors must be sparse, or dense.
+
+    Raises:
+        InputError: If their vectors are of the other kind, if they are of another corpus, or if they lack rows of it.
+    """
+    name = store.only("embeddings", name)
+    generations = store.generations("embeddings", name)
+    first = generations[0]
+    if is_sparse(first.config["encoder"]) != sparse:
+        actual, expected = ("dense", "sparse") if sparse else ("sparse", "dense")
+        remedy = "encode the corpus with pooling splade" if sparse else "give embeddings of a dense encoder"
+        raise InputError(f"{store.url}/embeddings/{name}: holds {actual} vectors, expected {expected} ones: {remedy}")
+    for made, of in zip(generations, corpus.generations, strict=False):
+        if made.inputs["corpus"]["fingerprint"] != of.fingerprint:
+            raise InputError(
+                f"{made.url} was made from the corpus {made.inputs['corpus']['fingerprint'][:12]}, "
+                f"{of.url} is {of.fingerprint[:12]}: encode this corpus"
+            )
+    num_rows = sum(part.rows for artifact in generations for part in artifact.group("part"))
+    if num_rows < corpus.num_rows and first.config["limit"] is None:
+        raise InputError(
+            f"{store.url}/embeddings/{name} covers {num_rows:,} of the corpus' {corpus.num_rows:,} passages: "
+            f"run jobs/encode_corpus.py --name {name} again to encode the new ones"
+        )
+    return name, generations
+
+
+def is_sparse(described: Mapping[str, Any]) -> bool:
+    """Whether the vectors of an encoder are sparse. described: its settings (`EncoderSpec.describe`)."""
+    return bool(described.get("pooling") == "splade")
 
 
 class Embeddings:
@@ -33,23 +72,9 @@ class Embeddings:
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> Embeddings:
         """`name` may be left out where the store has one only.
 
-        Raises InputError where they are of another corpus, or lack rows that the corpus has.
+        Raises InputError where their vectors are sparse, or they are of another corpus, or lack rows that it has.
         """
-        name = store.only("embeddings", name)
-        generations = store.generations("embeddings", name)
-        for made, of in zip(generations, corpus.generations, strict=False):
-            if made.inputs["corpus"]["fingerprint"] != of.fingerprint:
-                raise InputError(
-                    f"{made.url} was made from the corpus {made.inputs['corpus']['fingerprint'][:12]}, "
-                    f"{of.url} is {of.fingerprint[:12]}: encode this corpus"
-                )
-        found = cls(name, generations)
-        if found.num_rows < corpus.num_rows and found.config["limit"] is None:
-            raise InputError(
-                f"{store.url}/embeddings/{name} covers {found.num_rows:,} of the corpus' {corpus.num_rows:,} passages: "
-                f"run jobs/encode_corpus.py --name {name} again to encode the new ones"
-            )
-        return found
+        return cls(*open_generations(store, name, corpus, sparse=False))
 
     def vectors(self, part: RowPart) -> np.ndarray:
         """A part's vectors, memory-mapped: float16 [rows, dim]. Raises InputError where the shape disagrees."""

@@ -14,14 +14,14 @@ from indexing.artifact import Artifact
 from indexing.models import model_folder, resolve_model, untied_sides_of
 from indexing.store import Store
 from retriever.errors import InputError
-from retriever.options import SIDES, EncoderOptions, Side
+from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 
 if TYPE_CHECKING:
     from retriever.encoder import Encoder
     from retriever.prompts import TaskPrompt
 
 # Settings of an encoder that apply to queries only: the vectors of passages do not depend on them.
-_QUESTIONS = ("query_prefix", "query_length")
+_QUESTIONS = ("query_prefix", "query_length", "query_terms")
 # Settings of an encoder whose values are sha256 hashes of contents, which mean nothing to a reader.
 _CONTENTS = ("backbone", "weights", "tokenizer", "tokenizer_args", "head", "prompt", "query_encoder")
 
@@ -139,8 +139,9 @@ class EncoderSpec:
 def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOptions) -> EncoderSpec:
     """Returns the encoder that `--encoder NAME` or `--task T` names.
 
-    A task is prompts/T, or models/T if it was fine-tuned. It has its own options, of which only dtype and compile are
-    replaced by those of `options`. If only its encoder of queries was trained, passages are encoded by its backbone.
+    A task is prompts/T, or models/T if it was fine-tuned. It has its own options, of which only dtype, compile and the
+    number of words of sparse vectors are replaced by those of `options`. If only its encoder of queries was trained,
+    passages are encoded by its backbone.
 
     Raises:
         InputError: If not exactly one of them is named, or if it does not exist.
@@ -168,7 +169,12 @@ def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOp
 
 
 def _as_asked(task_options: EncoderOptions, options: EncoderOptions) -> EncoderOptions:
-    return replace(task_options, dtype=options.dtype, compile=options.compile)
+    """Returns a task's options with the settings that are no matter of training: dtype, compile, and pruning of words.
+
+    Words are pruned as the task's options say unless `options` sets another number of them.
+    """
+    terms = {name: getattr(options, name) or getattr(task_options, name) for name in LATER_OPTIONS}
+    return replace(task_options, dtype=options.dtype, compile=options.compile, **terms)
 
 
 def differing(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> list[str]:

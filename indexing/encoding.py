@@ -7,7 +7,8 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from indexing.artifact import Draft
 from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table, save_array
 from indexing.encoders import EncoderSpec, differing
+from indexing.sparse.files import SUFFIX, save_vectors
 from indexing.store import Store, generation
 from indexing.work.tasks import Place, Report, Resources, Runner, ignore
 from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit
@@ -23,7 +25,10 @@ from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
 if TYPE_CHECKING:
+    from retriever.batching import Tokens
     from retriever.encoder import Encoder
+    from retriever.sparse.encoder import SparseEncoder
+    from retriever.sparse.vectors import SparseVectors
 
 CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
 MOST_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
@@ -96,7 +101,7 @@ class EncodeCorpus:
         for draft in drafts:
             draft.note(
                 encoder=spec.name,
-                options=asdict(spec.options),
+                options=spec.options.stored(),
                 task=spec.task,
                 dim=self.described["dim"],
                 similarity=similarity_of(self.described),
@@ -158,6 +163,11 @@ class EncodeWorker:
         # exceed the number of cores, its workers sleep between steps instead of spinning.
         self.model_thread = ThreadPoolExecutor(1, "riptide-model")
         self.encoder = self.model_thread.submit(self._open).result()
+        self.sparse: SparseEncoder | None = None
+        if self.encoder.is_sparse:
+            from retriever.sparse.encoder import SparseEncoder
+
+            self.sparse = SparseEncoder.over(self.encoder)
         self.ready = 0.0
         self.startup = time.time() - started
 
@@ -179,17 +189,16 @@ class EncodeWorker:
         draft = task.drafts[unit.target]
         if draft.find(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
             return PartDone(unit.rows, 0, self.ready, self.startup)
-        tokens, vectors = encode_part(
-            self.encoder,
-            part,
-            unit.rows,
-            self.model_thread,
-            task.spec.task,
-            allow_unknown_tokens=task.allow_unknown_tokens,
-            report=report,
-        )
-        write = functools.partial(save_array, vectors)
-        draft.commit(part.part.name, ".npy", write, rows=unit.rows, corpus_sha256=part.part.sha256)
+        common = (part, unit.rows, self.model_thread, task.spec.task)
+        options: dict[str, Any] = {"allow_unknown_tokens": task.allow_unknown_tokens, "report": report}
+        write: Callable[[Path], None]
+        if self.sparse is None:
+            tokens, vectors = encode_part(self.encoder, *common, **options)
+            write, suffix = functools.partial(save_array, vectors), ".npy"
+        else:
+            tokens, weights = encode_sparse_part(self.sparse, *common, **options)
+            write, suffix = functools.partial(save_vectors, weights), SUFFIX
+        draft.commit(part.part.name, suffix, write, rows=unit.rows, corpus_sha256=part.part.sha256)
         return PartDone(unit.rows, tokens, self.ready, self.startup)
 
 
@@ -233,14 +242,7 @@ def encode_part(
         InputError: If more than half of the tokens (special tokens excluded) are unknown, or if a vector is not finite
             or does not fit float16.
     """
-    table = open_table(part).slice(0, rows)
-    texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
-    if encoder.device.type == "cpu":
-        tokens = model_thread.submit(encoder.tokenize, texts, side="passage").result()
-    else:
-        tokens = encoder.tokenize(texts, side="passage")
-    if not allow_unknown_tokens:
-        check_known(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
+    tokens = tokenize_part(encoder, part, rows, model_thread, allow_unknown_tokens=allow_unknown_tokens)
     forward = functools.partial(encoder.forward, tokens, side="passage", task=task, report=report)
     vectors = model_thread.submit(forward).result()
     half = vectors.astype(np.float16)
@@ -251,6 +253,41 @@ def encode_part(
             f"(largest {np.abs(vectors[row]).max():.3g}); normalise it (parameter normalize)"
         )
     return int(tokens.lengths.sum()), half
+
+
+def encode_sparse_part(
+    encoder: SparseEncoder,
+    part: RowPart,
+    rows: int,
+    model_thread: Executor,
+    task: str | None = None,
+    *,
+    allow_unknown_tokens: bool = False,
+    report: Report = ignore,
+) -> tuple[int, SparseVectors]:
+    """Encodes the first `rows` passages of a part; arguments and errors as of `encode_part`.
+
+    Returns:
+        The number of tokens, and the sparse vectors.
+    """
+    tokens = tokenize_part(encoder, part, rows, model_thread, allow_unknown_tokens=allow_unknown_tokens)
+    forward = functools.partial(encoder.forward, tokens, side="passage", task=task, report=report)
+    return int(tokens.lengths.sum()), model_thread.submit(forward).result()
+
+
+def tokenize_part(
+    encoder: Encoder | SparseEncoder, part: RowPart, rows: int, model_thread: Executor, *, allow_unknown_tokens: bool
+) -> Tokens:
+    """Returns the tokens of the first `rows` passages of a part; arguments and errors as of `encode_part`."""
+    table = open_table(part).slice(0, rows)
+    texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
+    if encoder.device.type == "cpu":
+        tokens = model_thread.submit(encoder.tokenize, texts, side="passage").result()
+    else:
+        tokens = encoder.tokenize(texts, side="passage")
+    if not allow_unknown_tokens:
+        check_known(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
+    return tokens
 
 
 def check_known(unknown: int, total: int, part: str) -> None:
@@ -264,21 +301,28 @@ def check_known(unknown: int, total: int, part: str) -> None:
 
 @dataclass(frozen=True)
 class EncoderNumerics:
-    """Returns the numerics class of a worker's encoder, without loading weights. kind: the backbone's model_type."""
+    """Returns the numerics class of a worker's encoder, without loading weights.
+
+    kind: the backbone's model_type; None for sparse vectors, whose batches are neither packed nor compiled.
+    """
 
     options: EncoderOptions
-    kind: str
+    kind: str | None
     resources: Resources
 
     def open(self, place: Place) -> Callable[[None, Report], str]:
         """Returns the worker."""
         from retriever.numerics import expected_numerics
 
-        return lambda item, report: expected_numerics(self.options, place.device, self.kind)
+        options = self.options if self.kind is not None else replace(self.options, compile="never")
+        return lambda item, report: expected_numerics(options, place.device, self.kind)
 
 
-def numerics_of(runner: Runner, options: EncoderOptions, kind: str, resources: Resources) -> str:
-    """Returns the numerics class of the encoders that the runner opens; waits until there is room for one."""
+def numerics_of(runner: Runner, options: EncoderOptions, kind: str | None, resources: Resources) -> str:
+    """Returns the numerics class of the encoders that the runner opens; waits until there is room for one.
+
+    kind: as of `EncoderNumerics`.
+    """
     [(_, numerics)] = runner.run(EncoderNumerics(options, kind, resources), [None])
     return numerics
 

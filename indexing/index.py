@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from indexing.artifact import Artifact, Draft, Part
 from indexing.embeddings import Embeddings
@@ -62,7 +62,14 @@ class Index:
         return found
 
 
-def check_lineage(generations: Sequence[Artifact], embeddings: Embeddings) -> None:
+class NamedChain(Protocol):
+    """The complete generations of an artifact, for example of embeddings."""
+
+    name: str
+    generations: list[Artifact]
+
+
+def check_lineage(generations: Sequence[Artifact], embeddings: NamedChain) -> None:
     """Raises InputError unless every generation was built from these embeddings, both sides named."""
     made: dict[str, Any] = {artifact.key: artifact.fingerprint for artifact in embeddings.generations}
     for artifact in generations:

@@ -7,6 +7,7 @@ frequencies and the mean length are those of all of them.
 
 from __future__ import annotations
 
+import abc
 import functools
 import shutil
 import tempfile
@@ -91,8 +92,23 @@ def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") 
 
     Raises InputError where the folder's disk is full.
     """
+    return write_segment(passages, folder, analyzer(language))
+
+
+def write_segment(passages: Iterable[str], folder: Path, analysis: Any, *, omit_norms: bool = False) -> LuceneShard:
+    """Writes passages, in their order, as the one segment of a new index in an empty folder.
+
+    Args:
+        passages: The texts.
+        folder: The folder.
+        analysis: Lucene's analyzer of the texts.
+        omit_norms: Store no lengths of the passages.
+
+    Raises:
+        InputError: If the folder's disk is full.
+    """
     try:
-        return _write_shard(passages, folder, language)
+        return _write_segment(passages, folder, analysis, omit_norms)
     except Exception as error:
         if "java.io.IOException" not in str(error):
             raise
@@ -102,9 +118,9 @@ def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") 
         ) from error
 
 
-def _write_shard(passages: Iterable[str], folder: Path, language: str) -> LuceneShard:
+def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_norms: bool) -> LuceneShard:
     java = lucene()
-    config = _type("index.IndexWriterConfig")(_as("analysis.Analyzer", analyzer(language)))
+    config = _type("index.IndexWriterConfig")(_as("analysis.Analyzer", analysis))
     config.setRAMBufferSizeMB(BUFFER_MB)
     config.setUseCompoundFile(True)
     policy = _type("index.LogDocMergePolicy")()  # merges neighbours only, and so keeps the order
@@ -117,6 +133,7 @@ def _write_shard(passages: Iterable[str], folder: Path, language: str) -> Lucene
     kind = _type("document.FieldType")()
     kind.setStored(False)
     kind.setTokenized(True)
+    kind.setOmitNorms(omit_norms)
     kind.setIndexOptions(_type("index.IndexOptions").DOCS_AND_FREQS)
     empty = java.cast("java.lang.CharSequence", java.type("java.lang.String")(""))
     field = _type("document.Field")(FIELD, empty, _as("index.IndexableFieldType", kind))
@@ -140,27 +157,28 @@ def _write_shard(passages: Iterable[str], folder: Path, language: str) -> Lucene
     return LuceneShard(bulk, {name: path.read_bytes() for name, path in files.items() if name != bulk})
 
 
-class LuceneSearch:
-    """BM25 over shards as one index. Thread-safe; keeps the shards mapped."""
+class SegmentSearch(abc.ABC):
+    """Search over shards as one index. Thread-safe; keeps the shards mapped."""
 
-    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], *, k1: float, b: float, language: str = "en"):
-        """shards: in the order of their rows, each with the path of its bulk."""
+    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], similarity: Any):
+        """shards: in the order of their rows, each with the path of its bulk. similarity: Lucene's, for scores."""
         java = lucene()
         readers = [_as("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
         self.num_documents = sum(reader.numDocs() for reader in readers)
         # One shard too: its reader is closed with the one around it.
         reader = _type("index.MultiReader")(readers, True)
         self._searcher = _type("search.IndexSearcher")(_as("index.IndexReader", reader))
-        similarity = _type("search.similarities.BM25Similarity")(k1, b)
         self._searcher.setSimilarity(_as("search.similarities.Similarity", similarity))
-        self._analyzer = _as("analysis.Analyzer", analyzer(language))
-        self._generator = java.type("io.anserini.search.query.BagOfWordsQueryGenerator")()
         self._json = java.type("com.fasterxml.jackson.databind.ObjectMapper")()
 
-    def search(self, queries: Sequence[str], k: int, *, threads: int = 1) -> Hits:
-        """The top k of each query as a bag of words: scores float32 [q, k], rows (document numbers) int64 [q, k].
+    @abc.abstractmethod
+    def _build(self, query: str) -> Any:
+        """Returns Lucene's query of a text; None: it finds nothing."""
 
-        No character of a query has a meaning of its own. A query without a term that is indexed finds nothing.
+    def search(self, queries: Sequence[str], k: int, *, threads: int = 1) -> Hits:
+        """The top k of each query: scores float32 [q, k], rows (document numbers) int64 [q, k].
+
+        A query without a term that is indexed finds nothing.
         """
         scores = np.full((len(queries), k), -np.inf, np.float32)
         rows = np.full((len(queries), k), -1, np.int64)
@@ -170,7 +188,8 @@ class LuceneSearch:
         def fill(numbers: range) -> None:
             try:
                 for number in numbers:
-                    found = orjson.loads(self._one(queries[number], most))["scoreDocs"]
+                    built = self._build(queries[number])
+                    found = [] if built is None else orjson.loads(self._one(built, most))["scoreDocs"]
                     scores[number, : len(found)] = [hit["score"] for hit in found]
                     rows[number, : len(found)] = [hit["doc"] for hit in found]
             finally:
@@ -180,10 +199,22 @@ class LuceneSearch:
             list(pool.map(fill, [range(n, len(queries), threads) for n in range(threads)]))
         return Hits(scores, rows)
 
-    def _one(self, query: str, k: int) -> str:
+    def _one(self, built: Any, k: int) -> str:
         """TopDocs as JSON: one crossing from Java for all hits, and floats that read back as they were."""
-        built = self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " "))
         return self._json.writeValueAsString(self._searcher.search(built, k))
+
+
+class LuceneSearch(SegmentSearch):
+    """BM25 over shards as one index, for queries that are bags of words: no character has a meaning of its own."""
+
+    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], *, k1: float, b: float, language: str = "en"):
+        """shards: in the order of their rows, each with the path of its bulk."""
+        super().__init__(shards, _type("search.similarities.BM25Similarity")(k1, b))
+        self._analyzer = _as("analysis.Analyzer", analyzer(language))
+        self._generator = lucene().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
+
+    def _build(self, query: str) -> Any:
+        return self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " "))
 
 
 def open_shard(shard: LuceneShard, bulk: Path) -> Any:

@@ -76,6 +76,9 @@ class TuneMaker:
         if self.refresh_depth and self.tuning.distills:
             raise InputError(f"parameter loss {self.tuning.loss} with parameter refresh_epochs: negatives that are "
                              "mined during training have no teacher scores; leave one of them out")  # fmt: skip
+        if self.refresh_depth and self.tuning.flops is not None:
+            raise InputError("parameter pooling splade with parameter refresh_epochs: negatives are mined during "
+                             "training with dense vectors only; leave one of them out")  # fmt: skip
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int

@@ -1,4 +1,4 @@
-"""Fill a FAISS index from embeddings, in parallel shards, and measure its recall.
+"""Fill an index from embeddings, in parallel shards: a FAISS index, whose recall is measured, or Lucene's impacts.
 
 python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
 """
@@ -14,9 +14,12 @@ from jobs.session import open_runner
 from indexing.building import BuildIndex as BuildWork
 from indexing.building import IndexOptions
 from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
+from indexing.embeddings import Embeddings, is_sparse
 from indexing.faiss_index import training_size
 from indexing.index import Index
+from indexing.sparse.building import BuildImpacts
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.index import ImpactIndex
 from indexing.store import Store
 from indexing.work.work import run_work
 from retriever.errors import InputError
@@ -31,14 +34,16 @@ class BuildIndex(Common):
     name: str | None = None
     """Name of the index; default: the name of the embeddings."""
     factory: str = "auto"
-    """FAISS factory string: Flat, SQ… or IVF…, after PCA, OPQ or RR; auto: chosen by size, --memory-gb and recall."""
+    """With dense vectors: FAISS factory string: Flat, SQ… or IVF…, after PCA, OPQ or RR; auto: chosen by size,
+    --memory-gb and recall."""
     shards: int = 4
     """Number of shards of a new index, which are filled and searched in parallel."""
     recall: float = 0.95
-    """Recall of the exact top 100 to reach, after re-scoring; nprobe and depth are chosen for it."""
+    """With dense vectors: recall of the exact top 100 to reach, after re-scoring; nprobe and depth are chosen for it.
+    Search of sparse vectors is exact."""
     memory_gb: float | None = None
-    """Largest size in GB of all shards of a new index, with --factory auto; embeddings stay on disk. Default: what the
-    recall requires."""
+    """With dense vectors: largest size in GB of all shards of a new index, with --factory auto; embeddings stay on
+    disk. Default: what the recall requires."""
 
 
 def main(options: BuildIndex) -> None:
@@ -49,12 +54,11 @@ def main(options: BuildIndex) -> None:
         )
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):
         raise InputError(f"--memory-gb {options.memory_gb}: expected a number above 0, and --factory auto")
-    embeddings = Embeddings.open(store, options.embeddings, Corpus.open(store))
-    if options.limit is not None and embeddings.num_rows > options.limit:
-        raise InputError(
-            f"--limit {options.limit}: embeddings/{embeddings.name} has {embeddings.num_rows:,} rows, and an index "
-            "covers all of them; encode the first rows with encode_corpus --limit, under another name"
-        )
+    name = store.only("embeddings", options.embeddings)
+    if is_sparse(store.generations("embeddings", name)[0].config["encoder"]):
+        return build_impacts(store, options, SparseEmbeddings.open(store, name, Corpus.open(store)))
+    embeddings = Embeddings.open(store, name, Corpus.open(store))
+    check_limit(options, embeddings.name, embeddings.num_rows)
     shape = IndexOptions(factory=options.factory, shards=options.shards, recall=options.recall,
                          memory_bytes=None if options.memory_gb is None else int(options.memory_gb * 1e9))  # fmt: skip
     work = BuildWork(store, embeddings, options.name or embeddings.name, shape)
@@ -76,6 +80,41 @@ def main(options: BuildIndex) -> None:
     if not index.generations[-1].notes["reaches_recall"]:
         say(f"  this factory does not reach recall {options.recall}: use finer codes (SQ8, Flat) or more lists")
     return None
+
+
+def build_impacts(store: Store, options: BuildIndex, embeddings: SparseEmbeddings) -> None:
+    """Builds an index of sparse embeddings; it is exact, so that no recall is measured."""
+    for flag, given in (("factory", options.factory != "auto"), ("memory-gb", options.memory_gb is not None)):
+        if given:
+            raise InputError(f"--{flag}: embeddings/{embeddings.name} has sparse vectors, whose index is Lucene's and "
+                             "not FAISS': leave it out")  # fmt: skip
+    check_limit(options, embeddings.name, embeddings.num_rows)
+    work = BuildImpacts(store, embeddings, options.name or embeddings.name, shards=options.shards)
+    if options.plan and work.complete:
+        return say_complete(work.previous[-1].url)
+    if options.plan:
+        say(f"vectors  {work.end - work.first_row:,} over {embeddings.dim:,} words in embeddings/{embeddings.name}")
+        say_stages(work)
+        say("memory   up to 2 GB of Java per process that fills shards")
+        return None
+    if not work.complete:
+        runner = open_runner(store, private=options.ray)
+        work.pin_versions(runner)
+        run_work(store, work, runner, Stage)
+    index = ImpactIndex.open(store, work.name, embeddings)
+    say(f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
+        f"{index.num_postings / max(1, index.num_rows):,.1f} words each, impacts up to {index.largest:,}, Lucene "
+        f"{index.generations[-1].config['lucene']}")  # fmt: skip
+    return None
+
+
+def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:
+    """Raises InputError if embeddings have more rows than --limit."""
+    if options.limit is not None and num_rows > options.limit:
+        raise InputError(
+            f"--limit {options.limit}: embeddings/{name} has {num_rows:,} rows, and an index covers all of them; "
+            "encode the first rows with encode_corpus --limit, under another name"
+        )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -138,7 +138,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
             return None
         with store.create(target.kind, target.name, inputs=target.inputs, config=config) as draft:
             if not draft.complete:
-                draft.note(backbone=options.backbone, options=asdict(encoder), format=read.format)
+                draft.note(backbone=options.backbone, options=encoder.stored(), format=read.format)
                 commit_files(draft, Path(folder))
     say(f"{store.open('prompts', options.task).url}: {size}")
     return None
@@ -179,7 +179,7 @@ def export(store: Store, options: ConvertPrompts, to: str) -> None:
 
 def export_warnings(prompt: TaskPrompt) -> list[str]:
     """Returns in which ways PEFT would compute other vectors than the encoder."""
-    shaping = {name: value for name, value in asdict(prompt.options).items() if name not in ("dtype", "compile")}
+    shaping = {name: value for name, value in prompt.options.stored().items() if name not in ("dtype", "compile")}
     options = {name: value for name, value in shaping.items() if value != getattr(DEFAULT_OPTIONS, name)}
     warnings = []
     if not prompt.position_offset:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
 from jobs.session import describe_size, join_cluster, num_gpus
 
+from indexing.embeddings import is_sparse
 from indexing.encoders import EncoderSpec, spec_of
 from indexing.encoding import CALLS, PartDone, is_encoded, numerics_of, similarity_of
 from indexing.encoding import EncodeCorpus as EncodeWork
@@ -35,8 +36,9 @@ class EncodeCorpus(Common):
     """A tuned task in place of an encoder; its own options apply."""
     name: str | None = None
     """The name of the embeddings; default: the task's name, or the last component of the encoder's."""
-    pooling: Literal["cls", "mean", "last"] | None = None
-    """The token vectors that become a text's vector: the first, the mean, or the last; default: the model folder's."""
+    pooling: Literal["cls", "mean", "last", "splade"] | None = None
+    """The token vectors that become a text's vector: the first, the mean, or the last; splade: sparse vectors, which
+    hold weights of the vocabulary's words by the masked-language-model head; default: the model folder's."""
     normalize: bool | None = None
     """Scale vectors to length 1, so that inner products are cosines; default: the model folder's setting."""
     query_prefix: str | None = None
@@ -59,6 +61,11 @@ class EncodeCorpus(Common):
     """The dtype of the backbone; auto: bfloat16 if the device supports it."""
     compile: Literal["auto", "never", "always"] = "auto"
     """torch.compile; auto: if it pays and a compiler is available (not for BERT-family models on the CPU)."""
+    query_terms: int | None = None
+    """With sparse vectors: keep this many words of a query, those with the largest weights; default: the model
+    folder's limit, or all."""
+    passage_terms: int | None = None
+    """With sparse vectors: keep this many words of a passage; default: as for queries."""
     allow_unknown_tokens: bool = False
     """Encode parts in which more than half of the tokens are unknown to the tokenizer; by default such a part ends the
     job, because its vectors say little about the texts. Not part of the fingerprint."""
@@ -96,7 +103,9 @@ def main(options: EncodeCorpus) -> None:
         say(f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
             f"{speed.tokens / speed.seconds:,.0f} tokens/s")  # fmt: skip
     for artifact in store.generations("embeddings", name):
-        say(f"{artifact.url}: {artifact.rows:,} vectors of {described['dim']}, {artifact.config['numerics']}")
+        kind = f"sparse vectors over {described['dim']:,} words" if is_sparse(described) else (
+            f"vectors of {described['dim']}")  # fmt: skip
+        say(f"{artifact.url}: {artifact.rows:,} {kind}, {artifact.config['numerics']}")
     return None
 
 
@@ -130,8 +139,9 @@ class Speed:
 
 def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict[str, Any]) -> Speed:
     """Encodes the pending parts of the corpus and completes its generations."""
-    runner, resources = open_encoders(store, options, spec, described["model_type"])
-    numerics = numerics_of(runner, spec.options, described["model_type"], Resources(resources.cores, resources.gpus))
+    kind = None if is_sparse(described) else described["model_type"]
+    runner, resources = open_encoders(store, options, spec, kind)
+    numerics = numerics_of(runner, spec.options, kind, Resources(resources.cores, resources.gpus))
     work = EncodeWork(
         store,
         spec,
@@ -146,8 +156,10 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, de
     return speed
 
 
-def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: str) -> tuple[Runner, Resources]:
+def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: str | None) -> tuple[Runner, Resources]:
     """Returns the runner and the resources of an encoder: on a cluster a pool of encoders, in this process one.
+
+    kind: the backbone's model_type if its batches may be packed, else None.
 
     Raises:
         InputError: If the cluster or this machine cannot provide the resources.
@@ -184,7 +196,12 @@ def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, desc
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
     say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
     say_stages(work)
-    say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
+    if is_sparse(described):
+        words = described["passage_terms"]
+        most = f"at most {words:,}" if words else "as many as are not 0"
+        say(f"writes   {rows:,} sparse vectors, 8 bytes a word, {most} of a passage")
+    else:
+        say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 
 

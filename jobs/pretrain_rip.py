@@ -173,7 +173,7 @@ def main(options: PretrainRip) -> None:
             "backbone": options.backbone,
             "passages": len(rows),
             "batch": fitted.batch,
-            "options": asdict(encoder),
+            "options": encoder.stored(),
         }
         if rip.has_head:
             facts["head"] = "new" if head is None else "the backbone's"

@@ -17,7 +17,7 @@ r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weigh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from jobs.cli import Stage, human, run, say, say_complete, say_stages
@@ -121,7 +121,7 @@ def merge_inputs(
 
 def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     """Trains a task, unless it is complete."""
-    notes = {"backbone": options.backbone, "options": asdict(opened.spec.options), "queries": opened.queries}
+    notes = {"backbone": options.backbone, "options": opened.spec.options.stored(), "queries": opened.queries}
     return options.make(store, options.kind, options.task, inputs=opened.inputs, config=opened.config,
                         prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
 

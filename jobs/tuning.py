@@ -24,7 +24,8 @@ from retriever.files import resolve
 from retriever.lora.adapter import adapter_bytes
 from retriever.options import EncoderOptions
 from retriever.prompts import Parametrisation, Sides, check_initial_prompt, check_offsets, load_prompt
-from retriever.recipe import read_recipe
+from retriever.recipe import SPLADE, read_recipe
+from retriever.sparse.flops import MARGIN_MSE_WEIGHTS, SOFTMAX_WEIGHTS, WARM_UP, FlopsOptions
 from retriever.training import LoopOptions
 
 Train = Literal["prompts", "lora", "all"]
@@ -32,12 +33,14 @@ Prompt = Literal["none", "matrix", "mlp"]
 # The names of these options in the configuration of an artifact.
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
 LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
+WARM_UPS = (0.1, 0.04)  # fraction of the steps, for dense and for sparse vectors (naver/splade: 6,000 of 150,000)
+SPLADE_LENGTH = 256  # tokens of a text in naver/splade's configuration
 PARAMETRISATIONS: dict[Prompt, Parametrisation] = {"matrix": "embedding", "mlp": "mlp"}
 # The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
 # made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
 _IF_SET: dict[str, Any] = {
     "position_offset": False, "loss": "contrastive", "contrastive_weight": 0.0, "learn_temperature": False,
-    "temperature_lr": None, "lora": None, "projection": None, "dropout": True,
+    "temperature_lr": None, "lora": None, "projection": None, "dropout": True, "flops": None,
 }  # fmt: skip
 
 
@@ -122,8 +125,9 @@ class TrainRetriever(Contrastive, LoraTraining):
     lr: float | None = None
     """Peak learning rate; default: 7e-3 for prompts (DPTDR), 4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for
     fine-tuning, 1e-3 with --optimizer adafactor."""
-    warm_up: float = 0.1
-    """Fraction of the steps in which the learning rate rises."""
+    warm_up: float | None = None
+    """Fraction of the steps in which the learning rate rises; default: 0.1, or 0.04 with sparse vectors (naver/splade:
+    6,000 of 150,000 steps)."""
     weight_decay: float | None = None
     """Weight decay; default: 0 for prompts, LoRA and with --optimizer adafactor, 0.01 for fine-tuning."""
     clip: float = 1.0
@@ -143,8 +147,17 @@ class TrainRetriever(Contrastive, LoraTraining):
     temperature_lr: float | None = None
     """Peak learning rate of a learned temperature T; default: 1e-3, regardless of --lr. One step of AdamW changes log T
     by about this much, so T can change by a factor of e in 1,000 steps."""
-    pooling: Literal["cls", "mean", "last"] | None = None
-    """Pooling of token vectors; default: the setting in the backbone's folder. This and the next options shape the
+    flops_queries: float | None = None
+    """With sparse vectors: weight of the FLOPS regulariser of queries: larger values leave fewer words in a vector.
+    Default: 3e-4, or 0.5 with --loss margin-mse (naver/splade)."""
+    flops_passages: float | None = None
+    """With sparse vectors: weight of the FLOPS regulariser of passages. Default: 1e-4, or 0.4 with --loss
+    margin-mse."""
+    flops_warm_up: float | None = None
+    """With sparse vectors: fraction of the steps in which both weights rise quadratically from 0. Default: 1/3."""
+    pooling: Literal["cls", "mean", "last", "splade"] | None = None
+    """Pooling of token vectors; default: the setting in the backbone's folder. splade: train sparse vectors, which hold
+    weights of the vocabulary's words by the backbone's masked-language-model head. This and the next options shape the
     vectors: use the values with which the store's embeddings were made."""
     normalize: bool | None = None
     """Scale vectors to length 1; default: the setting in the backbone's folder."""
@@ -155,9 +168,10 @@ class TrainRetriever(Contrastive, LoraTraining):
     title: Literal["space", "newline", "sep", "none"] = "space"
     """Separator between a passage's title and its text; none: leave out the title."""
     query_length: int | None = None
-    """Maximum number of tokens per query, special tokens included; default: the setting in the backbone's folder."""
+    """Maximum number of tokens per query, special tokens included; default: the setting in the backbone's folder, or
+    256 with --pooling splade (naver/splade)."""
     passage_length: int | None = None
-    """Maximum number of tokens per passage, special tokens included; default: the setting in the backbone's folder."""
+    """Maximum number of tokens per passage, special tokens included; default: as for queries."""
     dimension: int | None = None
     """Keep this many leading dimensions of each vector, for Matryoshka models; default: all."""
     append_eos: bool = False
@@ -210,6 +224,42 @@ class TrainRetriever(Contrastive, LoraTraining):
             values |= {name: getattr(self, name) for name in ("length", "prompt_dropout", "position_offset")}
             values["parametrisation"] = PARAMETRISATIONS[prompt]
         return TuneOptions(method=METHODS[self.train], lora=self.lora(self.train), **values)
+
+    def flops(self, pooling: str, steps: int) -> FlopsOptions | None:
+        """Returns the options of the regulariser; None for dense vectors.
+
+        Args:
+            pooling: The pooling of the encoder.
+            steps: Steps of the training run.
+
+        Raises:
+            InputError: If they are given for dense vectors, or are out of range.
+        """
+        given = {name: getattr(self, name) for name in ("flops_queries", "flops_passages", "flops_warm_up")}
+        if pooling != SPLADE:
+            for name, value in given.items():
+                if value is not None:
+                    raise InputError(f"--{name.replace('_', '-')} {value}: regularises sparse vectors, and --pooling "
+                                     f"is {pooling}: give --pooling splade, or leave it out")  # fmt: skip
+            return None
+        defaults = MARGIN_MSE_WEIGHTS if self.loss == "margin-mse" else SOFTMAX_WEIGHTS
+        weights = zip((self.flops_queries, self.flops_passages), defaults, strict=True)
+        queries, passages = (default if value is None else value for value, default in weights)
+        share = WARM_UP if self.flops_warm_up is None else self.flops_warm_up
+        if not 0 <= share <= 1:
+            raise InputError(f"--flops-warm-up {share}: expected a fraction of the steps")
+        return FlopsOptions(queries=queries, passages=passages, warm_up=max(1, round(share * steps)))
+
+    def encoder(self, folder: str) -> EncoderOptions:
+        """Returns how texts become vectors. Sparse vectors that the folder does not make have at most 256 tokens."""
+        names = EncoderOptions.__dataclass_fields__
+        encoder = EncoderOptions(**{name: getattr(self, name) for name in names if hasattr(self, name)})
+        if self.pooling != SPLADE:
+            return encoder
+        positions = read_recipe(resolve(folder), encoder).positions or SPLADE_LENGTH
+        length = min(SPLADE_LENGTH, positions)
+        return replace(encoder, query_length=encoder.query_length or length,
+                       passage_length=encoder.passage_length or length)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,12 +329,12 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
                          "train the same weights: give 0 or 1")  # fmt: skip
     check_name(options.kind, options.task)
     tuning = options.tuning()
-    names = EncoderOptions.__dataclass_fields__
-    encoder = EncoderOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
-    spec = EncoderSpec(store, options.backbone, encoder)
+    spec = EncoderSpec(store, options.backbone, EncoderOptions())
     if spec.is_untied:
         raise InputError(f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
                          "one model for both sides, for example the one that it was trained from")  # fmt: skip
+    encoder = options.encoder(spec.folder)
+    spec = replace(spec, options=encoder)
     described = spec.describe("query")
     queries = Queries.open(store, options.queries)
     sets = training_sets(store, options, queries)
@@ -311,12 +361,14 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
         lr=options.peak_lr(options.lr, LEARNING_RATES[options.train]), optimizer=options.optimizer,
-        seed=options.seed, warm_up=options.warm_up,
+        seed=options.seed, warm_up=WARM_UPS[described["pooling"] == SPLADE] if options.warm_up is None
+        else options.warm_up,
         weight_decay=options.decay(options.weight_decay, 0.0 if frozen else 0.01),
         clip=options.clip, grad_cache=options.grad_cache, zero=options.zero, offload=options.offload,
         checkpoint_every=options.checkpoint_every, refresh_every=refresh_every,
         evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
+    tuning = replace(tuning, flops=options.flops(described["pooling"], loop.steps))
     start = None if options.init is None else options.init.removeprefix("prompts/")
     if start is not None and options.train != "prompts":
         trained = "LoRA" if options.train == "lora" else "fine-tuning"

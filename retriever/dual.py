@@ -15,8 +15,8 @@ from torch import nn
 
 from retriever.attention import reach
 from retriever.batching import TextTokenizer, Tokens, padded, plan
-from retriever.encoder import load_backbone
-from retriever.errors import InputError
+from retriever.encoder import open_pooled
+from retriever.errors import Diverged, InputError
 from retriever.evaluation.workers import share_items
 from retriever.kernels import attention_dropouts, remove_dropout, swap_dropout
 from retriever.loading.configuration import load_config
@@ -41,6 +41,7 @@ from retriever.prompts import (
 from retriever.recipe import Recipe, read_recipe, settings_of, with_projection
 from retriever.reranker_data import NegativeDraw, PositiveDraw, TrainingData, batch_at
 from retriever.saving import restored, save_encoder
+from retriever.sparse.flops import MIN_WORDS, FlopsOptions, flops, mean_words
 from retriever.system import Batch, Chunk, Output, checkpoint_activations
 
 Method = Literal["prompt", "lora", "finetune"]
@@ -50,6 +51,8 @@ COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine lo
 # of weights do not suit it: 2e-5 of fine-tuning changes T by 2 % in as many steps.
 TEMPERATURE_LR = 1e-3
 _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
+# The output of a batch that is the sum of the sparse vectors of a side.
+_TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}
 _STEP = 16
 
 
@@ -82,6 +85,7 @@ class TuneOptions:
         temperature_lr: Peak learning rate of a learned temperature (None: 1e-3).
         seed: Seed of all random numbers.
         lora: Options of the adapter; None unless the method is "lora".
+        flops: Options of the regulariser of sparse vectors; None for dense ones.
     """
 
     method: Method = "prompt"
@@ -103,6 +107,7 @@ class TuneOptions:
     temperature_lr: float | None = None
     seed: int = 0
     lora: LoraOptions | None = None
+    flops: FlopsOptions | None = None
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
@@ -151,6 +156,9 @@ class TuneOptions:
             raise InputError(
                 f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
             )
+        if self.flops is not None and self.sides == "query":
+            raise InputError("sides='query' pooling=splade: stored vectors are not read for sparse ones: use tied or "
+                             "untied")  # fmt: skip
 
     @property
     def distills(self) -> bool:
@@ -193,6 +201,9 @@ class DualSystem:
         self.tuning, self.data, self.device, self.dtype, self.vectors = tuning, data, device, dtype, vectors
         self.encoder = encoder
         self.recipe = recipe = trained_recipe(folder, encoder, tuning)
+        if recipe.is_sparse != (tuning.flops is not None):
+            raise InputError(f"{folder}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
+                             "regulariser for pooling=splade, and none for other vectors")  # fmt: skip
         self.tokenizer = TextTokenizer(recipe, encoder)
         self.autocast = tuning.method == "finetune" and dtype == torch.bfloat16
         self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
@@ -258,7 +269,11 @@ class DualSystem:
             teacher = teacher_logits(torch.from_numpy(np.stack(scores)))
             labels = labels._replace(groups=torch.from_numpy(places.reshape(rows.shape)), teacher=teacher)
         outputs = {"dense": Output(self.recipe.dim, len(queries) + len(passages))}
-        return Batch(outputs, chunks, {"queries": len(queries), **labels._asdict()})
+        given = {"queries": len(queries), **labels._asdict()}
+        if options.flops is not None:
+            outputs |= {name: Output(self.recipe.dim) for name in _TOTALS.values()}
+            given["step"] = step
+        return Batch(outputs, chunks, given)
 
     def compose(self, rows: np.ndarray) -> list[str]:
         """Returns the texts of passages, with titles as the options say."""
@@ -287,10 +302,13 @@ class DualSystem:
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
         """Returns the vectors of a chunk for the loss as "dense", float32 [n, dim].
 
-        They are scaled if the temperature is learned.
+        They are scaled if the temperature is learned. Of sparse vectors, the batch also gets the sum of each side.
         """
         vectors = self._vectors(chunk)
-        return {"dense": vectors if self.learned is None else vectors * self.learned()}, None
+        outputs = {"dense": vectors if self.learned is None else vectors * self.learned()}
+        if self.tuning.flops is not None:
+            outputs[_TOTALS[chunk.inputs[0]]] = vectors.sum(0, keepdim=True)
+        return outputs, None
 
     def _vectors(self, chunk: Chunk) -> torch.Tensor:
         """Returns the vectors of a chunk, float32 [n, dim]; stored ones are constants."""
@@ -310,8 +328,33 @@ class DualSystem:
         options, queries, vectors = self.tuning, batch.given["queries"], outputs["dense"]
         labels = Labels(*(batch.given[name] for name in Labels._fields)).to(vectors.device)
         temperature = self.temperature if self.learned is None else 1.0  # `forward` has applied it
-        return batch_loss(options.loss, vectors[:queries], vectors[queries:], labels, temperature,
+        loss = batch_loss(options.loss, vectors[:queries], vectors[queries:], labels, temperature,
                           options.contrastive_weight)  # fmt: skip
+        return loss if options.flops is None else loss + self._regulariser(options.flops, outputs, batch)
+
+    def _regulariser(
+        self, options: FlopsOptions, outputs: Mapping[str, torch.Tensor], batch: Batch
+    ) -> torch.Tensor:
+        """Returns the weighted FLOPS of queries and of passages, a scalar.
+
+        Raises:
+            Diverged: If the vectors of one side have less than one word on average: then they find nothing.
+        """
+        step, queries = batch.given["step"], batch.given["queries"]
+        sides = outputs["dense"].detach().split([queries, len(outputs["dense"]) - queries])
+        for side, vectors in zip(SIDES, sides, strict=True):
+            if (words := mean_words(vectors)) < MIN_WORDS:
+                name = "flops_queries" if side == "query" else "flops_passages"
+                raise Diverged(
+                    f"step {step + 1}: the sparse vectors of the {side} side have {words:.2f} non-zero words on "
+                    f"average, expected at least {MIN_WORDS:g}: give a smaller parameter {name} than "
+                    f"{getattr(options, name.removeprefix('flops_')):g}, or a smaller lr, under another name"
+                )
+        terms = [
+            weight * flops(outputs[_TOTALS[side]], len(vectors))
+            for side, vectors, weight in zip(SIDES, sides, (options.queries, options.passages), strict=True)
+        ]
+        return options.ramp(step) * (terms[0] + terms[1])
 
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
         """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
@@ -345,11 +388,12 @@ class DualSystem:
             place = folder if self.tuning.sides == "tied" else folder / side
             if self.tuning.method == "lora":
                 save_adapter(place / ADAPTER_FOLDER, model.backbone)
-                merged = merge_adapter(load_backbone(self.recipe, torch.float32), place / ADAPTER_FOLDER)
-                save_encoder(place, self.recipe, merged)
+                merged = open_pooled(self.recipe, torch.float32)
+                merge_adapter(merged.backbone, place / ADAPTER_FOLDER)
+                save_encoder(place, self.recipe, merged.saved)
                 continue
-            with restored(model.backbone.config, self._dropouts):
-                save_encoder(place, self.recipe, model.backbone, head)
+            with restored(model.saved.config, self._dropouts):
+                save_encoder(place, self.recipe, model.saved, head)
 
     def prompt(self) -> TaskPrompt:
         """Returns the current prompts, in the form in which they are saved."""
@@ -364,12 +408,13 @@ class DualSystem:
         """Returns an encoder with the backbone's weights, without attention dropout, which prevents fused kernels."""
         frozen = self.tuning.method != "finetune"
         off: dict[str, Any] = dict.fromkeys(self._dropouts, 0.0)
-        backbone = load_backbone(self.recipe, self.dtype if frozen else torch.float32, **off).to(self.device)
-        pooled = Pooled.over(backbone, self.recipe).requires_grad_(not frozen)
+        pooled = open_pooled(self.recipe, self.dtype if frozen else torch.float32, **off).to(self.device)
+        pooled.requires_grad_(not frozen)
+        backbone: Any = pooled.backbone
         head = Head(self.recipe, self.encoder.dimension, self.tuning.seed).to(self.device).requires_grad_(not frozen)
-        swap_dropout(backbone)
+        swap_dropout(pooled)
         if not self.tuning.dropout:
-            remove_dropout(backbone)
+            remove_dropout(pooled)
         if self.tuning.lora is not None:
             add_adapter(backbone, self.tuning.lora)
         if self.tuning.method != "prompt":
@@ -392,6 +437,9 @@ def trained_recipe(folder: Path, encoder: EncoderOptions, tuning: TuneOptions) -
     recipe = read_recipe(folder, encoder)
     if tuning.projection is None:
         return recipe
+    if recipe.is_sparse:
+        raise InputError(f"projection={tuning.projection} pooling={recipe.pooling}: sparse vectors have a number "
+                         "for each word, which a layer would mix: leave out the projection")  # fmt: skip
     if encoder.dimension is not None:
         raise InputError(f"projection={tuning.projection} dimension={encoder.dimension}: vectors of a new layer are "
                          "not cut: give the projection the wanted size")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +25,8 @@ from retriever.pooling import Head, Pooled
 from retriever.prompt_table import Prompts, PromptTable, free_memory, warm_up_rows
 from retriever.prompts import TaskPrompt, check_backbone, check_offsets
 from retriever.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
+from retriever.sparse.language_model import load_masked_model
+from retriever.sparse.model import SpladePooled, keep_largest
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
 
@@ -112,13 +114,13 @@ class Encoder:
         self._head = Head(recipe, options.dimension).to(self.device).eval()
         self.dim = recipe.dim
         self.similarity = "cosine" if self._head.normalized else "dot"
-        backbone = load_backbone(recipe, self.dtype, trust_remote_code).to(self.device)
-        eager = Pooled.over(backbone, recipe).eval().requires_grad_(False)
+        eager = open_pooled(recipe, self.dtype, trust_remote_code).to(self.device).eval().requires_grad_(False)
+        backbone: Any = eager.backbone
         self._trust_remote_code = trust_remote_code
         self._lock = threading.Lock()
         self._shape: PromptShape | None = None
         self._served: _Served | None = None
-        packed = packs(recipe.model_type, options, self.device) and not trust_remote_code
+        packed = packs(recipe.model_type, options, self.device) and not (trust_remote_code or recipe.is_sparse)
         if packed and backbone.config.is_decoder:
             raise InputError(
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
@@ -133,6 +135,8 @@ class Encoder:
         mode: Mode = "packed"
         if packed:
             self._run = Packed(backbone, recipe.pooling, recipe.first_position).eval()
+        elif recipe.is_sparse:
+            self._run, mode = eager, "eager"
         else:
             self._run, mode = self._compile(eager)
         self._eager = eager
@@ -142,6 +146,11 @@ class Encoder:
         self.numerics = describe_numerics(self.device, self.dtype, mode)
         self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether vectors are weights of the vocabulary's words; SparseEncoder returns them without the zeros."""
+        return self._recipe.is_sparse
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -240,7 +249,7 @@ class Encoder:
         prompts, slots = self._prompts_of(task, side, len(tokens))
         done = _Done(report)
         vectors = (
-            self._padded(tokens, prompts, slots, done)
+            self._padded(tokens, prompts, slots, side, done)
             if self._team is None
             else self._packed(tokens, prompts, slots, self._team, done)
         )
@@ -268,23 +277,45 @@ class Encoder:
         team.run(fill, plan_packed(tokens.lengths, least=_LEAST[self.dtype]))
         return vectors
 
-    def _padded(self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, done: _Done) -> np.ndarray:
+    def _padded(
+        self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, side: Side, done: _Done
+    ) -> np.ndarray:
         """Encodes padded batches, one after another."""
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
-        pooled = torch.empty(len(tokens), self._recipe.hidden, dtype=torch.float32, device=self.device)
-        recipe = self._recipe
-        batches = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
+        pooled = torch.empty(len(tokens), self._recipe.pooled_dim, dtype=torch.float32, device=self.device)
+        for rows, outputs in self._batches(tokens, prompts, slots, side):
+            pooled[torch.from_numpy(rows).to(self.device)] = outputs
+            done.add(len(rows))
         with torch.no_grad():
-            for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
-                inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
-                if prompts and (prompt := prompts.rows(np.resize(slots[rows], len(ids)))):
-                    inputs = (*inputs, prompt)
-                outputs = self._run(*inputs)
-                pooled[torch.from_numpy(rows).to(self.device)] = outputs[: len(rows)]
-                done.add(len(rows))
             vectors: np.ndarray = self._head(pooled).cpu().numpy()
         return vectors
+
+    def pooled_batches(
+        self, tokens: Tokens, *, side: Side, task: str | Sequence[str | None] | None = None
+    ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        """Yields the pooled vectors of padded batches: the texts of a batch, int64 [n], and float32 [n, pooled_dim].
+
+        Arguments and errors as in `encode`; numbers that are not finite are yielded unchanged.
+        """
+        prompts, slots = self._prompts_of(task, side, len(tokens))
+        return self._batches(tokens, prompts, slots, side)
+
+    def _batches(
+        self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, side: Side
+    ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        recipe = self._recipe
+        terms = recipe.query_terms if side == "query" else recipe.passage_terms
+        batches = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
+        for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
+            inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
+            if prompts and (prompt := prompts.rows(np.resize(slots[rows], len(ids)))):
+                inputs = (*inputs, prompt)
+            with torch.no_grad():
+                outputs = self._run(*inputs)[: len(rows)]
+                if terms is not None:
+                    outputs = keep_largest(outputs, terms)
+            yield rows, outputs
 
     def _compile(self, eager: Pooled) -> tuple[Callable[..., torch.Tensor], Mode]:
         """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
@@ -373,6 +404,16 @@ def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = 
     return model
 
 
+def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Pooled:
+    """Loads a backbone with its pooling; arguments and errors as in `load_backbone`.
+
+    With pooling "splade" the backbone has its masked-language-model head; InputError if there is none.
+    """
+    if recipe.is_sparse:
+        return SpladePooled(load_masked_model(recipe, dtype, trust_remote_code, **config), recipe)
+    return Pooled.over(load_backbone(recipe, dtype, trust_remote_code, **config), recipe)
+
+
 def empty_backbone(recipe: Recipe) -> Any:
     """Returns a backbone with new weights, for looking at its layers; the recipe is as in `load_backbone`."""
     import transformers
@@ -388,7 +429,7 @@ def is_pooler(name: str) -> bool:
 
 
 def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
-    """Returns the resolved settings that shape the vectors, except for dtype and compile."""
+    """Returns the resolved settings that shape vectors in training: not dtype, compile and the pruning of words."""
     resolved = (
         "pooling",
         "head",

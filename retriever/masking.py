@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from retriever.loading.weights import load_model
 from retriever.pooling import check_first_token
 from retriever.recipe import Recipe
 from retriever.saving import restored
+from retriever.sparse.language_model import backbone_prefix, has_head, head_over_states, replaced
 
 _WORD_MARKS = ("\u2581", "\u0120")  # the space before a word, in the pieces of SentencePiece and of byte-level BPE
 
@@ -149,7 +149,7 @@ class MaskedBackbone(nn.Module):
         whole, self.fresh_head, self._dropouts = _load(recipe)
         object.__setattr__(self, "whole", whole)  # saved as a whole; its parts are registered below
         check_first_token(whole, pooling)
-        foreign = _has_head(whole.config)
+        foreign = has_head(whole.config)
         self.backbone = whole.base_model if foreign else whole
         self.head = _ForeignHead(whole) if foreign else TiedHead(whole)
         self.condenser = None if condenser is None else condenser(whole.config)
@@ -256,9 +256,9 @@ class _ForeignHead(nn.Module):
 
     def __init__(self, whole: Any):
         super().__init__()
-        self.model = _replaced(whole, whole.base_model, _Given())
+        self.model = head_over_states(whole)
         table = whole.get_output_embeddings()
-        cut = _replaced(self.model, table, nn.Identity())
+        cut = replaced(self.model, table, nn.Identity())
         self.decoder = None
         if type(table) is nn.Linear and _same(self.model, cut, table):
             self.model, self.decoder = cut, _Words(table.weight, table.bias)
@@ -274,18 +274,6 @@ class _ForeignHead(nn.Module):
 
     def _loss_of(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(self._run(hidden).float(), targets, reduction="sum")
-
-
-def _replaced(module: Any, old: Any, new: nn.Module) -> Any:
-    """A module with one of its parts replaced: copies the modules on the path to it, and shares all others."""
-    if module is old:
-        return new
-    parts = {name: None if part is None else _replaced(part, old, new) for name, part in module._modules.items()}
-    if all(parts[name] is part for name, part in module._modules.items()):
-        return module
-    copied = copy.copy(module)
-    copied._modules = parts
-    return copied
 
 
 def _same(whole: Any, cut: Any, table: nn.Linear) -> bool:
@@ -305,21 +293,6 @@ def _same(whole: Any, cut: Any, table: nn.Linear) -> bool:
             part.training = training
 
 
-class _Given(nn.Module):
-    """A backbone that returns its input embeddings as the last hidden state."""
-
-    def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutput
-
-        return BaseModelOutput(last_hidden_state=inputs_embeds)
-
-
-def _has_head(config: Any) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
-
-    return type(config) in MODEL_FOR_MASKED_LM_MAPPING
-
-
 def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
     """The model, with its head if its class has one; whether the head is new; the attention dropouts set to 0."""
     from transformers import AutoModelForMaskedLM
@@ -327,12 +300,12 @@ def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
     config = load_config(recipe.backbone, **recipe.config_args)
     dropouts = attention_dropouts(config)
     off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
-    if not _has_head(config):
+    if not has_head(config):
         return load_backbone(recipe, torch.float32, **off), True, dropouts
 
     if config.is_encoder_decoder:
         raise InputError(f"{recipe.backbone}: a {config.model_type} has a decoder too, which gives no vectors")
-    prefix = f"{_class_of(config).base_model_prefix}."
+    prefix = backbone_prefix(config)
 
     def is_head(name: str) -> bool:
         return not name.startswith(prefix)
@@ -345,9 +318,3 @@ def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
     if lacking and not config.tie_word_embeddings:
         model, _ = load(tie_word_embeddings=True)
     return model, bool(lacking), dropouts
-
-
-def _class_of(config: Any) -> Any:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
-
-    return MODEL_FOR_MASKED_LM_MAPPING[type(config)]

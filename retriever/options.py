@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 from retriever.errors import InputError
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, Side] = ("query", "passage")
-Pooling = Literal["cls", "mean", "last"]
+Pooling = Literal["cls", "mean", "last", "splade"]
 TitlePolicy = Literal["space", "newline", "sep", "none"]
 
 
@@ -18,6 +18,7 @@ class EncoderOptions:
     """How text becomes a vector. None: the setting of the model folder, or the default named here.
 
     pooling: the token vectors that become the text's vector: the first, the mean, or the last (default: mean).
+        "splade": the weights of the vocabulary's words by the masked-language-model head (retriever.sparse).
     normalize: scale vectors to length 1 (default: no).
     query_prefix, passage_prefix: text in front of every query and of every passage (default: none).
     title: how a passage's title and text are joined: by a space, a newline, or the tokenizer's separator token; "none"
@@ -32,6 +33,8 @@ class EncoderOptions:
         and the layers after it are float32.
     compile: "auto" compiles if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
         which are faster without (see retriever.packing); "always" raises if compiling fails.
+    query_terms, passage_terms: with pooling "splade", keep this many words with the largest weights (default:
+        max_active_dims of the model folder, or all).
     """
 
     pooling: Pooling | None = None
@@ -46,6 +49,8 @@ class EncoderOptions:
     padding_side: Literal["right", "left"] | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "never", "always"] = "auto"
+    query_terms: int | None = None
+    passage_terms: int | None = None
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that no model accepts."""
@@ -59,12 +64,20 @@ class EncoderOptions:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(map(str, values))}")
-        for name in ("query_length", "passage_length", "dimension"):
+        for name in ("query_length", "passage_length", "dimension", *LATER_OPTIONS):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value} must be at least 1")
 
+    def stored(self) -> dict[str, Any]:
+        """Returns the options for a record, JSON-able.
 
+        Options that came later are in it only if they are set, so that records of other encoders keep their bytes.
+        """
+        return {name: value for name, value in asdict(self).items() if name not in LATER_OPTIONS or value is not None}
+
+
+LATER_OPTIONS = ("query_terms", "passage_terms")
 DEFAULT_OPTIONS = EncoderOptions()
 
 

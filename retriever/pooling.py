@@ -24,6 +24,11 @@ def check_first_token(backbone: nn.Module, pooling: str) -> None:
         )
 
 
+def takes_positions(backbone: nn.Module) -> bool:
+    """Whether a backbone has the argument `position_ids`."""
+    return "position_ids" in inspect.signature(backbone.forward).parameters
+
+
 class Pooled(nn.Module):
     """A backbone with pooling: (ids int64 [b, n], lengths int64 [b], prompts of the rows) -> float32 [b, hidden].
 
@@ -51,9 +56,12 @@ class Pooled(nn.Module):
     def over(cls, backbone: nn.Module, recipe: Recipe) -> Pooled:
         """Returns the backbone with a recipe's pooling. Raises InputError if the pooled token attends to no other."""
         check_first_token(backbone, recipe.pooling)
-        parameters = inspect.signature(backbone.forward).parameters
-        takes_positions = "position_ids" in parameters
-        return cls(backbone, recipe.pooling, recipe.padding_side, takes_positions, recipe.first_position)
+        return cls(backbone, recipe.pooling, recipe.padding_side, takes_positions(backbone), recipe.first_position)
+
+    @property
+    def saved(self) -> Any:
+        """The model to save."""
+        return self.backbone
 
     def check_offsets(self) -> None:
         """Raises InputError if texts cannot start after their prompts, because the backbone takes no positions."""
@@ -63,6 +71,16 @@ class Pooled(nn.Module):
             )
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
+        hidden, inside, first = self.states(ids, lengths, prompt)
+        if self.pooling == "mean":
+            return (hidden.float() * inside[..., None]).sum(1) / lengths[:, None]
+        at = first if self.pooling == "cls" else first + lengths[:, None] - 1
+        return hidden.gather(1, at[..., None].expand(-1, 1, hidden.shape[-1])).squeeze(1).float()
+
+    def states(
+        self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns the last hidden states [b, n, hidden], bool [b, n] (False at padding), and first columns [b, 1]."""
         width = ids.shape[1]
         columns = torch.arange(width, device=ids.device)[None]
         first = (width - lengths if self.left else torch.zeros_like(lengths))[:, None]
@@ -73,10 +91,7 @@ class Pooled(nn.Module):
         elif self.pass_positions:
             extra["position_ids"] = (columns - first).clamp(min=0)
         hidden = self.backbone(input_ids=ids, attention_mask=inside.long(), **extra).last_hidden_state
-        if self.pooling == "mean":
-            return (hidden.float() * inside[..., None]).sum(1) / lengths[:, None]
-        at = first if self.pooling == "cls" else first + lengths[:, None] - 1
-        return hidden.gather(1, at[..., None].expand(-1, 1, hidden.shape[-1])).squeeze(1).float()
+        return hidden, inside, first
 
     def _positions_after(
         self, ids: torch.Tensor, places: torch.Tensor, inside: torch.Tensor, offsets: torch.Tensor
@@ -110,7 +125,7 @@ class Head(nn.Module):
     def __init__(self, recipe: Recipe, dimension: int | None, seed: int = 0):
         super().__init__()
         self.steps = nn.ModuleList()
-        size = recipe.hidden
+        size = recipe.pooled_dim
         for step in recipe.head:
             if isinstance(step, Dense):
                 layer = nn.Linear(size, step.size, bias=step.bias)

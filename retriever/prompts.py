@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
@@ -27,7 +27,7 @@ from retriever.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.loading.documents import has_type, read_object, shown
 from retriever.loading.failures import readable_errors
 from retriever.loading.weights import tensor_shapes
-from retriever.options import SIDES, EncoderOptions, Side
+from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.recipe import Recipe
 
 Parametrisation = Literal["embedding", "mlp"]
@@ -207,7 +207,7 @@ class TaskPrompt:
         settings = {
             "format": FORMAT,
             "backbone": self.backbone,
-            "options": asdict(self.options),
+            "options": self.options.stored(),
             "sides": {side: {"tensor": name, "length": tensors[name].shape[3]} if name in tensors else None
                       for side, name in names.items()},
             "sha256": sha256_of(folder / WEIGHTS),
@@ -279,6 +279,7 @@ def _check_object(value: Any, types: Mapping[str, type | None], path: str, file:
 
 def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
     """Encoder options with checked types; a missing one is refused. EncoderOptions checks the values."""
+    content = {**dict.fromkeys(LATER_OPTIONS), **content} if isinstance(content, dict) else content
     _check_object(content, dict.fromkeys(field.name for field in fields(EncoderOptions)), "options.", file)
     for name, hint in get_type_hints(EncoderOptions).items():
         kinds = _types_of(hint)

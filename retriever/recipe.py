@@ -30,6 +30,9 @@ _OLD_POOLING_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+SPLADE: Pooling = "splade"
+_ENCODER_CONFIG = "config_sentence_transformers.json"
+_SPLADE_MODULES = ("MLMTransformer", "SpladePooling")
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 # Model types whose positions begin after the padding token's id.
 OFFSET_POSITIONS = frozenset(
@@ -64,7 +67,7 @@ class Recipe:
     that the backbone has positions for, None if its positions are relative. vocabulary: rows of its table of token
     embeddings, None if unknown. append_eos: every text ends with the end-of-sequence token, which is added if
     the tokenizer does not. unused_prompts: names of the folder's prompts, if it has some, and none of them is for
-    queries.
+    queries. query_terms, passage_terms: words of a sparse vector at most; None: all.
     """
 
     folder: Path
@@ -87,6 +90,18 @@ class Recipe:
     vocabulary: int | None
     tokenizer_args: dict[str, Any]
     config_args: dict[str, Any]
+    query_terms: int | None = None
+    passage_terms: int | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether vectors are weights of the vocabulary's words."""
+        return self.pooling == SPLADE
+
+    @property
+    def pooled_dim(self) -> int:
+        """Length of a vector after pooling, before the head."""
+        return self.dim if self.is_sparse else self.hidden
 
 
 def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: bool = False) -> Recipe:
@@ -102,11 +117,17 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
             backbone has no positions for.
     """
     modules = _read_modules(folder)
+    is_splade = _is_splade(folder, modules)
     backbone, file = folder, folder / _TRANSFORMER_CONFIGS[0]
     settings: dict[str, Any] = {}
     pooling: str = "mean"
     head: list[Dense | str] = []
     for position, (kind, path) in enumerate(modules):
+        if is_splade:
+            if position == 0:
+                backbone = folder / path if path else folder
+                file, settings = _transformer_settings(backbone, kind, is_splade=True)
+            continue
         if (kind == "Transformer") != (position == 0) or (kind == "Pooling") != (position == 1):
             kinds = ", ".join(kind for kind, _ in modules)
             raise InputError(
@@ -129,6 +150,16 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     check_files(backbone, config)
     check_vocabulary(backbone)
     hidden = int(config.hidden_size)
+    chosen: Pooling = options.pooling or (SPLADE if is_splade else _POOLING_NAMES[pooling])
+    vocabulary = vocabulary_of(config)
+    if is_splade:
+        _check_splade(folder / modules[1][1] / "config.json", vocabulary)
+    if chosen == SPLADE:
+        _check_sparse_options(options)
+        head = []
+    elif options.query_terms or options.passage_terms:
+        raise InputError(f"query_terms={options.query_terms} passage_terms={options.passage_terms}: are for "
+                         f"pooling=splade, and pooling is {chosen}")  # fmt: skip
     if options.normalize is not None:
         while head and head[-1] == "normalize":
             head.pop()
@@ -139,13 +170,18 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         if options.dimension > dim:
             raise InputError(f"dimension={options.dimension} is more than the {dim} that {folder.name} makes")
         dim = options.dimension
+    if chosen == SPLADE:
+        if vocabulary is None:
+            raise InputError(f"{backbone / 'config.json'}: vocab_size: expected an integer, whose words get weights")
+        dim = vocabulary
+    most = count(read_object(folder / _ENCODER_CONFIG), "max_active_dims", folder / _ENCODER_CONFIG)
     query_length, passage_length, padding_side = _lengths(backbone, config, file, settings, tokenizer_args, options)
-    query_prefix, passage_prefix, others = _read_prefixes(folder / "config_sentence_transformers.json")
+    query_prefix, passage_prefix, others = _read_prefixes(folder / _ENCODER_CONFIG)
     return Recipe(
         folder=folder,
         backbone=backbone,
         model_type=config.model_type,
-        pooling=options.pooling or _POOLING_NAMES[pooling],
+        pooling=chosen,
         head=tuple(head),
         query_prefix=query_prefix if options.query_prefix is None else options.query_prefix,
         passage_prefix=passage_prefix if options.passage_prefix is None else options.passage_prefix,
@@ -159,9 +195,11 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         dim=dim,
         positions=positions_of(config),
         first_position=first_position_of(config),
-        vocabulary=vocabulary_of(config),
+        vocabulary=vocabulary,
         tokenizer_args=tokenizer_args,
         config_args=config_args,
+        query_terms=(options.query_terms or most) if chosen == SPLADE else None,
+        passage_terms=(options.passage_terms or most) if chosen == SPLADE else None,
     )
 
 
@@ -221,6 +259,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
         "padding_side": recipe.padding_side,
         "dtype": options.dtype,
         "dim": recipe.dim,
+        **({"query_terms": recipe.query_terms, "passage_terms": recipe.passage_terms} if recipe.is_sparse else {}),
     }
 
 
@@ -239,7 +278,7 @@ def _read_modules(folder: Path) -> list[tuple[str, str]]:
     """(kind, folder) of each sentence-transformers module; empty for a plain Hugging Face folder."""
     file = folder / "modules.json"
     if not file.exists() and not file.is_symlink():
-        for name in ("config_sentence_transformers.json", "1_Pooling"):
+        for name in (_ENCODER_CONFIG, "1_Pooling"):
             if (folder / name).exists():
                 raise InputError(
                     f"{file}: no such file, but {name} is there: the model folder is incomplete; copy it again"
@@ -255,33 +294,78 @@ def _read_modules(folder: Path) -> list[tuple[str, str]]:
             "Pooling",
             "Dense",
             "Normalize",
+            *_SPLADE_MODULES,
         ):
-            raise InputError(f"{file}: module {entry['type']} is not supported (Transformer, Pooling, Dense and "
-                             "Normalize of sentence-transformers are)")  # fmt: skip
+            raise InputError(f"{file}: module {entry['type']} is not supported (Transformer, Pooling, Dense, "
+                             "Normalize, MLMTransformer and SpladePooling of sentence-transformers are)")  # fmt: skip
         modules.append((kind, inner_path(entry["path"], "path", file)))
     if len(modules) < 2:
         raise InputError(f"{file}: expected a Transformer and a Pooling module, got {len(modules)} module(s)")
     return modules
 
 
-def _transformer_settings(backbone: Path) -> tuple[Path, dict[str, Any]]:
-    """The file with sentence-transformers' settings of a backbone, and its content; empty if there is no such file."""
+def _is_splade(folder: Path, modules: list[tuple[str, str]]) -> bool:
+    """Whether modules are those of a SPLADE model. Raises InputError if only some of them are."""
+    kinds = [kind for kind, _ in modules]
+    if not set(kinds) & set(_SPLADE_MODULES):
+        return False
+    if len(kinds) != 2 or kinds[0] not in ("Transformer", "MLMTransformer") or kinds[1] != "SpladePooling":
+        raise InputError(
+            f"{folder / 'modules.json'}: expected MLMTransformer (or Transformer), then SpladePooling, got "
+            f"{', '.join(kinds)}: not supported"
+        )
+    return True
+
+
+def _check_splade(file: Path, vocabulary: int | None) -> None:
+    """Raises InputError unless the settings of SpladePooling are those of SPLADE v2."""
+    config = read_object(file, required=True)
+    for name, expected in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if (value := field(config, name, str, file, expected)) != expected:
+            raise InputError(f"{file}: {name}={value} is not supported ({expected} is)")
+    for name in ("embedding_dimension", "word_embedding_dimension"):
+        size = count(config, name, file)
+        if size is not None and size != vocabulary:
+            raise InputError(f"{file}: {name} is {size}, and the model has {vocabulary} words: copy the folder again")
+
+
+def _check_sparse_options(options: EncoderOptions) -> None:
+    """Raises InputError for options that have no meaning for weights of words."""
+    if options.normalize or options.dimension is not None:
+        raise InputError(
+            f"pooling=splade normalize={options.normalize} dimension={options.dimension}: weights of words are not "
+            "scaled to length 1, and have no leading dimensions: leave both out"
+        )
+    if options.compile == "always":
+        raise InputError("pooling=splade compile=always: SPLADE's head is not compiled: use compile=auto")
+
+
+def _transformer_settings(
+    backbone: Path, kind: str = "Transformer", *, is_splade: bool = False
+) -> tuple[Path, dict[str, Any]]:
+    """The file with sentence-transformers' settings of a backbone, and its content; empty if there is no such file.
+
+    kind: its module. With SpladePooling, a Transformer has the task fill-mask, which is the default of MLMTransformer.
+    """
     file, settings = backbone / _TRANSFORMER_CONFIGS[0], {}
     for name in _TRANSFORMER_CONFIGS:
         if content := read_object(backbone / name):
             file, settings = backbone / name, content
             break
-    default = {"method": "forward", "method_output_name": "last_hidden_state"}
+    task = settings.get("transformer_task", "fill-mask" if kind == "MLMTransformer" else "feature-extraction")
+    is_masked = is_splade and task == "fill-mask"
+    output = "logits" if is_masked else "last_hidden_state"
+    default = {"method": "forward", "method_output_name": output}
     text = field(settings, "modality_config", dict, file, {}).get("text", default)
     refused = {
-        "transformer_task": settings.get("transformer_task", "feature-extraction") != "feature-extraction",
+        "transformer_task": is_splade != is_masked or (not is_splade and task != "feature-extraction"),
         "query_expansion": bool(settings.get("query_expansion")),
         "processing_kwargs": bool(settings.get("processing_kwargs")),
         "modality_config": text != default,
     }
     for key, is_refused in refused.items():
         if is_refused:
-            raise InputError(f"{file}: {key}={settings[key]} is not supported")
+            raise InputError(f"{file}: {key}={settings.get(key, task)} is not supported")
     return file, settings
 
 

@@ -22,19 +22,27 @@ _POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
     """Saves a backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
 
-    head: the trained head, used if the recipe's head has weights; it must be given if a layer of it is new.
+    backbone: with its masked-language-model head if the recipe's vectors are sparse; then the layout is that of
+    SparseEncoder. head: the trained head, used if the recipe's head has weights; it must be given if a layer of it is
+    new.
     """
     backbone.save_pretrained(folder)
     tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)
     if recipe.append_eos:
         end_texts(tokenizer, recipe.backbone, "append_eos")
     tokenizer.save_pretrained(folder)
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    _write(folder / "1_Pooling" / "config.json", {
-        "word_embedding_dimension": recipe.hidden,
-        "pooling_mode": _POOLING[recipe.pooling],
-        "include_prompt": True,
-    })  # fmt: skip
+    if recipe.is_sparse:
+        modules = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
+        _write(folder / "1_SpladePooling" / "config.json", {
+            "pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": recipe.dim,
+        })  # fmt: skip
+    else:
+        modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+        _write(folder / "1_Pooling" / "config.json", {
+            "word_embedding_dimension": recipe.hidden,
+            "pooling_mode": _POOLING[recipe.pooling],
+            "include_prompt": True,
+        })  # fmt: skip
     for place, step in enumerate(recipe.head, 2):
         if isinstance(step, Dense):
             modules.append((f"{place}_Dense", "Dense"))
@@ -61,8 +69,9 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
     if recipe.query_length != recipe.passage_length:
         lengths |= {"query_length": recipe.query_length, "document_length": recipe.passage_length}
     _write(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": recipe.lower_case})
+    package = "sentence_transformers.sparse_encoder.models" if recipe.is_sparse else "sentence_transformers.models"
     _write(folder / "modules.json", [
-        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {"idx": place, "name": str(place), "path": path, "type": f"{package}.{kind}"}
         for place, (path, kind) in enumerate(modules)
     ])  # fmt: skip
     normalized = bool(recipe.head) and recipe.head[-1] == "normalize"
@@ -70,7 +79,16 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
         "prompts": {"query": recipe.query_prefix, "document": recipe.passage_prefix},
         "default_prompt_name": None,
         "similarity_fn_name": "cosine" if normalized else "dot",
+        **_sparse_settings(recipe),
     })  # fmt: skip
+
+
+def _sparse_settings(recipe: Recipe) -> dict[str, Any]:
+    """Returns what sentence-transformers' file says about sparse vectors: it has one limit of words for both sides."""
+    if not recipe.is_sparse:
+        return {}
+    limits = {} if recipe.passage_terms is None else {"max_active_dims": recipe.passage_terms}
+    return {"model_type": "SparseEncoder", **limits}
 
 
 @contextlib.contextmanager

@@ -151,6 +151,26 @@ def make_classifier(folder: Path, *, seed: int = 1, **config: Any) -> Path:
     return folder
 
 
+def add_masked_head(folder: Path, *, seed: int = 1, spread: float | None = None) -> Path:
+    """Replaces the encoder in a folder by a random masked language model of the same shape.
+
+    Args:
+        folder: A folder of `save_bert` or `save_encoder`.
+        seed: Seed of the weights.
+        spread: Standard deviation of the weights; None: as before.
+
+    Returns:
+        The folder.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    torch.manual_seed(seed)
+    shape = AutoConfig.from_pretrained(folder, **({} if spread is None else {"initializer_range": spread}))
+    AutoModelForMaskedLM.from_config(shape).save_pretrained(folder)
+    return folder
+
+
 def save_piece_tokenizer(
     folder: Path,
     *,

@@ -57,7 +57,7 @@ def test_the_whole_prompt_is_opened(prompt: Path) -> None:
     assert [matrix.shape[3] for matrix in (found.query, found.passage) if matrix is not None] == [3, 5]
 
 
-OPTIONS = EncoderOptions.__dataclass_fields__
+OPTIONS = EncoderOptions().stored()
 REQUIRED = ["format", "backbone", "options", "sides", "sha256", "sides.query", "sides.query.tensor",
             "sides.query.length", *(f"backbone.{name}" for name in BACKBONE),
             *(f"options.{name}" for name in OPTIONS)]  # fmt: skip

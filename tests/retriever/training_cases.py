@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def dual_system(
         dropout: Dropout of the prompts and of all layers; None keeps that of the options and of the backbone.
         dtype: The dtype of the forward and backward pass.
         chunk: Tokens per chunk, so that a batch has several chunks; by default one chunk per side.
-        **tuning: Options of TuneOptions.
+        **tuning: Options of TuneOptions; with `flops`, vectors are sparse.
     """
     defaults: dict[str, Any] = {"length": 4, "batch": 12, "negatives_per_query": 2}
     if dropout is not None:
@@ -66,7 +67,8 @@ def dual_system(
     if tuning.get("method") == "lora":
         defaults["lora"] = LoraOptions(rank=4, alpha=8)
     options = TuneOptions(**{**defaults, **tuning})
-    system = DualSystem(bert, ENCODER, options, make_data(), device=CPU, dtype=dtype)
+    encoder = ENCODER if options.flops is None else replace(ENCODER, pooling="splade")
+    system = DualSystem(bert, encoder, options, make_data(), device=CPU, dtype=dtype)
     for module in system.module.modules():
         if isinstance(module, torch.nn.Dropout) and dropout is not None:
             module.p = dropout

@@ -1,0 +1,62 @@
+"""Sparse embeddings: a chain of generations that matches the corpus part for part and row for row, CSR files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from indexing.artifact import Artifact
+from indexing.chain import RowPart, row_parts, split_rows
+from indexing.corpus import Corpus
+from indexing.embeddings import open_generations
+from indexing.sparse.files import read_vectors
+from indexing.store import Store
+from retriever.sparse.vectors import SparseVectors, concatenate
+
+
+class SparseEmbeddings:
+    """All complete generations of embeddings/NAME with sparse vectors, for reading."""
+
+    def __init__(self, name: str, generations: Sequence[Artifact]):
+        self.name = name
+        self.generations = list(generations)
+        self.parts: list[RowPart] = row_parts(generations)
+        self.num_rows = self.parts[-1].end if self.parts else 0
+        self.config: dict[str, Any] = generations[0].config
+        notes = generations[0].notes
+        self.encoder_name: str = notes["encoder"]
+        self.encoder_options: dict[str, Any] = notes["options"]
+        self.task: str | None = notes.get("task")
+        self.dim: int = notes["dim"]
+        self.similarity: str = notes["similarity"]
+
+    @classmethod
+    def open(cls, store: Store, name: str | None, corpus: Corpus) -> SparseEmbeddings:
+        """Opens embeddings/NAME; `name` may be left out if the store has only one.
+
+        Raises:
+            InputError: If their vectors are dense, if they are of another corpus, or if they lack rows of this one.
+        """
+        return cls(*open_generations(store, name, corpus, sparse=True))
+
+    def vectors(self, part: RowPart) -> SparseVectors:
+        """Returns the vectors of a part. Raises InputError if its file is damaged or holds other vectors."""
+        label = f"{part.artifact.url}/{part.part.file}"
+        return read_vectors(part.artifact.local(part.part), part.part.rows, self.dim, label)
+
+    def take(self, rows: np.ndarray) -> SparseVectors:
+        """Returns the vectors of some rows, int64 [n], in their order."""
+        pieces, order = [], [np.empty(0, np.int64)]
+        for part, positions, local in split_rows(self.parts, rows):
+            pieces.append(self.vectors(part).take(local))
+            order.append(positions)
+        return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
+
+    def between(self, first_row: int, end: int) -> Iterator[tuple[int, SparseVectors]]:
+        """Yields (first row, vectors) of each piece of the rows [first_row, end)."""
+        for part in self.parts:
+            start, stop = max(first_row, part.first_row), min(end, part.end)
+            if start < stop:
+                yield start, self.vectors(part).take(np.arange(start - part.first_row, stop - part.first_row))

@@ -1,0 +1,142 @@
+"""An index of sparse embeddings: their impacts in Lucene shards, searched exactly."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexing.artifact import Artifact
+from indexing.bm25 import MIN_TASK_QUERIES, SegmentFiles, check_versions, search_alive, segment_files, segments_of
+from indexing.exact import Hits
+from indexing.index import check_lineage
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.impacts import EXACT, products, quantised, query_texts
+from indexing.sparse.lucene import ImpactSearch
+from indexing.store import Store
+from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from retriever.errors import InputError
+from retriever.sparse.vectors import SparseVectors
+
+
+class ImpactIndex:
+    """All complete generations of index/NAME over sparse embeddings, for reading.
+
+    Attributes:
+        num_rows: The number of passages.
+        num_postings: The number of impacts.
+        largest: The largest impact.
+    """
+
+    def __init__(self, name: str, generations: Sequence[Artifact], embeddings: SparseEmbeddings):
+        self.name, self.embeddings = name, embeddings
+        self.generations = list(generations)
+        self.shards = [(artifact, part) for artifact in generations for part in artifact.group("shard")]
+        self.num_rows = sum(part.rows for _, part in self.shards)
+        self.num_postings = sum(int(part.facts["postings"]) for _, part in self.shards)
+        self.largest = max(int(part.facts["largest"]) for _, part in self.shards)
+
+    @classmethod
+    def open(cls, store: Store, name: str | None, embeddings: SparseEmbeddings) -> ImpactIndex:
+        """Opens index/NAME; `name` may be left out if the store has only one.
+
+        Raises:
+            InputError: If it was built from other embeddings, or lacks rows that they have.
+        """
+        name = store.only("index", name)
+        generations = store.generations("index", name)
+        check_lineage(generations, embeddings)
+        found = cls(name, generations, embeddings)
+        if found.num_rows < embeddings.num_rows:
+            raise InputError(
+                f"{store.url}/index/{name} covers {found.num_rows:,} of the {embeddings.num_rows:,} vectors of "
+                f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
+            )
+        return found
+
+    def searcher(self) -> ImpactSearch:
+        """Opens the shards in this process; the next call for the same shards returns the same object.
+
+        Raises:
+            InputError: If they were made with another version of Lucene.
+        """
+        check_versions(self.generations[0])
+        return _searcher(segment_files(self.shards))
+
+    def search(self, queries: SparseVectors, k: int, deleted: np.ndarray, *, threads: int = 1) -> Hits:
+        """Returns the top k passages of each query by the exact sum of the products of impacts.
+
+        Equal scores are ordered by row. Scores of 2^24 and more, which float32 rounds, are computed again in int64 for
+        all passages that can be among the top k; the order is that of the exact scores, and Hits holds them rounded.
+
+        Args:
+            queries: The vectors of the queries.
+            k: Hits per query.
+            deleted: Rows to exclude, int64, ascending.
+            threads: Threads that search.
+
+        Raises:
+            InputError: If a weight of a query does not fit, or if a single product is 2^24 or more.
+        """
+        impacts = quantised(queries, lambda number: f"query {number}")
+        if len(impacts.impacts) and int(impacts.impacts.max()) * self.largest >= EXACT:
+            raise InputError(
+                f"index/{self.name}: a word of a query has the impact {int(impacts.impacts.max()):,}, and one of a "
+                f"passage has {self.largest:,}: their product must be below {EXACT:,}, above which Lucene rounds it"
+            )
+        searcher, texts = self.searcher(), query_texts(impacts)
+        hits = search_alive(searcher, texts, k, deleted, threads)
+        for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():
+            candidates = self._candidates(searcher, texts[number], k, deleted)
+            passages = quantised(self.embeddings.take(candidates), lambda row: f"candidate {row}")
+            scores = products(impacts, int(number), passages, self.embeddings.dim)
+            best = np.lexsort((candidates, -scores))[:k]
+            hits.scores[number, : len(best)] = scores[best]
+            hits.rows[number, : len(best)] = candidates[best]
+        return hits
+
+    def _candidates(self, searcher: ImpactSearch, text: str, k: int, deleted: np.ndarray) -> np.ndarray:
+        """Returns the rows whose rounded score is at least that of the k-th hit, int64 [any].
+
+        Rounding does not change the order of different scores, so the exact top k are among these.
+        """
+        depth = k
+        while True:
+            depth = min(2 * depth, searcher.num_documents)
+            hits = search_alive(searcher, [text], depth, deleted, 1)
+            rows, scores = hits.rows[0][hits.rows[0] >= 0], hits.scores[0]
+            if len(rows) < depth or depth == searcher.num_documents or scores[-1] < scores[k - 1]:
+                return rows[scores[: len(rows)] >= scores[min(k, len(rows)) - 1]]
+
+
+@functools.lru_cache(maxsize=2)
+def _searcher(files: SegmentFiles) -> ImpactSearch:
+    return ImpactSearch(segments_of(files))
+
+
+def search_impacts(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray, runner: Runner) -> Hits:
+    """Returns the top k of each query, spread over workers; arguments and errors as of `ImpactIndex.search`."""
+    task = SearchImpactsTask(index, k, deleted)
+    pieces = max(1, min(runner.slots(task.resources), len(queries) // MIN_TASK_QUERIES))
+    bounds = np.linspace(0, len(queries), pieces + 1).astype(int).tolist()
+    blocks = [(first, queries.take(np.arange(first, end))) for first, end in itertools.pairwise(bounds)]
+    found = {first: hits for (first, _), hits in runner.run(task, blocks)}
+    return Hits(*(np.concatenate(column) for column in zip(*(found[first] for first, _ in blocks), strict=True)))
+
+
+@dataclass(frozen=True)
+class SearchImpactsTask:
+    """Searches a block of queries: an item is (number of the first query, vectors)."""
+
+    index: ImpactIndex
+    k: int
+    deleted: np.ndarray
+    resources: Resources = ALL_CORES
+
+    def open(self, place: Place) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
+        """Returns the worker, with the shards opened."""
+        self.index.searcher()
+        return lambda block, report: self.index.search(block[1], self.k, self.deleted, threads=place.cores)

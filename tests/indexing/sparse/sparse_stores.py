@@ -1,0 +1,53 @@
+"""Random sparse vectors as embeddings of a small corpus, and their index, built in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from small_stores import extend_corpus, shuffling_runner
+
+from indexing.corpus import Corpus
+from indexing.sparse.building import BuildImpacts
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.files import SUFFIX, save_vectors
+from indexing.sparse.index import ImpactIndex
+from indexing.store import Store, generation
+from indexing.work.work import run_work
+from retriever.sparse.vectors import SparseVectors, from_dense
+
+WIDTH = 300
+
+
+def random_vectors(rows: int, *, seed: int = 0, largest: float = 3.0, density: float = 0.1) -> SparseVectors:
+    """Returns random vectors over WIDTH words; some are empty, and words have very different frequencies."""
+    draw = np.random.default_rng(seed)
+    often = density * 2 * draw.random(WIDTH) ** 2
+    matrix = (largest * draw.random((rows, WIDTH)) * (draw.random((rows, WIDTH)) < often)).astype(np.float32)
+    matrix[::17] = 0
+    return from_dense(matrix)
+
+
+def add_embeddings(root: Path, parts: Sequence[SparseVectors], name: str = "s", deleted: Sequence[int] = ()) -> None:
+    """Adds a generation to the corpus of the store `root`/store, and to embeddings/NAME one with these vectors."""
+    store = Store(str(root / "store"))
+    corpus = extend_corpus(root, [["text"] * len(vectors) for vectors in parts], deleted)
+    config = {"encoder": {"pooling": "splade", "dim": WIDTH}, "limit": None, "numerics": "made by a test"}
+    key = f"{name}/{generation(len(corpus.generations) - 1)}"
+    with store.create("embeddings", key, inputs={"corpus": corpus.generations[-1]}, config=config) as draft:
+        for number, vectors in enumerate(parts):
+            draft.commit(f"part-{number:05d}", SUFFIX, partial(save_vectors, vectors), rows=len(vectors))
+        draft.note(encoder="e", options={}, task=None, dim=WIDTH, similarity="dot")
+
+
+def build_index(root: Path, shards: int, name: str | None = None) -> ImpactIndex:
+    """Builds or extends index/NAME over embeddings/s; by default the name says the number of shards."""
+    store = Store(str(root / "store"))
+    embeddings = SparseEmbeddings.open(store, "s", Corpus.open(store))
+    work = BuildImpacts(store, embeddings, name or f"i{shards}", shards=shards)
+    if not work.complete:
+        work.pin_versions(shuffling_runner())
+        run_work(store, work, shuffling_runner())
+    return ImpactIndex.open(store, work.name, embeddings)

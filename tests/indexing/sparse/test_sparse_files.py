@@ -1,0 +1,68 @@
+"""Files of sparse embeddings: read back as they were written; damaged and foreign ones are refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from indexing.sparse.files import read_vectors, save_vectors
+from retriever.errors import InputError
+from retriever.sparse.vectors import SparseVectors, from_dense
+
+
+def some_vectors(rows: int = 9, width: int = 40) -> SparseVectors:
+    draw = np.random.default_rng(0)
+    matrix = draw.random((rows, width)).astype(np.float32) * (draw.random((rows, width)) < 0.2)
+    matrix[[0, rows - 1]] = 0
+    return from_dense(matrix)
+
+
+def test_vectors_are_read_as_they_were_written(tmp_path: Path) -> None:
+    for number, vectors in enumerate((some_vectors(), some_vectors().take(np.empty(0, np.int64)))):
+        files = [tmp_path / f"{number}-{copy}" for copy in range(2)]
+        for file in files:
+            save_vectors(vectors, file)
+        assert files[0].read_bytes() == files[1].read_bytes()
+        found = read_vectors(files[0], len(vectors), 40, "it")
+        for name in ("indices", "values", "offsets"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(vectors, name))
+
+
+GOOD: dict[str, Any] = {
+    "indices": np.array([1, 5, 2], np.int32), "values": np.array([0.5, 1.0, 2.0], np.float32),
+    "offsets": np.array([0, 2, 2, 3]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"indices": np.array([5, 1, 2], np.int32)}, "expected ascending words below 8 with weights above 0"),
+        ({"indices": np.array([1, 8, 2], np.int32)}, "expected ascending words below 8"),
+        ({"values": np.array([0.5, 0.0, 2.0], np.float32)}, "expected ascending words below 8"),
+        ({"values": np.array([0.5, np.inf, 2.0], np.float32)}, "expected ascending words below 8"),
+        ({"offsets": np.array([0, 2, 1, 3])}, "expected ascending words below 8"),
+        ({"offsets": np.array([0, 2, 2, 4])}, "expected ascending words below 8"),
+        ({"offsets": np.array([0, 2, 3])}, "2 vectors over 8 words, expected 3 over 8"),
+        ({"values": np.array([0.5, 1.0, 2.0])}, "expected indices int32, values float32 and offsets int64, got"),
+        ({"more": np.zeros(1)}, "got indices, more, offsets, values"),
+    ],
+)
+def test_other_arrays_are_refused(tmp_path: Path, change: dict[str, np.ndarray], message: str) -> None:
+    save_file({**GOOD, **change}, tmp_path / "f", metadata={"width": "8"})
+    with pytest.raises(InputError) as raised:
+        read_vectors(tmp_path / "f", 3, 8, "part")
+    assert message in str(raised.value)
+
+
+def test_files_of_another_width_and_cut_ones_are_refused(tmp_path: Path) -> None:
+    save_vectors(some_vectors(), tmp_path / "f")
+    with pytest.raises(InputError, match="9 vectors over 40 words, expected 9 over 41"):
+        read_vectors(tmp_path / "f", 9, 41, "part")
+    (tmp_path / "f").write_bytes((tmp_path / "f").read_bytes()[:-3])
+    with pytest.raises(InputError, match="part: cannot be read"):
+        read_vectors(tmp_path / "f", 9, 40, "part")

@@ -1,0 +1,99 @@
+"""train_retriever --pooling splade: its defaults, an interrupted run, and options that do not fit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs.tuning import TrainRetriever
+
+import pytest
+from mined import weights
+from sentence_transformers import SparseEncoder as Peer
+from tiny import add_masked_head
+
+from indexing.corpus import Corpus
+from indexing.models import Checkpoints, model_folder
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.store import Store
+
+Done = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def masked(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny masked language model."""
+    return add_masked_head(Path(shutil.copytree(model, tmp_path_factory.mktemp("masked") / "m")), spread=0.2)
+
+
+def command(world, masked: Path, task: str, *more: object) -> tuple:
+    at = ("--store", world.store, "--backbone", masked, "--task", task, "--pooling", "splade")
+    small = ("--negatives", "hand", "--split", "train", "--batch", 8, "--cpus", 1, "--dtype", "float32", "--length", 4)
+    return ("train_retriever", *at, *small, *more)
+
+
+@pytest.mark.parametrize("train", ["all", "prompts"])
+def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
+    world, mined: Store, masked: Path, done: Done, job, monkeypatch: pytest.MonkeyPatch, train: str
+) -> None:
+    more = ("--train", train, "--steps", 6, "--checkpoint-every", 2, "--dev-split", "test", "--evaluate-every", 3)
+    done(*command(world, masked, "whole", *more))
+    save, pending = Checkpoints.save, [4]
+
+    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
+        save(self, step, write)
+        if step in pending and not self.name.endswith(".best"):
+            pending.remove(step)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "save", interrupted)
+    assert job(*command(world, masked, "cut", *more)).status == 130
+    done(*command(world, masked, "cut", *more))
+    kind = "prompts" if train == "prompts" else "models"
+    assert weights(mined, f"{kind}/cut") == weights(mined, f"{kind}/whole")
+    # The task encodes the corpus; the number of words is no matter of training.
+    done("encode_corpus", "--store", world.store, "--task", "whole", "--passage-terms", 7, "--dtype", "float32")
+    made = SparseEmbeddings.open(mined, "whole", Corpus.open(mined))
+    assert [made.vectors(part).counts.max() for part in made.parts] == [7] * 4
+    config = mined.open(kind, "whole").config
+    assert config["tuning"]["flops"] == {"queries": 3e-4, "passages": 1e-4, "warm_up": 2}
+    assert config["loop"]["warm_up"] == 0.04
+    assert config["backbone"]["query_length"] == config["backbone"]["passage_length"] == 64
+    if train == "all":
+        folder = model_folder(mined.open("models", "whole"))
+        peer = Peer(str(folder), device="cpu", local_files_only=True)
+        assert peer.encode_query(["bada"]).shape == (1, config["backbone"]["dim"])
+
+
+def test_the_weights_of_margin_mse_are_others() -> None:
+    options = TrainRetriever(store="", task="t", backbone="", train="all", loss="margin-mse")
+    flops = options.flops("splade", 30)
+    assert flops is not None
+    assert (flops.queries, flops.passages, flops.warm_up) == (0.5, 0.4, 10)
+
+
+def test_what_does_not_fit_is_refused(
+    world, mined: Store, masked: Path, done: Done, refused: Done, documented: Callable[..., None]
+) -> None:
+    more = ("--train", "all", "--steps", 2)
+    line = refused(*command(world, world.model, "t", *more))
+    assert "pooling=splade needs a masked-language-model head, and the weights lack it" in line
+    case = "train_retriever --pooling splade with a backbone without a masked-language-model head"
+    documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
+    line = refused(*command(world, masked, "t", *more, "--pooling", "cls", "--flops-queries", "0.1"))
+    assert "--flops-queries 0.1: regularises sparse vectors, and --pooling is cls: give --pooling splade" in line
+    line = refused(*command(world, masked, "t", *more, "--refresh-epochs", "1"))
+    assert "--pooling splade with --refresh-epochs" in line
+    line = refused(*command(world, masked, "t", *more, "--sides", "query"))
+    assert "sides='query' pooling=splade: stored vectors are not read for sparse ones" in line
+    line = refused(*command(world, masked, "t", *more, "--flops-warm-up", "2"))
+    assert "--flops-warm-up 2.0: expected a fraction of the steps" in line
+    # A weight far too large leaves no word: one line ends the run.
+    line = refused(*command(world, masked, "t", "--train", "all", "--steps", 60, "--lr", "0.1", "--flops-queries",
+                            "1e6", "--flops-warm-up", "0"))  # fmt: skip
+    assert "non-zero words on average, expected at least 1" in line
+    case = "train_retriever --pooling splade with a FLOPS weight that leaves no word in the vectors"
+    line = re.sub(r"step \d+", "step N", re.sub(r"\d\.\d+ non-zero", "N non-zero", line))
+    documented("Training", case, line, 1)

@@ -1,0 +1,166 @@
+"""Training of sparse vectors: the loss against a slow reference, on chunks and workers, and the saved models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import training_cases as cases
+from sentence_transformers import SparseEncoder as Peer
+from tiny import add_masked_head, save_bert
+from training_cases import CPU, ENCODER, dual_system, gradients
+from two_workers import TwoWorkers
+
+from retriever.dual import DualSystem, TuneOptions
+from retriever.errors import Diverged, InputError
+from retriever.options import EncoderOptions
+from retriever.reranker_data import batch_at
+from retriever.sparse.encoder import SparseEncoder
+from retriever.sparse.flops import FlopsOptions, mean_words
+from retriever.training import LoopOptions, Trainer
+
+FLOPS = FlopsOptions(queries=0.3, passages=0.2, warm_up=3)
+NONE = FlopsOptions(queries=0.0, passages=0.0, warm_up=3)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return add_masked_head(save_bert(tmp_path_factory.mktemp("masked")), spread=0.2)
+
+
+def slow_loss(system: DualSystem, step: int) -> float:
+    """Returns the contrastive loss and the regulariser of a batch, computed text by text in float64."""
+    data = system.data
+    assert data is not None
+    assert system.tuning.flops is not None
+    queries, rows = batch_at(data, system.tuning, step)
+    passages = np.unique(rows)
+    encoded = {
+        "query": system.encode([data.queries[query] for query in queries], "query").astype(np.float64),
+        "passage": system.encode(system.compose(passages), "passage").astype(np.float64),
+    }
+    loss = 0.0
+    for place, query in enumerate(queries):
+        scores = encoded["passage"] @ encoded["query"][place]
+        positive = rows[place][0]
+        others = [score for row, score in zip(passages, scores, strict=True)
+                  if row == positive or row not in data.relevant(query)]  # fmt: skip
+        loss += (np.logaddexp.reduce(others) - scores[passages.tolist().index(positive)]) / len(queries)
+    options = system.tuning.flops
+    ramp = min(1.0, (step + 1) / options.warm_up) ** 2
+    for weight, vectors in ((options.queries, encoded["query"]), (options.passages, encoded["passage"])):
+        loss += ramp * weight * sum((sum(column) / len(column)) ** 2 for column in vectors.T.tolist())
+    return loss
+
+
+@pytest.mark.parametrize("step", [0, 2, 5])
+def test_the_loss_is_that_of_the_equations(bert: Path, step: int) -> None:
+    system = dual_system(bert, dropout=0.0, chunk=100, method="finetune", flops=FLOPS)
+    expected = slow_loss(system, step)
+    assert gradients(system, step)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert gradients(dual_system(bert, dropout=0.0, method="finetune", flops=NONE), step)["loss"] < expected - 0.01
+
+
+@pytest.mark.parametrize("tuning", [{"method": "finetune"}, {"learn_temperature": True}])
+def test_chunks_and_gradcache_give_the_gradient_of_the_whole_batch(bert: Path, tuning: dict[str, Any]) -> None:
+    """The batch mean is that of the whole batch, and a learned temperature does not scale the regularised vectors."""
+    tuning = {**tuning, "flops": FLOPS}
+    whole = gradients(dual_system(bert, dropout=0.0, **tuning), 5)
+    for choice in ("off", "on"):
+        cut = gradients(dual_system(bert, dropout=0.0, chunk=60, **tuning), 5, grad_cache=choice)
+        assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+        for name in whole.keys() - {"loss"}:
+            torch.testing.assert_close(cut[name], whole[name], atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["contrastive", "kl", "margin-mse"])
+def test_the_regularisers_gradient_equals_finite_differences(bert: Path, loss: str) -> None:
+    """Of the whole loss, by the bias of the head, which every text shares."""
+
+    def compute(shift: float) -> dict[str, Any]:
+        system = dual_system(bert, dropout=0.0, method="finetune", loss=loss, flops=FLOPS)
+        with torch.no_grad():
+            system.pooled.saved.cls.predictions.bias[40:60] += shift
+        return gradients(system, 5)
+
+    name = next(name for name in compute(0.0) if name.endswith("predictions.bias"))
+    expected = (compute(5e-3)["loss"] - compute(-5e-3)["loss"]) / 1e-2
+    assert float(compute(0.0)[name][40:60].sum()) == pytest.approx(expected, rel=0.02, abs=1e-3)
+
+
+@pytest.mark.parametrize("tuning", [{}, {"method": "finetune", "loss": "margin-mse"}])
+def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Path, tuning: dict[str, Any]) -> None:
+    tuning = {**tuning, "flops": FLOPS}
+    expected = cases.steps_and_state(bert, tuning)
+    expected = {name: value for name, value in expected.items() if not name.endswith("key.bias")}  # only rounding
+    for actual in two_workers.run(cases.four_steps, bert, tuning):
+        assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+        for name in expected.keys() - {"loss"}:
+            torch.testing.assert_close(actual[name], expected[name], atol=1e-3, rtol=1e-2)
+
+
+def test_the_regulariser_leaves_fewer_words(bert: Path) -> None:
+    words = {}
+    for options in (NONE, FlopsOptions(queries=0.3, passages=0.3, warm_up=5)):
+        system = dual_system(bert, dropout=0.0, method="finetune", flops=options)
+        trainer = Trainer(system, LoopOptions(steps=20, lr=2e-3), device=CPU, dtype=torch.float32)
+        for number in range(20):
+            trainer.step(number)
+        words[options.queries] = mean_words(torch.from_numpy(system.encode(cases.make_data().queries, "query")))
+    assert 1 < words[0.3] < 0.7 * words[0.0]
+
+
+def test_vectors_without_words_end_the_run(bert: Path) -> None:
+    system = dual_system(bert, method="finetune", flops=FLOPS)
+    with torch.no_grad():
+        system.pooled.saved.cls.predictions.bias -= 100
+    with pytest.raises(Diverged) as raised:
+        Trainer(system, LoopOptions(steps=9, lr=1e-3), device=CPU, dtype=torch.float32).step(4)
+    assert str(raised.value) == (
+        "step 5: the sparse vectors of the query side have 0.00 non-zero words on average, expected at least 1: give a "
+        "smaller parameter flops_queries than 0.3, or a smaller lr, under another name"
+    )
+
+
+@pytest.mark.parametrize("tuning", [{"method": "finetune"}, {"method": "finetune", "sides": "untied"},
+                                    {"method": "lora"}])  # fmt: skip
+def test_trained_models_open_in_sentence_transformers(bert: Path, tmp_path: Path, tuning: dict[str, Any]) -> None:
+    system = dual_system(bert, chunk=200, flops=FLOPS, **tuning)
+    trainer = Trainer(system, LoopOptions(steps=3, lr=1e-2), device=CPU, dtype=torch.float32)
+    system.module.train()
+    for number in range(3):
+        trainer.step(number)
+    system.module.eval()
+    system.save(tmp_path)
+    texts = cases.make_data().queries[:5]
+    for side in ("query", "passage"):
+        folder = tmp_path / side if "sides" in tuning else tmp_path
+        peer = Peer(str(folder), device="cpu", local_files_only=True)
+        encode = peer.encode_query if side == "query" else peer.encode_document
+        expected = system.encode(texts, side)  # type: ignore[arg-type]
+        np.testing.assert_allclose(encode(texts, convert_to_sparse_tensor=False).numpy(), expected, atol=1e-5)
+        ours = SparseEncoder(str(folder), EncoderOptions(dtype="float32")).encode(texts, side=side)  # type: ignore[arg-type]
+        np.testing.assert_allclose(ours.dense(), expected, atol=1e-5)
+
+
+def test_a_trained_prompt_is_served_by_a_sparse_encoder(bert: Path) -> None:
+    system = dual_system(bert, chunk=200, flops=FLOPS)
+    trainer = Trainer(system, LoopOptions(steps=3, lr=1e-2), device=CPU, dtype=torch.float32)
+    for number in range(3):
+        trainer.step(number)
+    prompt, texts = system.prompt(), cases.make_data().queries[:5]
+    encoder = SparseEncoder(str(bert), prompt.options, tasks={"t": prompt})
+    actual = encoder.encode(texts, task="t").dense()
+    np.testing.assert_allclose(actual, system.encode(texts, "query"), atol=1e-4)
+    assert np.abs(actual - encoder.encode(texts).dense()).max() > 1e-3
+
+
+def test_options_that_do_not_fit_are_refused(bert: Path) -> None:
+    with pytest.raises(InputError, match="sides='query' pooling=splade: stored vectors are not read for sparse ones"):
+        TuneOptions(sides="query", flops=FLOPS)
+    for encoder, options in ((ENCODER, FLOPS), (EncoderOptions(pooling="splade"), None)):
+        with pytest.raises(InputError, match="expected options of the FLOPS regulariser for pooling=splade"):
+            DualSystem(bert, encoder, TuneOptions(flops=options), None, device=CPU, dtype=torch.float32)
