@@ -5,8 +5,8 @@ vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a r
 passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
 hits = Client("http://127.0.0.1:8000").search("what is a riptide?")
 
-Encoder and Reranker need torch, which takes a second to load. They are imported when they are first used, so a program
-with a Client alone never loads it.
+Encoder, SparseEncoder and Reranker need torch, which takes a second to load. They are imported when they are first
+used, so a program with a Client alone never loads it.
 """
 
 import importlib
@@ -27,6 +27,7 @@ from serve.protocol import FoundPassage
 if TYPE_CHECKING:
     from retriever.encoder import Encoder
     from retriever.reranker import Reranker
+    from retriever.sparse.encoder import SparseEncoder
 
 __all__ = [
     "Client",
@@ -43,13 +44,18 @@ __all__ = [
     "Reranker",
     "RerankerOptions",
     "ServerError",
+    "SparseEncoder",
     "Store",
     "exact_search",
     "reciprocal_rank",
     "weighted",
 ]
 
-_MODELS = {"Encoder": "retriever.encoder", "Reranker": "retriever.reranker"}
+_MODELS = {
+    "Encoder": "retriever.encoder",
+    "Reranker": "retriever.reranker",
+    "SparseEncoder": "retriever.sparse.encoder",
+}
 
 
 def __getattr__(name: str) -> Any:
