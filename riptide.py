@@ -5,8 +5,8 @@ vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a r
 passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
 hits = Client("http://127.0.0.1:8000").search("what is a riptide?")
 
-Encoder, MtebEncoder, Reranker and open_mteb_encoder need torch, which takes a second to load. They are imported when
-they are first used, so a program with a Client alone never loads it.
+Encoder, MtebEncoder, Reranker, SparseEncoder and open_mteb_encoder need torch, which takes a second to load. They are
+imported when they are first used, so a program with a Client alone never loads it.
 """
 
 import importlib
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from retriever.adapters.mteb_encoder import MtebEncoder
     from retriever.encoder import Encoder
     from retriever.reranker import Reranker
+    from retriever.sparse.encoder import SparseEncoder
 
 __all__ = [
     "Client",
@@ -46,6 +47,7 @@ __all__ = [
     "Reranker",
     "RerankerOptions",
     "ServerError",
+    "SparseEncoder",
     "Store",
     "exact_search",
     "open_mteb_encoder",
@@ -57,6 +59,7 @@ _MODELS = {
     "Encoder": "retriever.encoder",
     "MtebEncoder": "retriever.adapters.mteb_encoder",
     "Reranker": "retriever.reranker",
+    "SparseEncoder": "retriever.sparse.encoder",
     "open_mteb_encoder": "indexing.adapters.mteb_models",
 }
 

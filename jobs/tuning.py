@@ -235,9 +235,9 @@ class TrainRetriever(Contrastive, LoraTraining):
         Raises:
             InputError: If they are given for dense vectors, or are out of range.
         """
-        given = {name: getattr(self, name) for name in ("flops_queries", "flops_passages", "flops_warm_up")}
+        values = {name: getattr(self, name) for name in ("flops_queries", "flops_passages", "flops_warm_up")}
         if pooling != SPLADE:
-            for name, value in given.items():
+            for name, value in values.items():
                 if value is not None:
                     raise InputError(f"--{name.replace('_', '-')} {value}: regularises sparse vectors, and --pooling "
                                      f"is {pooling}: give --pooling splade, or leave it out")  # fmt: skip

@@ -65,9 +65,9 @@ def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
             f"{label(row)}: its weights sum to {totals[row] / SCALE:,.0f}, expected at most {_MOST / SCALE:,.0f}: "
             "Lucene counts the impacts of a text in 31 bits"
         )
-    kept = scaled > 0
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows[kept], minlength=len(vectors)))])
-    return Impacts(vectors.indices[kept], scaled[kept].astype(np.int64), offsets.astype(np.int64))
+    is_kept = scaled > 0
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows[is_kept], minlength=len(vectors)))])
+    return Impacts(vectors.indices[is_kept], scaled[is_kept].astype(np.int64), offsets.astype(np.int64))
 
 
 def document_texts(impacts: Impacts) -> Iterator[str]:

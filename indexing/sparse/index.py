@@ -49,13 +49,13 @@ class ImpactIndex:
         name = store.only("index", name)
         generations = store.generations("index", name)
         check_lineage(generations, embeddings)
-        found = cls(name, generations, embeddings)
-        if found.num_rows < embeddings.num_rows:
+        index = cls(name, generations, embeddings)
+        if index.num_rows < embeddings.num_rows:
             raise InputError(
-                f"{store.url}/index/{name} covers {found.num_rows:,} of the {embeddings.num_rows:,} vectors of "
+                f"{store.url}/index/{name} covers {index.num_rows:,} of the {embeddings.num_rows:,} vectors of "
                 f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
             )
-        return found
+        return index
 
     def searcher(self) -> ImpactSearch:
         """Opens the shards in this process; the next call for the same shards returns the same object.
@@ -123,8 +123,8 @@ def search_impacts(index: ImpactIndex, queries: SparseVectors, k: int, deleted: 
     pieces = max(1, min(runner.slots(task.resources), len(queries) // MIN_TASK_QUERIES))
     bounds = np.linspace(0, len(queries), pieces + 1).astype(int).tolist()
     blocks = [(first, queries.take(np.arange(first, end))) for first, end in itertools.pairwise(bounds)]
-    found = {first: hits for (first, _), hits in runner.run(task, blocks)}
-    return Hits(*(np.concatenate(column) for column in zip(*(found[first] for first, _ in blocks), strict=True)))
+    by_block = {first: hits for (first, _), hits in runner.run(task, blocks)}
+    return Hits(*(np.concatenate(column) for column in zip(*(by_block[first] for first, _ in blocks), strict=True)))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -54,9 +54,9 @@ class SparseEncoder:
     @classmethod
     def over(cls, encoder: Encoder) -> SparseEncoder:
         """Returns the sparse encoder over an open encoder. Raises InputError if that makes dense vectors."""
-        found = cls.__new__(cls)
-        found._use(encoder, "the encoder")
-        return found
+        sparse = cls.__new__(cls)
+        sparse._use(encoder, "the encoder")
+        return sparse
 
     def _use(self, encoder: Encoder, name: str) -> None:
         if not encoder.is_sparse:
@@ -102,5 +102,4 @@ class SparseEncoder:
             done += len(rows)
             if report is not None:
                 report(done)
-        everything: Any = concatenate(pieces, self.dim)
-        return everything.take(np.argsort(np.concatenate([np.empty(0, np.int64), *order])))
+        return concatenate(pieces, self.dim).take(np.argsort(np.concatenate([np.empty(0, np.int64), *order])))

@@ -54,8 +54,12 @@ class SpladePooled(Pooled):
             states: Last hidden states, [b, n, hidden].
             inside: bool [b, n], False at padding.
         """
-        logits = self.head(inputs_embeds=states).logits
-        largest = logits.masked_fill(~inside[..., None], float("-inf")).max(1).values
+        # Padding becomes a copy of the first token, which changes no maximum: a mask over all logits takes a third of
+        # the time of their product. For gradients, max keeps the place of each maximum, amax would keep all logits;
+        # without them amax takes an eighth of the time.
+        first = inside.int().argmax(1)[:, None, None].expand(-1, 1, states.shape[2])
+        logits = self.head(inputs_embeds=states.where(inside[..., None], states.gather(1, first))).logits
+        largest = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
         return largest.to(torch.promote_types(largest.dtype, torch.float32))
 
 

@@ -34,9 +34,9 @@ class SparseVectors:
 
     def dense(self) -> np.ndarray:
         """Returns the vectors with all zeros, float32 [vectors, width]."""
-        found = np.zeros((len(self), self.width), np.float32)
-        found[np.repeat(np.arange(len(self)), self.counts), self.indices] = self.values
-        return found
+        matrix = np.zeros((len(self), self.width), np.float32)
+        matrix[np.repeat(np.arange(len(self)), self.counts), self.indices] = self.values
+        return matrix
 
     def take(self, rows: np.ndarray) -> SparseVectors:
         """Returns some of the vectors, in the order of `rows`, int64 [n]."""
