@@ -31,7 +31,10 @@ def open_generations(store: Store, name: str | None, corpus: Corpus, *, sparse: 
     first = generations[0]
     if is_sparse(first.config["encoder"]) != sparse:
         actual, expected = ("dense", "sparse") if sparse else ("sparse", "dense")
-        remedy = "encode the corpus with pooling splade" if sparse else "give embeddings of a dense encoder"
+        remedy = (
+            "encode the corpus with pooling splade" if sparse else
+            "give embeddings of a dense encoder, or search the index of these by the source splade:NAME"
+        )  # fmt: skip
         raise InputError(f"{store.url}/embeddings/{name}: holds {actual} vectors, expected {expected} ones: {remedy}")
     for made, of in zip(generations, corpus.generations, strict=False):
         if made.inputs["corpus"]["fingerprint"] != of.fingerprint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,6 +60,11 @@ class Index:
                 f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
             )
         return found
+
+
+def holds_impacts(config: Mapping[str, Any]) -> bool:
+    """Whether an index is one of impacts, over sparse embeddings. config: of its artifact."""
+    return "impacts" in config
 
 
 class NamedChain(Protocol):

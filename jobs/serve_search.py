@@ -42,7 +42,7 @@ class ServeSearch(HttpLimits, Common):
     bm25: str | None = None
     """BM25 index to serve; default: the only one of the store, if any."""
     sources: tuple[str, ...] = ()
-    """Sources of other kinds that every task serves too, as search --source takes them."""
+    """Sources of other kinds that every task serves too, as search --source takes them, for example splade:NAME."""
     tasks: list[str] | None = None
     """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
     rerank: str | None = None

@@ -61,7 +61,7 @@ def open_local(
     return LocalService(
         store,
         EncoderPart(store, threads=threads, device=device, compile=compile),
-        [SourcePart(store, online, threads=threads) for online in online_searches()],
+        [SourcePart(store, online, threads=threads, device=device) for online in online_searches()],
         PassagesPart(store),
         RerankPart(store, threads=threads, device=device),
         Limits(batch=batch, bound=bound),

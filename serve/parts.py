@@ -284,12 +284,16 @@ class SourcePart(Part):
         number: Number of the shard, from 0.
         of: Number of shards.
         threads: Threads of one call; None: one for each core.
+        device: Device of a model that the part holds; None: CUDA if it is available.
     """
 
-    def __init__(self, store: Store, online: OnlineSearch, number: int = 0, of: int = 1, *, threads: int | None = None):
+    def __init__(
+        self, store: Store, online: OnlineSearch, number: int = 0, of: int = 1, *, threads: int | None = None,
+        device: str | None = None,
+    ):  # fmt: skip
         super().__init__(store, threads=threads)
         self.online, self.name = online, online.name
-        self.place = OnlinePlace(number, of, threads)
+        self.place = OnlinePlace(number, of, threads, device)
         self._searchers: Shared[Any] = Shared()
 
     @converted

@@ -27,7 +27,7 @@ class DenseSource:
     embeddings: Embeddings
     index: Index | None
     corpus: Corpus
-    encoder: QueryEncoder
+    encoder: QueryEncoder[np.ndarray]
     search_parameters: dict[str, Any]
 
     @property
@@ -57,7 +57,11 @@ def open_dense(
 
     Raises InputError if the encoder is not the one that made the embeddings.
     """
-    encoder = context.query_encoder(embeddings.name, lambda: QueryEncoder(context.store, embeddings, context.options))
+
+    def start() -> QueryEncoder[np.ndarray]:
+        return QueryEncoder(context.store, embeddings, context.options)
+
+    encoder = context.query_encoder(embeddings.name, start)
     return DenseSource(embeddings, index, context.corpus, encoder, search_parameters)
 
 

@@ -3,6 +3,7 @@
 bm25  bm25:NAME          Lucene's BM25; without a name the one called bm25, or the only one
 exact:EMB                every vector of embeddings EMB
 index:NAME               a FAISS index, its candidates scored again by the vectors
+splade:NAME              an index of impacts, over sparse embeddings
 A+B+…                    several of these, by reciprocal rank
 0.4*A+0.6*B              several, by the weighted sum of their scores, min-max normalised for each query
 """

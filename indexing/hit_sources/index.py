@@ -6,7 +6,8 @@ from indexing.embeddings import Embeddings
 from indexing.hit_sources.dense import DENSE, DenseSource, open_dense
 from indexing.hit_sources.kind import SearchContext, ServedNames, SourceKind
 from indexing.hit_sources.online import Target
-from indexing.index import Index
+from indexing.index import Index, holds_impacts
+from retriever.errors import InputError
 
 
 class IndexKind(SourceKind):
@@ -23,6 +24,9 @@ class IndexKind(SourceKind):
         store, options = context.store, context.options
         name = store.only("index", name)
         [latest] = store.generations("index", name)[-1:]
+        if holds_impacts(latest.config):
+            raise InputError(f"index/{name} holds the impacts of sparse embeddings: search it by the source "
+                             f"splade:{name}")  # fmt: skip
         embeddings = Embeddings.open(store, latest.config["embeddings"], context.corpus)
         index = Index.open(store, name, embeddings)
         search_parameters = {"nprobe": options.nprobe or index.nprobe, "depth": options.depth or index.depth}

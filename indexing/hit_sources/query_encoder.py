@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
-from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec, differing, spec_of
 from indexing.hit_sources.options import SearchOptions
 from indexing.store import Store
@@ -16,17 +13,29 @@ from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
+Vectors = TypeVar("Vectors")  # float32 [q, dim], or SparseVectors if the embeddings are sparse
+
 _ENCODED = 2  # blocks of queries whose vectors are kept, for sources over the same embeddings
 
 
-class QueryEncoder:
+class EncodedPassages(Protocol):
+    """Dense or sparse embeddings: their name, and what they say of their encoder."""
+
+    name: str
+    config: dict[str, Any]
+    encoder_name: str
+    encoder_options: dict[str, Any]
+    task: str | None
+
+
+class QueryEncoder(Generic[Vectors]):
     """The encoder of some embeddings, for queries.
 
     Raises:
         InputError: If the encoder is not the one that made the embeddings.
     """
 
-    def __init__(self, store: Store, embeddings: Embeddings, options: SearchOptions):
+    def __init__(self, store: Store, embeddings: EncodedPassages, options: SearchOptions):
         self.embeddings = embeddings
         own = EncoderOptions(**embeddings.encoder_options)
         if options.task is not None:
@@ -34,7 +43,7 @@ class QueryEncoder:
         else:
             spec = EncoderSpec(store, options.encoder or embeddings.encoder_name, own, embeddings.task)
         self.spec = replace(spec, options=replace(spec.options, compile="never"))
-        self._kept: list[tuple[Sequence[str], np.ndarray]] = []
+        self._kept: list[tuple[Sequence[str], Vectors]] = []
         # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
         made, found = embeddings.config["encoder"], spec.describe("passage")
         if differ := differing(made, found, passages=options.task is not None):
@@ -45,14 +54,14 @@ class QueryEncoder:
             )
         self.described = spec.describe("query")
         self.numerics: str | None = None  # the class of the vectors so far, here or in an earlier run
-        self._task = EncodeQueriesTask(self.spec, self.described)
+        self.task = EncodeQueriesTask(self.spec, self.described)
 
-    def encode(self, texts: Sequence[str], runner: Runner) -> np.ndarray:
-        """Returns the vectors of queries, float32 [q, dim]. Raises InputError for another numerics class."""
+    def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
+        """Returns the vectors of queries. Raises InputError for another numerics class."""
         for kept, vectors in self._kept:
             if kept is texts:
                 return vectors
-        [(_, (vectors, numerics))] = runner.run(self._task, [list(texts)])
+        [(_, (vectors, numerics))] = runner.run(self.task, [list(texts)])
         if self.numerics not in (None, numerics):
             raise InputError(
                 f"the queries' vectors are of the numerics class `{self.numerics}`, this worker's are `{numerics}`: "
@@ -65,17 +74,25 @@ class QueryEncoder:
 
 @dataclass(frozen=True)
 class EncodeQueriesTask:
-    """Encodes a list of queries: float32 [q, dim] and their numerics class. pinned: the encoder's description."""
+    """Encodes a list of queries: their vectors and the numerics class. pinned: the encoder's description.
+
+    The vectors are float32 [q, dim], or SparseVectors if the encoder makes sparse ones.
+    """
 
     spec: EncoderSpec
     pinned: Mapping[str, Any]
     resources: Resources = ALL_CORES
     stays_open: bool = True
 
-    def open(self, place: Place) -> Callable[[list[str], Report], tuple[np.ndarray, str]]:
+    def open(self, place: Place) -> Callable[[list[str], Report], tuple[Any, str]]:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
         from indexing.encoding import check_encoder
 
-        encoder = self.spec.open(side="query", device=place.device, threads=place.cores)
-        check_encoder(self.spec.config_of(encoder, "query"), self.pinned)
-        return lambda texts, report: (encoder.encode(texts, side="query", task=self.spec.task), encoder.numerics)
+        opened = self.spec.open(side="query", device=place.device, threads=place.cores)
+        check_encoder(self.spec.config_of(opened, "query"), self.pinned)
+        encoder: Any = opened
+        if opened.is_sparse:
+            from retriever.sparse.encoder import SparseEncoder
+
+            encoder = SparseEncoder.over(opened)
+        return lambda texts, report: (encoder.encode(texts, side="query", task=self.spec.task), opened.numerics)

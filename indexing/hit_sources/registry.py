@@ -7,8 +7,9 @@ from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.kind import SourceKind
 from indexing.hit_sources.online import OnlineSearch
+from indexing.hit_sources.splade import SPLADE
 
-KINDS: list[SourceKind] = [INDEX, EXACT, BM25]
+KINDS: list[SourceKind] = [INDEX, EXACT, BM25, SPLADE]
 
 
 def find_kind(name: str) -> SourceKind | None:

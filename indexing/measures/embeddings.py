@@ -113,7 +113,7 @@ class MeasureEmbeddings:
                              f"name a split of {queries.artifact.key} with judgements ({have})")  # fmt: skip
         corpus = Corpus.open(store)
         self.embeddings = Embeddings.open(store, name, corpus)
-        self._encoder = QueryEncoder(store, self.embeddings, options or SearchOptions())
+        self._encoder = QueryEncoder[np.ndarray](store, self.embeddings, options or SearchOptions())
         pairs = judged_pairs(corpus, queries, split, limit)
         encoded = [rows[rows < self.embeddings.num_rows] for rows in pairs.rows]
         numbers = [number for number, rows in enumerate(encoded) if len(rows)]

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from indexing.artifact import Artifact
-from indexing.bm25 import MIN_TASK_QUERIES, SegmentFiles, check_versions, search_alive, segment_files, segments_of
+from indexing.bm25 import (
+    MIN_TASK_QUERIES,
+    SegmentFiles,
+    check_versions,
+    search_alive,
+    search_among,
+    segment_files,
+    segments_of,
+)
 from indexing.exact import Hits
 from indexing.index import check_lineage
 from indexing.sparse.embeddings import SparseEmbeddings
@@ -66,7 +74,10 @@ class ImpactIndex:
         check_versions(self.generations[0])
         return _searcher(segment_files(self.shards))
 
-    def search(self, queries: SparseVectors, k: int, deleted: np.ndarray, *, threads: int = 1) -> Hits:
+    def search(
+        self, queries: SparseVectors, k: int, deleted: np.ndarray, *, threads: int = 1,
+        among: np.ndarray | None = None, searcher: ImpactSearch | None = None,
+    ) -> Hits:  # fmt: skip
         """Returns the top k passages of each query by the exact sum of the products of impacts.
 
         Equal scores are ordered by row. Scores of 2^24 and more, which float32 rounds, are computed again in int64 for
@@ -77,6 +88,8 @@ class ImpactIndex:
             k: Hits per query.
             deleted: Rows to exclude, int64, ascending.
             threads: Threads that search.
+            among: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
+            searcher: The open shards; None: `searcher` opens them.
 
         Raises:
             InputError: If a weight of a query does not fit, or if a single product is 2^24 or more.
@@ -87,10 +100,16 @@ class ImpactIndex:
                 f"index/{self.name}: a word of a query has the impact {int(impacts.impacts.max()):,}, and one of a "
                 f"passage has {self.largest:,}: their product must be below {EXACT:,}, above which Lucene rounds it"
             )
-        searcher, texts = self.searcher(), query_texts(impacts)
-        hits = search_alive(searcher, texts, k, deleted, threads)
+        opened, texts = searcher or self.searcher(), query_texts(impacts)
+
+        def find(texts: Sequence[str], depth: int) -> Hits:
+            if among is None:
+                return search_alive(opened, texts, depth, deleted, threads)
+            return search_among(opened, texts, depth, among, threads)
+
+        hits = find(texts, k)
         for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():
-            candidates = self._candidates(searcher, texts[number], k, deleted)
+            candidates = _candidates(find, texts[number], k, opened.num_documents)
             passages = quantised(self.embeddings.take(candidates), lambda row: f"candidate {row}")
             scores = products(impacts, int(number), passages, self.embeddings.dim)
             best = np.lexsort((candidates, -scores))[:k]
@@ -98,18 +117,25 @@ class ImpactIndex:
             hits.rows[number, : len(best)] = candidates[best]
         return hits
 
-    def _candidates(self, searcher: ImpactSearch, text: str, k: int, deleted: np.ndarray) -> np.ndarray:
-        """Returns the rows whose rounded score is at least that of the k-th hit, int64 [any].
 
-        Rounding does not change the order of different scores, so the exact top k are among these.
-        """
-        depth = k
-        while True:
-            depth = min(2 * depth, searcher.num_documents)
-            hits = search_alive(searcher, [text], depth, deleted, 1)
-            rows, scores = hits.rows[0][hits.rows[0] >= 0], hits.scores[0]
-            if len(rows) < depth or depth == searcher.num_documents or scores[-1] < scores[k - 1]:
-                return rows[scores[: len(rows)] >= scores[min(k, len(rows)) - 1]]
+def _candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, num_documents: int) -> np.ndarray:
+    """Returns the rows whose rounded score is at least that of the k-th hit, int64 [any].
+
+    Rounding does not change the order of different scores, so the exact top k are among these.
+
+    Args:
+        find: Returns the hits of texts at a depth, by their rounded scores.
+        text: The query.
+        k: Hits of the query.
+        num_documents: Number of passages, the greatest depth.
+    """
+    depth = k
+    while True:
+        depth = min(2 * depth, num_documents)
+        hits = find([text], depth)
+        rows, scores = hits.rows[0][hits.rows[0] >= 0], hits.scores[0]
+        if len(rows) < depth or depth == num_documents or scores[-1] < scores[k - 1]:
+            return rows[scores[: len(rows)] >= scores[min(k, len(rows)) - 1]]
 
 
 @functools.lru_cache(maxsize=2)

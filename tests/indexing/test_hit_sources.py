@@ -154,8 +154,8 @@ def test_a_fusion_finds_what_its_sources_find_apart(sources: HitSources) -> None
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("splade", "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, or A+B"),
-        ("splade:x+bm25", "source 'splade:x': expected"),
+        ("splade", "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, splade:NAME, or A+B"),
+        ("colbert:x+bm25", "source 'colbert:x': expected"),
         ("exact", "source 'exact': expected"),
         ("index:", "source 'index:': expected"),
         ("", "source '': expected"),

@@ -432,7 +432,7 @@ def test_a_source_that_is_none_is_named_and_leaves_nothing(world, refused, no_wo
     no_work()
     before = files_of(world.store, but=())
     for source, told in {
-        "splade": "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, or A+B",
+        "splade": "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, splade:NAME, or A+B",
         "0.4*exact:enc+index:idx": "give every one of the sources a weight, or none",
         "index:idx+exact:enc+index:idx": "a source is given twice",
         "0*exact:enc+0*index:idx": "every weight is 0",

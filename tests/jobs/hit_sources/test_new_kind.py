@@ -75,8 +75,8 @@ def test_evaluation_searches_sources_and_measures_their_runs(store: Store, done:
 
 def test_the_grammar_and_its_errors_name_it(store: Store, refused: Callable[..., str]) -> None:
     at = ("--store", store.url, "--source")
-    line = refused("search", *at, "splade:x")
-    assert line.endswith("expected bm25, bm25:NAME, exact:EMBEDDINGS, fixed:NAME, index:NAME, or A+B")
+    line = refused("search", *at, "colbert:x")
+    assert line.endswith("expected bm25, bm25:NAME, exact:EMBEDDINGS, fixed:NAME, index:NAME, splade:NAME, or A+B")
     assert "expected bm25, bm25:NAME, exact" in refused("search", *at, "fixed:")
     assert "fixed/none: there is no such artifact" in refused("search", *at, "fixed:none")
     line = refused("search", *at, "fixed:best", "--nprobe", 3)

@@ -86,7 +86,7 @@ def test_a_source_that_is_not_served_is_refused(client: TestClient, documented: 
     for source, status, message in [
         ("exact:other", 400, f"source 'exact:other': task 'default' does not serve it; {has}"),
         ("bm25:wide", 400, f"source 'bm25:wide': task 'default' does not serve it; {has}"),
-        ("fixed:best", 400, "expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, or A+B"),
+        ("fixed:best", 400, "expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, splade:NAME, or A+B"),
         ("0.4*bm25+exact:enc", 400, "give every one of the sources a weight, or none"),
         ("bm25+bm25:bm25", 400, "a source is given twice"),
         ("", 422, "body.source: String should have at least 1 character"),

@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused(world, encode, done: Done, refused: Done) 
     line = refused("build_index", "--store", world.store, "--embeddings", "enc", "--name", "sparse")
     assert "index/sparse/g0000 was built from embeddings/sparse/g0000" in line
     line = refused("search", "--store", world.store, "--mode", "dense", "--index", "sparse")
-    assert "embeddings/sparse: holds sparse vectors, expected dense ones" in line
+    assert "index/sparse holds the impacts of sparse embeddings: search it by the source splade:sparse" in line
     shutil.rmtree(world.store / "index/sparse")
 
 

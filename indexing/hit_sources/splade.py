@@ -1,0 +1,166 @@
+"""The source `splade:NAME`: an index of impacts, searched with the sparse vectors of the queries."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from indexing.artifact import Artifact, fingerprint_of
+from indexing.corpus import Corpus
+from indexing.exact import Hits, available_threads
+from indexing.filters import Filter
+from indexing.hit_sources.kind import SearchContext, SourceKind
+from indexing.hit_sources.online import PROBE, Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
+from indexing.hit_sources.options import SearchOptions
+from indexing.hit_sources.query_encoder import QueryEncoder
+from indexing.index import check_lineage, holds_impacts
+from indexing.online import Matches
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.index import ImpactIndex, search_impacts
+from indexing.work.tasks import Place, Runner, ignore
+from retriever.errors import InputError
+from retriever.sparse.vectors import SparseVectors
+
+
+@dataclass
+class SpladeSource:
+    """`splade:NAME`."""
+
+    index: ImpactIndex
+    corpus: Corpus
+    encoder: QueryEncoder[SparseVectors]
+    search_parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return SPLADE.text(self.index.name)
+
+    def inputs(self) -> dict[str, Artifact]:
+        embeddings = self.index.embeddings
+        inputs = {f"embeddings:{embeddings.name}/{n}": g for n, g in enumerate(embeddings.generations)}
+        inputs |= {f"{role}:{embeddings.name}": artifact for role, artifact in self.encoder.spec.inputs().items()}
+        return inputs | {f"{self.source}/{n}": g for n, g in enumerate(self.index.generations)}
+
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+        return search_impacts(self.index, self.encoder.encode(texts, runner), k, self.corpus.deleted, runner)
+
+
+@dataclass(frozen=True)
+class Readers:
+    """What the service opens for an index: the index, and the encoder of its queries."""
+
+    index: ImpactIndex
+    encoder: QueryEncoder[SparseVectors]
+
+
+class OnlineSplade(OnlineSearch):
+    """Impacts in a service, with the encoder of their queries. A target is the name of an index of impacts.
+
+    The encoder of a release serves the dense sources. A query of this part is a text, which the part encodes with the
+    encoder and the task of the index's embeddings.
+    """
+
+    name = "splade"
+    deployment = "splade"
+
+    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+        return [("index", str(target[0]))]
+
+    def read(self, target: Target, pinned: PinnedArtifacts) -> Readers:
+        [(kind, name)] = self.artifacts(target)
+        generations = pinned.generations(kind, name)
+        of = str(generations[-1].config["embeddings"])
+        embeddings = SparseEmbeddings(of, pinned.generations("embeddings", of))
+        check_lineage(generations, embeddings)
+        encoder = QueryEncoder[SparseVectors](pinned.store, embeddings, SearchOptions())
+        for artifact in encoder.spec.inputs().values():
+            pinned.generations(*artifact.key.split("/", 1))  # raises InputError if it has changed since
+        return Readers(ImpactIndex(name, generations, embeddings), encoder)
+
+    def open(self, readers: Readers, corpus: Corpus, place: OnlinePlace) -> SpladeSearcher:
+        return SpladeSearcher(readers, corpus, place)
+
+    def files(self, readers: Readers, place: OnlinePlace) -> list[Files]:
+        return [readers.index.shards]
+
+    def probe(self, searcher: SpladeSearcher) -> None:
+        searcher.search([PROBE], 1)
+
+
+Encode = Callable[[Sequence[str]], SparseVectors]
+
+
+class SpladeSearcher:
+    """An open index of impacts with the encoder of its queries. Thread-safe."""
+
+    def __init__(self, readers: Readers, corpus: Corpus, place: OnlinePlace):
+        self.index, self.corpus, self.threads = readers.index, corpus, place.threads or 1
+        self._encode = _open_encoder(readers.encoder, place)
+        self._searcher = self.index.searcher()
+        self._matches = Matches(corpus, 0, corpus.num_rows)
+
+    def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
+        """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
+        among = None if filter is None else self._matches.rows(filter)
+        deleted: np.ndarray = self.corpus.deleted
+        return self.index.search(
+            self._encode(queries), k, deleted, threads=self.threads, among=among, searcher=self._searcher
+        )
+
+
+_ENCODERS: WeakValueDictionary[tuple[object, ...], Encode] = WeakValueDictionary()
+_OPENING = threading.Lock()
+
+
+def _open_encoder(encoder: QueryEncoder[SparseVectors], place: OnlinePlace) -> Encode:
+    """Returns a function that encodes queries; indexes of one encoder share it, also those of different releases."""
+    from retriever.numerics import choose_device
+
+    spec, device = encoder.spec, choose_device(place.device).type
+    at = Place(place.threads or available_threads(), device)
+    key = spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(encoder.described), at
+    with _OPENING:
+        found = _ENCODERS.get(key)
+        if found is not None:
+            return found
+        work = encoder.task.open(at)
+
+        def encode(texts: Sequence[str]) -> SparseVectors:
+            vectors: SparseVectors = work(list(texts), ignore)[0]
+            return vectors
+
+        _ENCODERS[key] = encode
+        return encode
+
+
+class SpladeKind(SourceKind):
+    """Search in an index of impacts."""
+
+    name = "splade"
+    forms = ("splade:NAME",)
+    label = "splade"
+    queries = "texts"
+    options = frozenset({"encoder", "task"})
+    online = OnlineSplade()
+
+    def open(self, context: SearchContext, name: str) -> SpladeSource:
+        store = context.store
+        name = store.only("index", name)
+        [latest] = store.generations("index", name)[-1:]
+        if not holds_impacts(latest.config):
+            raise InputError(f"index/{name} is a FAISS index of dense embeddings: search it by the source index:{name}")
+        embeddings = SparseEmbeddings.open(store, latest.config["embeddings"], context.corpus)
+        index = ImpactIndex.open(store, name, embeddings)
+
+        def start() -> QueryEncoder[SparseVectors]:
+            return QueryEncoder(store, embeddings, context.options)
+
+        return SpladeSource(index, context.corpus, context.query_encoder(embeddings.name, start))
+
+
+SPLADE = SpladeKind()

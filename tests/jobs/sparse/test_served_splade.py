@@ -1,0 +1,119 @@
+"""A server that answers dense, BM25, SPLADE and fused tasks in one process, with the hits of the search job."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from ready_client import ReadyClient
+from serving import K, questions, task_files
+from splade_stores import brute_force, encode_queries, run_of
+
+from indexing.corpus import Corpus
+from indexing.store import Store
+from retriever.errors import InputError
+from serve.app import build_app
+from serve.engine import Query
+from serve.local import LocalService, open_local
+from serve.release import Opened, Release, current, make_current, plan, renewed
+from serve.security import Tokens
+from serve.tasks import search_of
+
+Done = Callable[..., str]
+SPLADE = "splade:impacts"
+SOURCES = [SPLADE, "index:idx", "0.5*bm25+0.5*splade:impacts", "bm25", "splade:impacts+exact:enc"]
+
+
+@pytest.fixture
+def store(sparse_store: Path, tmp_path: Path) -> Store:
+    return Store(str(shutil.copytree(sparse_store, tmp_path / "root") / "store"))
+
+
+@pytest.fixture
+def release(store: Store) -> Release:
+    """A live release whose tasks serve the index of impacts."""
+    before = current(store)
+    assert before is not None
+    made, left = plan(store, index="idx", sources=[SPLADE])
+    assert not left
+    assert make_current(store, made, before[1])
+    return made
+
+
+@pytest.fixture
+def service(store: Store, release: Release) -> LocalService:
+    return open_local(store, threads=2)
+
+
+@pytest.fixture
+def client(service: LocalService) -> Iterator[TestClient]:
+    with ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def test_a_mixed_batch_has_the_hits_of_the_jobs(
+    store: Store, release: Release, service: LocalService, client: TestClient, tmp_path: Path, done: Done
+) -> None:
+    """All sources in one batch of the engine; and over HTTP, where the page's source of each hit comes from."""
+    asked = questions(tmp_path / "root")
+    for number, source in enumerate(SOURCES):
+        done("search", "--store", store.url, "--source", source, "--k", K, "--name", f"run{number}")
+    task = release.task("default")
+    assert task is not None
+    batch = [(id, number) for id in asked for number in range(len(SOURCES))]
+    queries = [Query(asked[id], task, K, search_of(task, SOURCES[number]), float("inf")) for id, number in batch]
+    answers = service.engine.search(release, queries)
+    runs = [run_of(store, f"run{number}") for number in range(len(SOURCES))]
+    for (id, number), answer in zip(batch, answers, strict=True):
+        assert answer.error is None
+        assert [hit.id for hit in answer.hits] == [hit for hit, _ in runs[number].get(id, [])]
+        expected = [score for _, score in runs[number].get(id, [])]
+        np.testing.assert_allclose([hit.score for hit in answer.hits], expected, rtol=1e-5)
+        names = {name.rpartition("*")[2] for name in SOURCES[number].split("+")}
+        assert all(set(hit.scores) <= names and hit.scores for hit in answer.hits)
+
+    texts = list(asked.values())[:6]
+    body = client.post("/v1/search", json={"queries": texts, "k": K, "source": SPLADE}).json()
+    found = [[(hit["id"], hit["score"]) for hit in result["hits"]] for result in body["results"]]
+    assert found == [runs[0][id] for id in list(asked)[:6]]
+    assert all(hit["scores"] == {SPLADE: hit["score"]} for result in body["results"] for hit in result["hits"])
+    [listed] = client.get("/v1/tasks").json()["tasks"]
+    assert listed["sources"] == ["index:idx", "exact:enc", "bm25", SPLADE]
+    parts = client.get("/readyz").json()["parts"]
+    assert set(parts) == {"encoder", "dense", "bm25", "splade", "passages"}
+
+
+def test_filters_and_new_tasks(store: Store, client: TestClient, masked: Path, model: str, tmp_path: Path) -> None:
+    texts = list(questions(tmp_path / "root").values())[:5]
+    corpus = Corpus.open(store)
+    years = range(1950, 1976)
+    among = {year - 1900 for year in years} - set(corpus.deleted.tolist())
+    expected = brute_force(store, "sparse", encode_queries(masked, texts), K, among)
+
+    def hits(**request: object) -> list[list[tuple[str, float]]]:
+        answer = client.post("/v1/search", json={"queries": texts, "k": K, "source": SPLADE, **request})
+        assert answer.status_code == 200, answer.text
+        return [[(hit["id"], hit["score"]) for hit in result["hits"]] for result in answer.json()["results"]]
+
+    assert hits(filter={"year": {"gte": 1950, "lte": 1975}}) == expected
+    put = client.put("/v1/tasks/other", files=task_files(tmp_path / "prompt", model, 3))
+    assert put.status_code == 200, put.text
+    assert hits(task="other") == hits()  # the prompt is one for dense vectors
+
+
+def test_a_release_pins_what_the_source_needs(store: Store, release: Release, masked: Path, done: Done) -> None:
+    assert {"index/impacts/g0001", "embeddings/sparse/g0000", "embeddings/sparse/g0001"} <= release.fingerprints.keys()
+    assert renewed(store, release) == release
+    Opened(store, release)
+    at = ("--store", store.url)
+    out = done("serve_search", *at, "--renew", "--index", "idx", "--sources", SPLADE, "--plan")
+    assert f"release   {release.id} of" in out
+    assert "task      default: index/idx, bm25/bm25, splade:impacts" in out
+    with pytest.raises(InputError, match="index/idx is a FAISS index of dense embeddings"):
+        plan(store, index="idx", sources=["splade:idx"])
+    with pytest.raises(InputError, match="embeddings/sparse: holds sparse vectors, expected dense ones"):
+        plan(store, index="impacts")

@@ -1,0 +1,187 @@
+"""The source splade:NAME in search, fusion, mining and evaluation, against a product of the same whole weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from samples import make_passages, write_beir
+from splade_stores import Ranking, brute_force, encode_queries, run_of, save_prompt
+
+from indexing.artifact import fingerprint_of
+from indexing.queries import Queries
+from indexing.store import Store
+
+Done = Callable[..., str]
+K = 12
+DEPTH = 1_000  # hits of each source that a fusion sees
+EXACT = ("--pooling", "splade", "--dtype", "float32")
+
+
+@pytest.fixture
+def store(sparse_store: Path, tmp_path: Path) -> Store:
+    return Store(str(shutil.copytree(sparse_store, tmp_path / "root") / "store"))
+
+
+@pytest.fixture
+def search(store: Store, done: Done) -> Callable[..., dict[str, Ranking]]:
+    """search(source, *arguments) returns the hits of a run by the id of the query."""
+
+    def run(source: str, *more: object) -> dict[str, Ranking]:
+        name = fingerprint_of([source, *map(str, more)])[:12]
+        done("search", "--store", store.url, "--source", source, "--name", name, *more)
+        return run_of(store, name)
+
+    return run
+
+
+def grow(store: Store, masked: Path, done: Done) -> None:
+    """Adds 24 passages, deletes two more, and extends the artifacts."""
+    root = Path(store.url).parent
+    source = write_beir(root / "more", make_passages(24, seed=11, prefix="n"))
+    done("import_corpus", "--store", store.url, "--source", source, "--append")
+    (root / "later").write_text("p3\nn5\n")
+    done("import_corpus", "--store", store.url, "--delete", root / "later")
+    done("encode_corpus", "--store", store.url, "--encoder", masked, "--name", "sparse", *EXACT)
+    done("build_index", "--store", store.url, "--embeddings", "sparse", "--name", "impacts", "--shards", 3)
+
+
+def test_a_search_ranks_as_the_product_of_whole_weights(
+    store: Store, masked: Path, search: Callable[..., dict[str, Ranking]], done: Done, refused: Done
+) -> None:
+    """For one generation and for a grown corpus, whose deleted passages are excluded."""
+    split = Queries.open(store).split("test")
+    vectors = encode_queries(masked, split.texts)
+    for generations in (1, 2):
+        expected = brute_force(store, "sparse", vectors, K)
+        found = search("splade:impacts", "--k", K)
+        assert found == dict(zip(split.ids, expected, strict=True))
+        assert len({score for hits in expected for _, score in hits}) > 100
+        assert all(float(score).is_integer() for hits in found.values() for _, score in hits)
+        assert len(store.generations("index", "impacts")) == generations
+        if generations == 1:
+            shutil.rmtree(Path(store.url) / "runs")
+            grow(store, masked, done)
+    [run] = store.names("runs")
+    artifact = store.open("runs", run)
+    assert {"splade:impacts/1", "embeddings:sparse/1"} <= artifact.inputs.keys()
+    assert artifact.config["source"] == "splade:impacts"
+    [part, *_] = artifact.group("part")
+    assert list(part.facts["query_numerics"]) == ["sparse"]
+    out = done("search", "--store", store.url, "--source", "splade:impacts", "--query", split.texts[0], "--k", 2)
+    assert "(splade:impacts, 2 hits)" in out
+
+
+def test_a_fusion_takes_the_hits_of_its_sources(
+    store: Store, masked: Path, search: Callable[..., dict[str, Ranking]]
+) -> None:
+    split = Queries.open(store).split("test")
+    sparse = dict(zip(split.ids, brute_force(store, "sparse", encode_queries(masked, split.texts), DEPTH), strict=True))
+    lexical, dense = search("bm25", "--k", DEPTH), search("exact:enc", "--k", DEPTH)
+    by_weight, by_rank = search("0.5*bm25+0.5*splade:impacts", "--k", K), search("splade:impacts+exact:enc", "--k", K)
+    for id in split.ids:
+        check(by_weight[id], fused([normalised(lexical.get(id, [])), normalised(sparse[id])], [0.5, 0.5]))
+        ranks = [[(hit, 1 / (60 + rank)) for rank, (hit, _) in enumerate(hits, 1)] for hits in (sparse[id], dense[id])]
+        check(by_rank[id], fused(ranks, [1, 1]))
+
+
+def check(hits: Ranking, expected: Ranking) -> None:
+    """Asserts that hits are the top K of all expected ones; equal scores may be in any order."""
+    scores = dict(expected)
+    assert len(hits) == K
+    assert [score for _, score in hits] == pytest.approx([score for _, score in expected[:K]], rel=1e-6)
+    assert [score for _, score in hits] == pytest.approx([scores[id] for id, _ in hits], rel=1e-6)
+
+
+def normalised(hits: Ranking) -> Ranking:
+    """Returns the hits with scores from 0 to 1."""
+    scores = [score for _, score in hits]
+    return [(id, (score - min(scores)) / (max(scores) - min(scores))) for id, score in hits]
+
+
+def fused(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
+    """Returns the passages by the weighted sum of their scores, the best first."""
+    sums: dict[str, float] = defaultdict(float)
+    for hits, weight in zip(rankings, weights, strict=True):
+        for id, score in hits:
+            sums[id] += weight * score
+    return sorted(sums.items(), key=lambda item: -item[1])
+
+
+def test_a_task_encodes_queries_with_its_prompt(
+    store: Store, masked: Path, search: Callable[..., dict[str, Ranking]], tmp_path: Path, done: Done, refused: Done
+) -> None:
+    """A prompt for queries over the same embeddings; one for both sides over embeddings of its own."""
+    for name in ("asked", "both"):
+        (tmp_path / name).mkdir()
+    split = Queries.open(store).split("test")
+    asked = save_prompt(store, masked, "asked", tmp_path / "asked")
+    vectors = encode_queries(masked, split.texts, asked)
+    assert brute_force(store, "sparse", vectors, K) != brute_force(
+        store, "sparse", encode_queries(masked, split.texts), K
+    )
+    found = search("splade:impacts", "--task", "asked", "--k", K)
+    assert found == dict(zip(split.ids, brute_force(store, "sparse", vectors, K), strict=True))
+    assert [key for key in store.dependents("prompts/asked") if key.startswith("runs/")]
+    assert search("splade:impacts", "--encoder", masked, "--k", K) == dict(
+        zip(split.ids, brute_force(store, "sparse", encode_queries(masked, split.texts), K), strict=True)
+    )
+
+    both = save_prompt(store, masked, "both", tmp_path / "both", passages=True)
+    done("encode_corpus", "--store", store.url, "--task", "both", "--dtype", "float32")
+    done("build_index", "--store", store.url, "--embeddings", "both", "--shards", 1)
+    vectors = encode_queries(masked, split.texts, both)
+    found = search("splade:both", "--k", K)
+    assert found == dict(zip(split.ids, brute_force(store, "both", vectors, K), strict=True))
+    line = refused("search", "--store", store.url, "--source", "splade:impacts", "--task", "both")
+    assert "task both is not the one that made embeddings/sparse (prompt differ)" in line
+
+
+def test_mining_pools_its_hits(store: Store, masked: Path, done: Done) -> None:
+    done("mine_negatives", "--store", store.url, "--sources", "splade:impacts", "bm25", "--depth", 5, "--split", "test")
+    split = Queries.open(store).split("test")
+    expected = dict(zip(split.ids, brute_force(store, "sparse", encode_queries(masked, split.texts), 5), strict=True))
+    [name] = store.names("candidates")
+    artifact = store.open("candidates", name)
+    ranks: dict[str, dict[int, str]] = defaultdict(dict)
+    for part in artifact.group("part"):
+        for hit in pq.read_table(artifact.local(part)).to_pylist():
+            if hit["rank:splade:impacts"] is not None:
+                ranks[hit["query_id"]][hit["rank:splade:impacts"]] = f"p{hit['row']}"
+    assert sum(map(len, ranks.values())) > 120
+    for id, found in ranks.items():  # a rank is missing where the hit is the query's positive
+        assert all(expected[id][rank - min(1, min(found))][0] == hit for rank, hit in found.items())
+
+
+def test_evaluation_measures_its_run(store: Store, done: Done, tmp_path: Path) -> None:
+    at = ("evaluate", "--store", store.url, "--metrics", "RR@10")
+    out = done(*at, "--source", "splade:impacts", "splade:impacts+bm25", "--json", tmp_path / "new.json")
+    names = ["tiny-test-splade-impacts", "tiny-test-splade-impacts-bm25"]
+    assert all(name in out for name in names)
+    done(*at, "--run", *names, "--json", tmp_path / "old.json")  # the runs are those of search
+    assert json.loads((tmp_path / "new.json").read_text()) == json.loads((tmp_path / "old.json").read_text())
+
+
+def test_a_source_of_another_kind_is_refused(store: Store, refused: Done, documented: Callable[..., None]) -> None:
+    at = ("search", "--store", store.url, "--source")
+    line = refused(*at, "index:impacts")
+    assert line == (
+        "error: index/impacts holds the impacts of sparse embeddings: search it by the source splade:impacts"
+    )
+    documented("Searching", "an index of impacts as a FAISS index", line.removeprefix("error: "), 1)
+    line = refused(*at, "splade:idx")
+    assert line == "error: index/idx is a FAISS index of dense embeddings: search it by the source index:idx"
+    documented("Searching", "a FAISS index as an index of impacts", line.removeprefix("error: "), 1)
+    line = refused(*at, "exact:sparse")
+    assert line.endswith("give embeddings of a dense encoder, or search the index of these by the source splade:NAME")
+    assert "index/none: there is no such artifact" in refused(*at, "splade:none")
+    assert "expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, splade:NAME, or A+B" in refused(*at, "splade:")
+    line = refused(*at, "splade:impacts", "--nprobe", 3)
+    assert line == "error: --nprobe 3: splade:impacts has no use for it, it goes with an index"
+    line = refused(*at, "index:idx+splade:impacts+splade:impacts")
+    assert line.endswith("a source is given twice")
