@@ -203,7 +203,7 @@ class MaskedBackbone(nn.Module):
     def save_pretrained(self, folder: Path) -> None:
         """Saves the backbone with its original dropouts, its head if transformers has a class for it, and Condenser's
         head. Without `saves_head` the head for masked words is left out."""
-        saved = self.whole if self.saves_head else self.backbone
+        saved: Any = self.whole if self.saves_head else self.backbone
         with restored(saved.config, self._dropouts):
             saved.save_pretrained(folder)
         if self.condenser is not None:
