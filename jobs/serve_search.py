@@ -209,12 +209,13 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     from serve.deployments import Application, Scale, run_application
 
     scale = Scale(threads=options.threads, cpus=0)  # one machine: the threads share its cores
+    further = {online.deployment for online in online_searches()} - {"search", "words"}
     application = Application(
         store=store.url, topology="colocated" if options.topology == "colocated" else "distributed",
         tokens=options.tokens, without_tokens=not tokens, shards=options.shards or 1, batch=options.batch,
         queue=options.queue, compile=options.compile, warm_up_s=options.warm_up_s, encoder=scale, search=scale,
         ingress=scale, words=scale, reranker=scale, passages=scale,
-        sources={online.deployment: scale for online in online_searches()},
+        sources=dict.fromkeys(further, scale),
     )  # fmt: skip
     run_application(application, options.host, options.port, announce, math.ceil(options.idle_timeout_s))
 

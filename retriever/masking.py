@@ -145,7 +145,7 @@ class MaskedBackbone(nn.Module):
         late_loss: bool = True,
     ):
         super().__init__()
-        self.pooling, self.late_loss = pooling, late_loss
+        self.pooling, self.late_loss, self.saves_head = pooling, late_loss, True
         whole, self.fresh_head, self._dropouts = _load(recipe)
         object.__setattr__(self, "whole", whole)  # saved as a whole; its parts are registered below
         check_first_token(whole, pooling)
@@ -202,9 +202,10 @@ class MaskedBackbone(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """Saves the backbone with its original dropouts, its head if transformers has a class for it, and Condenser's
-        head."""
-        with restored(self.whole.config, self._dropouts):
-            self.whole.save_pretrained(folder)
+        head. Without `saves_head` the head for masked words is left out."""
+        saved: Any = self.whole if self.saves_head else self.backbone
+        with restored(saved.config, self._dropouts):
+            saved.save_pretrained(folder)
         if self.condenser is not None:
             self.condenser.save(folder)
 

@@ -122,6 +122,11 @@ class RipOptions:
                 f"objective={self.objective} has no head: head_layers, skip_from and late_loss are for "
                 "condenser and cocondenser"
             )
+        if not self.has_masks and (self.mask, self.mlm_probability) != ("token", 0.15):
+            raise InputError(
+                f"objective={self.objective} mask={self.mask} mlm_probability={self.mlm_probability}: no token is "
+                "masked; mask and mlm_probability are for the other objectives"
+            )
         if self.temperature is not None and not (
             self.objective == "pairs" and self.temperature > 0 and math.isfinite(self.temperature)
         ):
@@ -309,6 +314,7 @@ class RipSystem:
         self.model = model.to(device)
         swap_dropout(self.model)
         if not options.has_masks:  # the head gets no gradient; a tensor that it shares with the backbone does
+            self.model.saves_head = not model.fresh_head  # random weights would pass for a trained head
             shared = {id(parameter) for parameter in model.backbone.parameters()}
             for parameter in model.head.parameters():
                 parameter.requires_grad_(id(parameter) in shared)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import ray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ray import serve as ray_serve
 from ray.serve.config import ProxyLocation
 
@@ -150,6 +151,18 @@ class Application(BaseModel):
     reranker: Scale = Scale()
     sources: dict[str, Scale] = Field(default={}, description="Scales of other parts that search sources, by name.")
 
+    @field_validator("sources")
+    @classmethod
+    def _known(cls, sources: dict[str, Scale]) -> dict[str, Scale]:
+        """Raises ValueError for a name that is no deployment, or that has a separate argument."""
+        names = {online.deployment for online in online_searches()} - {"search", "words"}
+        if unknown := sorted(sources.keys() - names):
+            expected = ", ".join(sorted(names)) or "no names"
+            raise ValueError(
+                f"{', '.join(unknown)}: expected {expected}; dense search and BM25 have the arguments search and words"
+            )
+        return sources
+
     def scale_of(self, deployment: str) -> Scale:
         """Returns the scale of a part that searches sources."""
         named = {"search": self.search, "words": self.words}
@@ -276,7 +289,7 @@ class ClusterService(Service):
 
 def _handles_of(deployment: str, handles: Mapping[str, Any]) -> list[Any]:
     """Returns the handles of a part that searches sources, in the order of its shards."""
-    names = [name for name in sorted(handles) if name == deployment or name.startswith(f"{deployment}-")]
+    names = [name for name in sorted(handles) if re.fullmatch(re.escape(deployment) + r"(-\d{3,})?", name)]
     return [handles[name] for name in names]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from indexing.artifact import Artifact, fingerprint_of
@@ -93,7 +93,7 @@ def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt
     """Commits the two files of a prompt from a folder to the store, and returns the artifact prompts/NAME."""
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.complete:
-            draft.note(backbone=spec.name, options=asdict(prompt.options))
+            draft.note(backbone=spec.name, options=prompt.options.stored())
             commit_files(draft, folder)
     return store.open("prompts", name)
 

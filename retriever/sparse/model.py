@@ -66,11 +66,11 @@ class SpladePooled(Pooled):
 def keep_largest(weights: torch.Tensor, count: int) -> torch.Tensor:
     """Returns weights, float [n, width], with all but the `count` largest of each row set to 0.
 
-    Of equal weights, those of the first words are kept.
+    Of equal weights, those of the first words are kept. NaN is kept too, so that a check for it finds it.
     """
     if count >= weights.shape[1]:
         return weights
     limit = weights.topk(count, 1).values[:, -1:]
-    above, equal = weights > limit, weights == limit
+    above, equal = ~(weights <= limit), weights == limit
     room = count - above.sum(1, keepdim=True)
     return weights.where(above | (equal & (equal.cumsum(1) <= room)), 0.0)

@@ -165,6 +165,18 @@ def test_a_cluster_deploys_the_part_of_a_new_kind(store: Store, release: Release
     assert application.scale_of("fixed").replicas == 3
 
 
+def test_a_scale_of_an_unknown_part_is_refused() -> None:
+    from serve.deployments import Application, Scale, _handles_of
+
+    with fixed_kind():
+        Application(store="s", sources={"fixed": Scale(replicas=3)})
+        for name in ("fixd", "words"):
+            with pytest.raises(ValueError, match=f"{name}: expected .*fixed.*; dense search and BM25 have"):
+                Application(store="s", sources={name: Scale(replicas=3)})
+    handles = {"search-001": 1, "search-000": 0, "search-far": 2, "words": 3, "words-far": 4}
+    assert (_handles_of("search", handles), _handles_of("words", handles)) == ([0, 1], [3])
+
+
 def test_a_mode_is_a_source_of_the_task() -> None:
     whole, bare = Task("t", None, "enc", "idx", "wide"), Task("t", None, "enc")
     modes = {mode: search_of_mode(whole, mode).source for mode in ("dense", "exact", "bm25", "hybrid")}

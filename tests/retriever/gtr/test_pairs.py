@@ -12,9 +12,12 @@ from loss_checks import log_sum_exp
 from rip_cases import CPU, TEXTS, options, rip_system
 from sentence_transformers import SentenceTransformer
 from t5_folders import save_t5
-from tiny import save_bert
+from tiny import add_masked_head, save_bert
 
+from retriever.encoder import open_pooled
 from retriever.errors import InputError
+from retriever.options import EncoderOptions
+from retriever.recipe import read_recipe
 from retriever.rip import RipSystem, pair_of, passages_at
 from retriever.training import LoopOptions, Trainer
 
@@ -86,7 +89,26 @@ def test_training_changes_the_backbone_alone_and_the_model_opens_elsewhere(folde
     np.testing.assert_allclose(peer.encode(texts), system.encode(texts, "passage"), atol=1e-5)
 
 
+def test_a_head_that_was_not_trained_is_not_saved(tmp_path: Path) -> None:
+    """Otherwise SPLADE would train on its random weights; the backbone's own head is saved."""
+    bare, sparse = save_bert(tmp_path / "bare", spread=0.2), EncoderOptions(pooling="splade")
+    whole = add_masked_head(save_bert(tmp_path / "whole", spread=0.2))
+    for folder in (bare, whole):
+        system = pairs_system(folder)
+        assert system.model.fresh_head == (folder == bare)
+        system.save(tmp_path / "saved" / folder.name)
+    open_pooled(read_recipe(tmp_path / "saved/whole", sparse), torch.float32)
+    with pytest.raises(InputError, match="needs a masked-language-model head, and the weights lack it"):
+        open_pooled(read_recipe(tmp_path / "saved/bare", sparse), torch.float32)
+
+
 @pytest.mark.parametrize(("objective", "temperature"), [("rip", 0.01), ("pairs", 0.0), ("pairs", float("inf"))])
 def test_a_temperature_that_does_not_fit_is_refused(objective: str, temperature: float) -> None:
     with pytest.raises(InputError, match=f"temperature={temperature} objective={objective}: expected more than 0"):
         options(objective=objective, temperature=temperature)
+
+
+@pytest.mark.parametrize("change", [{"mask": "word"}, {"mlm_probability": 0.3}])
+def test_settings_of_masks_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"objective=pairs .* no token is masked"):
+        options(objective="pairs", **change)

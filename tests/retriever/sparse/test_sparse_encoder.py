@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,12 @@ def test_of_equal_weights_the_first_words_are_kept() -> None:
     assert keep_largest(weights, 6) is weights
 
 
+def test_pruning_keeps_numbers_that_are_not_finite() -> None:
+    nan = float("nan")
+    weights = torch.tensor([[nan, nan, nan], [1, nan, 3], [float("inf"), 1, 2]])
+    assert (~torch.isfinite(keep_largest(weights, 2))).any(1).all()
+
+
 def test_sparse_vectors_hold_what_dense_ones_do() -> None:
     draw = np.random.default_rng(0)
     matrix = (draw.random((7, 11)) * (draw.random((7, 11)) < 0.3)).astype(np.float32)
@@ -252,8 +259,10 @@ def test_weights_that_are_cut_off_are_refused(tiny: Tiny) -> None:
     assert "model.safetensors: cannot be loaded" in refusal(folder, EncoderOptions(pooling="splade"))
 
 
-def test_vectors_that_are_not_finite_are_refused(tiny: Tiny) -> None:
-    encoder = SparseEncoder(str(add_masked_head(tiny("bert"))), PLAIN)
+@pytest.mark.parametrize("terms", [None, 4])
+def test_vectors_that_are_not_finite_are_refused(tiny: Tiny, terms: int | None) -> None:
+    """Pruning keeps NaN: a vector of zeros would find nothing, without a message."""
+    encoder = SparseEncoder(str(add_masked_head(tiny("bert"))), replace(PLAIN, query_terms=terms))
     with torch.no_grad():
         encoder.dense._eager.backbone.embeddings.word_embeddings.weight[5] = float("nan")
     with pytest.raises(InputError, match=r"the vector of text \d of 2 is not finite: try dtype='float32'"):
