@@ -84,7 +84,12 @@ def main(options: BuildIndex) -> None:
 
 def build_impacts(store: Store, options: BuildIndex, embeddings: SparseEmbeddings) -> None:
     """Builds an index of sparse embeddings; it is exact, so that no recall is measured."""
-    for flag, given in (("factory", options.factory != "auto"), ("memory-gb", options.memory_gb is not None)):
+    given_flags = {
+        "factory": options.factory != "auto",
+        "memory-gb": options.memory_gb is not None,
+        "recall": options.recall != BuildIndex.recall,
+    }
+    for flag, given in given_flags.items():
         if given:
             raise InputError(f"--{flag}: embeddings/{embeddings.name} has sparse vectors, whose index is Lucene's and "
                              "not FAISS': leave it out")  # fmt: skip
