@@ -84,7 +84,12 @@ def main(options: BuildIndex) -> None:
 
 def build_impacts(store: Store, options: BuildIndex, embeddings: SparseEmbeddings) -> None:
     """Builds an index of sparse embeddings; it is exact, so that no recall is measured."""
-    for flag, is_set in (("factory", options.factory != "auto"), ("memory-gb", options.memory_gb is not None)):
+    flags = {
+        "factory": options.factory != "auto",
+        "memory-gb": options.memory_gb is not None,
+        "recall": options.recall != BuildIndex.recall,
+    }
+    for flag, is_set in flags.items():
         if is_set:
             raise InputError(f"--{flag}: embeddings/{embeddings.name} has sparse vectors, whose index is Lucene's and "
                              "not FAISS': leave it out")  # fmt: skip

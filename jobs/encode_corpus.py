@@ -65,7 +65,7 @@ class EncodeCorpus(Common):
     """With sparse vectors: keep this many words of a query, those with the largest weights; default: the model
     folder's limit, or all."""
     passage_terms: int | None = None
-    """With sparse vectors: keep this many words of a passage; default: as for queries."""
+    """With sparse vectors: keep this many words of a passage; default: the model folder's limit, or all."""
     allow_unknown_tokens: bool = False
     """Encode parts in which more than half of the tokens are unknown to the tokenizer; by default such a part ends the
     job, because its vectors say little about the texts. Not part of the fingerprint."""

@@ -44,8 +44,8 @@ class Client:
         self._token = token
 
     def search(self, query: str, *, task: str = "default", k: int = 10, **options: Any) -> list[FoundPassage]:
-        """The k best passages. options: mode, filter, rerank, timeout_ms, allow_partial, as `POST /v1/search` has
-        them."""
+        """The k best passages. options: mode or source, filter, rerank, timeout_ms, allow_partial, as `POST /v1/search`
+        has them."""
         [hits] = self.search_all([query], task=task, k=k, **options)
         return hits
 

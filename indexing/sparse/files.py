@@ -43,7 +43,7 @@ def read_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors
         raise InputError(f"{label}: expected indices int32, values float32 and offsets int64, got "
                          f"{', '.join(sorted(names)) or 'nothing'}")  # fmt: skip
     if metadata.get("width") != str(width) or arrays["offsets"].shape != (rows + 1,):
-        raise InputError(f"{label}: {len(arrays['offsets']) - 1} vectors over {metadata.get('width')} words, expected "
+        raise InputError(f"{label}: {arrays['offsets'].size - 1} vectors over {metadata.get('width')} words, expected "
                          f"{rows} over {width}")  # fmt: skip
     vectors = SparseVectors(width=width, **arrays)
     if not _is_csr(vectors):

@@ -131,7 +131,8 @@ def load_model(
         raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {_listed(shapes)}; {_REMEDY}")
     lacking = _lacking(model, missing, fresh)
     needed = sorted(name for name in missing - lacking if not any(part(name) for part in unused))
-    if needed and _encoder_tensors(model) <= missing and _has_decoder(folder):
+    encoder = _encoder_tensors(model)
+    if needed and encoder and encoder <= missing and _has_decoder(folder):
         raise InputError(
             f"{folder}: the weights hold a decoder without its encoder, which computes the vectors: give a folder with "
             "the encoder, or with both"

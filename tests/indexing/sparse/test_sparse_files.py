@@ -48,6 +48,7 @@ GOOD: dict[str, Any] = {
         ({"offsets": np.array([0, 2, 1, 3])}, "expected ascending words below 8"),
         ({"offsets": np.array([0, 2, 2, 4])}, "expected ascending words below 8"),
         ({"offsets": np.array([0, 2, 3])}, "2 vectors over 8 words, expected 3 over 8"),
+        ({"offsets": np.array(3)}, "0 vectors over 8 words, expected 3 over 8"),
         ({"values": np.array([0.5, 1.0, 2.0])}, "expected indices int32, values float32 and offsets int64, got"),
         ({"more": np.zeros(1)}, "got indices, more, offsets, values"),
     ],

@@ -70,6 +70,7 @@ def test_what_does_not_fit_is_refused(world, encode, done: Done, refused: Done) 
     line = refused(*build, "--factory", "Flat")
     assert "--factory: embeddings/sparse has sparse vectors, whose index is Lucene's and not FAISS': leave it" in line
     assert "--memory-gb: embeddings/sparse has sparse" in refused(*build, "--memory-gb", "1")
+    assert "--recall: embeddings/sparse has sparse" in refused(*build, "--recall", "0.99")
     assert "--limit 5: embeddings/sparse has 240 rows" in refused(*build, "--limit", "5")
     assert "index/idx/g0000 was built from embeddings/enc/g0000" in refused(*build, "--name", "idx")
     done(*build, "--shards", 2)

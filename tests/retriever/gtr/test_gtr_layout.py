@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from t5_folders import LENGTH, save_gtr, save_t5
-from transformers import T5EncoderModel
+from transformers import AutoModel, OPTConfig, OPTModel, T5EncoderModel
 
 from retriever.encoder import Encoder, EncoderOptions, describe
 from retriever.errors import InputError
+from retriever.loading.weights import load_model
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 
@@ -86,3 +87,16 @@ def test_a_t5_with_a_decoder_only_is_refused_in_one_line(
         "encoder, or with both"
     )
     documented("Models", "a T5 folder with a decoder only", message, 1)
+
+
+def test_a_missing_tensor_of_a_decoder_that_has_no_encoder_is_named(tmp_path: Path) -> None:
+    """OPT's tensors are all of a decoder."""
+    config = OPTConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, ffn_dim=16, num_attention_heads=2,
+                       max_position_embeddings=32, word_embed_proj_dim=16)  # fmt: skip
+    OPTModel(config).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    [name] = [name for name in weights if name.endswith("layers.1.fc1.weight")]
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"the weights lack decoder\.layers\.1\.fc1\.weight"):
+        load_model(AutoModel, tmp_path, dtype=torch.float32)
