@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from indexing.corpus import Corpus, open_table
 from indexing.exact import Hits, nothing
 from indexing.lucene import LuceneSearch, LuceneShard, SegmentSearch, analyzer, versions, write_shard
 from indexing.store import Store, generation
-from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner, Task
 from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
 from retriever.errors import InputError
 
@@ -318,11 +319,23 @@ def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray,
         runner: What spreads the queries over workers.
     """
     task = SearchBm25Task(bm25, k, deleted)
-    pieces = max(1, min(runner.slots(task.resources), len(queries) // MIN_TASK_QUERIES))
-    bounds = np.linspace(0, len(queries), pieces + 1).astype(int).tolist()
-    blocks = [(first, list(queries[first:end])) for first, end in itertools.pairwise(bounds)]
-    found = {first: hits for (first, _), hits in runner.run(task, blocks)}
-    return Hits(*(np.concatenate(column) for column in zip(*(found[first] for first, _ in blocks), strict=True)))
+    return search_blocks(task, len(queries), lambda first, end: list(queries[first:end]), runner)
+
+
+def search_blocks(task: Task, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:
+    """Returns the hits of queries, spread over workers.
+
+    Args:
+        task: Searches a block of queries: an item is (number of the first query, block).
+        num_queries: The number of queries.
+        block_of: Returns the block of the queries from a first number to an end.
+        runner: What spreads the blocks over workers.
+    """
+    pieces = max(1, min(runner.slots(task.resources), num_queries // MIN_TASK_QUERIES))
+    bounds = np.linspace(0, num_queries, pieces + 1).astype(int).tolist()
+    blocks = [(first, block_of(first, end)) for first, end in itertools.pairwise(bounds)]
+    by_block = {first: hits for (first, _), hits in runner.run(task, blocks)}
+    return Hits(*(np.concatenate(column) for column in zip(*(by_block[first] for first, _ in blocks), strict=True)))
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,16 @@ def is_sparse(described: Mapping[str, Any]) -> bool:
     return bool(described.get("pooling") == "splade")
 
 
-class Embeddings:
-    """All complete generations of embeddings/NAME, for reading."""
+class EmbeddingsReader:
+    """What readers of dense and sparse embeddings share: the generations of embeddings/NAME and what they say.
+
+    Attributes:
+        num_rows: The number of passages.
+        encoder_options: The fields of EncoderOptions.
+        task: The task whose encoder made them; None: there was no task.
+        dim: Numbers of a vector; of sparse ones, the words of the vocabulary.
+        similarity: "cosine" or "dot".
+    """
 
     def __init__(self, name: str, generations: Sequence[Artifact]):
         self.name = name
@@ -65,22 +73,28 @@ class Embeddings:
         self.parts: list[RowPart] = row_parts(generations)
         self.num_rows = self.parts[-1].end if self.parts else 0
         self.config: dict[str, Any] = generations[0].config
-        self.encoder_name: str = generations[0].notes["encoder"]
-        self.encoder_options: dict[str, Any] = generations[0].notes["options"]
-        self.task: str | None = generations[0].notes.get("task")
-        self.dim: int = generations[0].notes["dim"]
-        self.similarity: str = generations[0].notes["similarity"]
+        notes = generations[0].notes
+        self.encoder_name: str = notes["encoder"]
+        self.encoder_options: dict[str, Any] = notes["options"]
+        self.task: str | None = notes.get("task")
+        self.dim: int = notes["dim"]
+        self.similarity: str = notes["similarity"]
+
+
+class Embeddings(EmbeddingsReader):
+    """All complete generations of embeddings/NAME with dense vectors, for reading."""
 
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> Embeddings:
-        """`name` may be left out where the store has one only.
+        """Opens embeddings/NAME; `name` may be left out if the store has only one.
 
-        Raises InputError where their vectors are sparse, or they are of another corpus, or lack rows that it has.
+        Raises:
+            InputError: If their vectors are sparse, if they are of another corpus, or if they lack rows of this one.
         """
         return cls(*open_generations(store, name, corpus, sparse=False))
 
     def vectors(self, part: RowPart) -> np.ndarray:
-        """A part's vectors, memory-mapped: float16 [rows, dim]. Raises InputError where the shape disagrees."""
+        """Returns the vectors of a part, memory-mapped: float16 [rows, dim]. Raises InputError for another shape."""
         vectors = np.load(part.artifact.local(part.part), mmap_mode="r")
         if vectors.shape != (part.part.rows, self.dim) or vectors.dtype != np.float16:
             raise InputError(
@@ -90,11 +104,11 @@ class Embeddings:
         return vectors
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The vectors of some rows: float16 [n, dim]."""
-        found = np.empty((len(rows), self.dim), np.float16)
+        """Returns the vectors of some rows: float16 [n, dim]."""
+        vectors = np.empty((len(rows), self.dim), np.float16)
         for part, positions, local in split_rows(self.parts, rows):
-            found[positions] = self.vectors(part)[local]
-        return found
+            vectors[positions] = self.vectors(part)[local]
+        return vectors
 
     def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a `take` that keeps the files of the parts open, for many calls: int64 [n] -> float16 [n, dim]."""

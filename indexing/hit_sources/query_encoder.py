@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from indexing.embeddings import EmbeddingsReader
 from indexing.encoders import EncoderSpec, differing, spec_of
 from indexing.hit_sources.options import SearchOptions
 from indexing.store import Store
@@ -15,17 +16,7 @@ from retriever.options import EncoderOptions
 
 Vectors = TypeVar("Vectors")  # float32 [q, dim], or SparseVectors if the embeddings are sparse
 
-_ENCODED = 2  # blocks of queries whose vectors are kept, for sources over the same embeddings
-
-
-class EncodedPassages(Protocol):
-    """Dense or sparse embeddings: their name, and what they say of their encoder."""
-
-    name: str
-    config: dict[str, Any]
-    encoder_name: str
-    encoder_options: dict[str, Any]
-    task: str | None
+_RECENT = 2  # blocks of queries whose vectors are kept, for sources over the same embeddings
 
 
 class QueryEncoder(Generic[Vectors]):
@@ -35,18 +26,19 @@ class QueryEncoder(Generic[Vectors]):
         InputError: If the encoder is not the one that made the embeddings.
     """
 
-    def __init__(self, store: Store, embeddings: EncodedPassages, options: SearchOptions):
+    def __init__(self, store: Store, embeddings: EmbeddingsReader, options: SearchOptions):
         self.embeddings = embeddings
-        own = EncoderOptions(**embeddings.encoder_options)
+        encoder_options = EncoderOptions(**embeddings.encoder_options)
         if options.task is not None:
-            spec = spec_of(store, None, options.task, own)
+            spec = spec_of(store, None, options.task, encoder_options)
         else:
-            spec = EncoderSpec(store, options.encoder or embeddings.encoder_name, own, embeddings.task)
+            name = options.encoder or embeddings.encoder_name
+            spec = EncoderSpec(store, name, encoder_options, embeddings.task)
         self.spec = replace(spec, options=replace(spec.options, compile="never"))
-        self._kept: list[tuple[Sequence[str], Vectors]] = []
+        self._recent: list[tuple[Sequence[str], Vectors]] = []
         # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
-        made, found = embeddings.config["encoder"], spec.describe("passage")
-        if differ := differing(made, found, passages=options.task is not None):
+        pinned, described = embeddings.config["encoder"], spec.describe("passage")
+        if differ := differing(pinned, described, passages=options.task is not None):
             what, parameter = (f"task {options.task}", "task") if options.task else (f"encoder {spec.name}", "encoder")
             raise InputError(
                 f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "
@@ -58,8 +50,8 @@ class QueryEncoder(Generic[Vectors]):
 
     def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
         """Returns the vectors of queries. Raises InputError for another numerics class."""
-        for kept, vectors in self._kept:
-            if kept is texts:
+        for recent_texts, vectors in self._recent:
+            if recent_texts is texts:
                 return vectors
         [(_, (vectors, numerics))] = runner.run(self.task, [list(texts)])
         if self.numerics not in (None, numerics):
@@ -68,7 +60,7 @@ class QueryEncoder(Generic[Vectors]):
                 "resume on the kind of machine that began it"
             )
         self.numerics = numerics
-        self._kept = [*self._kept, (texts, vectors)][-_ENCODED:]
+        self._recent = [*self._recent, (texts, vectors)][-_RECENT:]
         return vectors
 
 

@@ -125,9 +125,9 @@ def _open_encoder(encoder: QueryEncoder[SparseVectors], place: OnlinePlace) -> E
     at = Place(place.threads or available_threads(), device)
     key = spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(encoder.described), at
     with _OPENING:
-        found = _ENCODERS.get(key)
-        if found is not None:
-            return found
+        shared = _ENCODERS.get(key)
+        if shared is not None:
+            return shared
         work = encoder.task.open(at)
 
         def encode(texts: Sequence[str]) -> SparseVectors:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
-from indexing.artifact import Artifact
-from indexing.chain import RowPart, row_parts, split_rows
+from indexing.chain import RowPart, split_rows
 from indexing.corpus import Corpus
-from indexing.embeddings import open_generations
+from indexing.embeddings import EmbeddingsReader, open_generations
 from indexing.sparse.files import read_vectors
 from indexing.store import Store
 from retriever.sparse.vectors import SparseVectors, concatenate
 
 
-class SparseEmbeddings:
+class SparseEmbeddings(EmbeddingsReader):
     """All complete generations of embeddings/NAME with sparse vectors, for reading."""
-
-    def __init__(self, name: str, generations: Sequence[Artifact]):
-        self.name = name
-        self.generations = list(generations)
-        self.parts: list[RowPart] = row_parts(generations)
-        self.num_rows = self.parts[-1].end if self.parts else 0
-        self.config: dict[str, Any] = generations[0].config
-        notes = generations[0].notes
-        self.encoder_name: str = notes["encoder"]
-        self.encoder_options: dict[str, Any] = notes["options"]
-        self.task: str | None = notes.get("task")
-        self.dim: int = notes["dim"]
-        self.similarity: str = notes["similarity"]
 
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> SparseEmbeddings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,11 +10,11 @@ import numpy as np
 
 from indexing.artifact import Artifact
 from indexing.bm25 import (
-    MIN_TASK_QUERIES,
     SegmentFiles,
     check_versions,
     search_alive,
     search_among,
+    search_blocks,
     segment_files,
     segments_of,
 )
@@ -76,7 +75,7 @@ class ImpactIndex:
 
     def search(
         self, queries: SparseVectors, k: int, deleted: np.ndarray, *, threads: int = 1,
-        among: np.ndarray | None = None, searcher: ImpactSearch | None = None,
+        among: np.ndarray | None = None, searcher: ImpactSearch | None = None, first_query: int = 0,
     ) -> Hits:  # fmt: skip
         """Returns the top k passages of each query by the exact sum of the products of impacts.
 
@@ -90,11 +89,12 @@ class ImpactIndex:
             threads: Threads that search.
             among: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
             searcher: The open shards; None: `searcher` opens them.
+            first_query: The number of the first query in error messages.
 
         Raises:
             InputError: If a weight of a query does not fit, or if a single product is 2^24 or more.
         """
-        impacts = quantised(queries, lambda number: f"query {number}")
+        impacts = quantised(queries, lambda number: f"query {first_query + number}")
         if len(impacts.impacts) and int(impacts.impacts.max()) * self.largest >= EXACT:
             raise InputError(
                 f"index/{self.name}: a word of a query has the impact {int(impacts.impacts.max()):,}, and one of a "
@@ -146,11 +146,7 @@ def _searcher(files: SegmentFiles) -> ImpactSearch:
 def search_impacts(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray, runner: Runner) -> Hits:
     """Returns the top k of each query, spread over workers; arguments and errors as of `ImpactIndex.search`."""
     task = SearchImpactsTask(index, k, deleted)
-    pieces = max(1, min(runner.slots(task.resources), len(queries) // MIN_TASK_QUERIES))
-    bounds = np.linspace(0, len(queries), pieces + 1).astype(int).tolist()
-    blocks = [(first, queries.take(np.arange(first, end))) for first, end in itertools.pairwise(bounds)]
-    by_block = {first: hits for (first, _), hits in runner.run(task, blocks)}
-    return Hits(*(np.concatenate(column) for column in zip(*(by_block[first] for first, _ in blocks), strict=True)))
+    return search_blocks(task, len(queries), lambda first, end: queries.take(np.arange(first, end)), runner)
 
 
 @dataclass(frozen=True)
@@ -165,4 +161,9 @@ class SearchImpactsTask:
     def open(self, place: Place) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
         """Returns the worker, with the shards opened."""
         self.index.searcher()
-        return lambda block, report: self.index.search(block[1], self.k, self.deleted, threads=place.cores)
+
+        def search(block: tuple[int, SparseVectors], report: Report) -> Hits:
+            first, queries = block
+            return self.index.search(queries, self.k, self.deleted, threads=place.cores, first_query=first)
+
+        return search

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runners import InlineRunner
 from small_stores import extend_corpus, shuffling_runner
 from sparse_stores import WIDTH, add_embeddings, build_index, random_vectors
 
@@ -180,6 +181,17 @@ def test_a_product_that_lucene_would_round_is_refused(tmp_path: Path) -> None:
           Hits(np.full((1, 2), 4.8e9, np.float32), np.array([[0, 1]])))  # fmt: skip
     with pytest.raises(InputError, match="index/i1: a word of a query has the impact 1,700, and one of a passage has"):
         index.search(from_dense(np.full((1, WIDTH), 17.0, np.float32)), 2, NOTHING)
+
+
+def test_a_query_that_overflows_is_named_by_its_number_among_all_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexing.bm25.MIN_TASK_QUERIES", 2)
+    add_embeddings(tmp_path, [random_vectors(20)])
+    queries = np.full((8, WIDTH), 1.0, np.float32)
+    queries[6, 3] = 3e7
+    with pytest.raises(InputError, match="query 6: the weight 3e\\+07 of word 3 does not fit an impact"):
+        search_impacts(build_index(tmp_path, 1), from_dense(queries), 2, NOTHING, InlineRunner(slots=4))
 
 
 def test_another_index_is_refused(tmp_path: Path) -> None:
