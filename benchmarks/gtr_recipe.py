@@ -5,10 +5,11 @@
 Stage 1 trains on pairs without mined negatives: reuters (title, body), medquad (question, answer), and two sentences of
 each SQuAD passage, which needs no queries; with --more-pairs, arXiv's pairs (title, abstract) are added, which resemble
 the pairs of PubMedQA and SciFact. Stage 2 trains on SQuAD's queries with one hard negative of BM25 each, on 100% and on
-10% of the queries. All runs of a stage take the same number of pairs. Each model is measured without training (only
-pretrained ones), after stage 1 alone (pt), after stage 2 alone (ft), and after both, on SQuAD's test split and, without
-any training on them, on SciFact, PubMedQA and Climate-FEVER: nDCG@10, R@100, and the median length of the first ten
-passages. The size axis has random T5 encoders (t5-2x128, t5-4x256) and MiniLM with its first 2 or all 6 layers.
+10% of the queries. All runs of a stage take the same number of pairs. Each model is measured without training, after
+stage 1 alone (pt), after stage 2 alone (ft), and after both, on SQuAD's test split and, without any training on them,
+on SciFact, PubMedQA and Climate-FEVER: nDCG@10, R@100, and the median length of the first ten passages. BM25 is
+measured on the same sets. The size axis has random T5 encoders (t5-2x128, t5-4x256) and MiniLM with its first 2 or
+all 6 layers.
 
 This tests the recipe, not the paper's claim, which is about pretrained T5. MiniLM was trained on SQuAD's queries and on
 pairs like those of the other sets (its model card), so its figures are not zero-shot; they compare sizes.
@@ -61,14 +62,12 @@ class Cell(NamedTuple):
 
 
 def cells(models: Iterable[str], arms: Iterable[str]) -> Iterator[Cell]:
-    """Yields the cells of an experiment; a random model that is not trained is left out."""
+    """Yields the cells of an experiment."""
     for model in models:
         for arm in arms:
             stages = _CELL.fullmatch("" if arm == "none" else arm)
             assert stages is not None, arm
-            cell = Cell(model, stages["stage1"], stages["stage2"].removeprefix("ft"))
-            if arm != "none" or not model.startswith("t5"):
-                yield cell
+            yield Cell(model, stages["stage1"], stages["stage2"].removeprefix("ft"))
 
 
 def lines_of(file: Path) -> Iterator[dict[str, Any]]:
@@ -293,7 +292,7 @@ def train_cell(cell: Cell, options: argparse.Namespace) -> str:
 
 def measure(cell: Cell, folder: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Returns the figures of a model by set, each on its test split."""
-    from jobs import encode_corpus, evaluate, search
+    from jobs import encode_corpus
 
     figures = {}
     for name in ("squad", *ZERO_SHOT):
@@ -304,21 +303,44 @@ def measure(cell: Cell, folder: str, options: argparse.Namespace) -> dict[str, d
                 passage_length=options.length, pooling="mean", normalize=True, compile="never",
             )
         )  # fmt: skip
-        run = f"{cell.name}-test"
-        search.main(
-            search.Search(store=store, source=f"exact:{cell.name}", queries=name, split="test", k=100, name=run)
-        )
-        file = Path(options.folder) / "figures" / name / f"{cell.name}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        evaluate.main(
-            evaluate.Evaluate(
-                store=store, run=(run,), queries=name, split="test", metrics=("nDCG@10", "RR@10", "R@100"),
-                median_length=10, json=str(file), overwrite=True,
-            )
-        )  # fmt: skip
-        document = json.loads(file.read_text())
-        figures[name] = document["mean"][run] | {"median_length": document["median_length"][run]["words"]}
+        figures[name] = measure_source(name, f"exact:{cell.name}", cell.name, options)
     return figures
+
+
+def measure_bm25(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Returns the figures of BM25 by set."""
+    from jobs import build_bm25
+
+    figures = {}
+    for name in ("squad", *ZERO_SHOT):
+        build_bm25.main(build_bm25.BuildBm25(store=store_of(name, options)))
+        figures[name] = measure_source(name, "bm25", "bm25", options)
+    return figures
+
+
+def measure_source(name: str, source: str, title: str, options: argparse.Namespace) -> dict[str, float]:
+    """Returns the figures of a search source on the test split of a set.
+
+    Args:
+        name: The set.
+        source: The source, as of `search`.
+        title: What the run and the file of figures are named by.
+        options: The options of the benchmark.
+    """
+    from jobs import evaluate, search
+
+    store, run = store_of(name, options), f"{title}-test"
+    search.main(search.Search(store=store, source=source, queries=name, split="test", k=100, name=run))
+    file = Path(options.folder) / "figures" / name / f"{title}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    evaluate.main(
+        evaluate.Evaluate(
+            store=store, run=(run,), queries=name, split="test", metrics=("nDCG@10", "RR@10", "R@100"),
+            median_length=10, json=str(file), overwrite=True,
+        )
+    )  # fmt: skip
+    document = json.loads(file.read_text())
+    return document["mean"][run] | {"median_length": document["median_length"][run]["words"]}
 
 
 def measure_latency(folder: str, options: argparse.Namespace) -> float:
@@ -359,6 +381,14 @@ def write_json(file: Path, document: dict[str, Any]) -> None:
     whole = file.with_suffix(".tmp")
     whole.write_text(json.dumps(document, indent=1) + "\n")
     os.replace(whole, file)
+
+
+def show(title: str, sets: dict[str, dict[str, float]]) -> None:
+    """Prints nDCG@10 of each set."""
+    print(
+        f"{title:24} nDCG@10 " + "  ".join(f"{name} {values['nDCG@10']:.4f}" for name, values in sets.items()),
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -409,6 +439,10 @@ def main() -> None:
             parser.error(f"--json {file}: it has figures of other options; name another file, and another --folder")
         document = earlier
     import_all(options)
+    if "bm25" not in document["cells"]:
+        document["cells"]["bm25"] = {"sets": measure_bm25(options)}
+        write_json(file, document)
+    show("bm25", document["cells"]["bm25"]["sets"])
     for cell in cells(options.models, options.arms):
         if cell.name not in document["cells"]:
             started = time.perf_counter()
@@ -421,9 +455,7 @@ def main() -> None:
             sets = measure(cell, folder, options)
             document["cells"][cell.name] = {"sets": sets, "seconds": time.perf_counter() - started}
             write_json(file, document)
-        sets = document["cells"][cell.name]["sets"]
-        figures = "  ".join(f"{name} {values['nDCG@10']:.4f}" for name, values in sets.items())
-        print(f"{cell.name:24} nDCG@10 {figures}", flush=True)
+        show(cell.name, document["cells"][cell.name]["sets"])
 
 
 if __name__ == "__main__":
