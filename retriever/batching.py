@@ -129,6 +129,10 @@ class TextTokenizer:
         unknown = 0 if self._unknown is None else int(np.count_nonzero(tokens.ids == self._unknown))
         return unknown, len(tokens.ids) - int(np.count_nonzero(special))
 
+    def are_words(self, ids: np.ndarray) -> np.ndarray:
+        """Returns whether tokens are neither special nor the one for unknown words: int [n] -> bool [n]."""
+        return ~self._is_special[np.minimum(ids, len(self._is_special) - 1)] & (ids != self._unknown)
+
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
         """Returns passages' strings by the title policy; an empty title adds nothing."""
         if policy == "none":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from retriever.attention import PromptShape, reach
+from retriever.attention import PromptRows, PromptShape, reach
 from retriever.batching import TextTokenizer, Tokens, end_to_end, padded, plan, plan_packed
 from retriever.compiling import compile_model, warm_up, warm_up_batch
 from retriever.errors import InputError
@@ -27,6 +28,9 @@ from retriever.prompts import TaskPrompt, check_backbone, check_offsets
 from retriever.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 from retriever.sparse.language_model import load_masked_model
 from retriever.sparse.model import SpladePooled, keep_largest
+from retriever.synthesis.saved import SavedSynthesis
+from retriever.synthesis.synthesiser import KeptSynthesiser
+from retriever.synthesis.words import Words, no_words
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
 
@@ -46,6 +50,18 @@ class _Served(NamedTuple):
 
     names: frozenset[str]
     sides: dict[Side, Prompts]
+
+
+class _Asked(NamedTuple):
+    """The prompts of some texts.
+
+    prompts: All prompts of a side; None: no text has one. slots: The slot of each text, int64 [texts]. wordless: bool
+    [texts], texts without the words that their prompts would be computed from; their vectors become NaN.
+    """
+
+    prompts: Prompts | None
+    slots: np.ndarray
+    wordless: np.ndarray
 
 
 class Encoder:
@@ -175,11 +191,17 @@ class Encoder:
                 self._compiled_offsets = True
             for side, table in self._tables.items():
                 matrix = prompt.of(side)
-                if matrix is None:
-                    table.drop(name)
-                else:
+                if matrix is not None:
                     table.put(name, matrix, prompt.offset(side))
+                elif side == "query" and prompt.synthesis is not None:
+                    table.put_synthesiser(name, self._kept(prompt.synthesis))
+                else:
+                    table.drop(name)
             self._serve(self._served.names | {name})
+
+    def _kept(self, synthesis: SavedSynthesis) -> KeptSynthesiser:
+        assert self._shape is not None
+        return KeptSynthesiser(synthesis.open(self._shape), self.dtype, self.device)
 
     def _check_room(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the tables with one more prompt exceed the free memory."""
@@ -217,7 +239,8 @@ class Encoder:
             float32 [n, dim].
 
         Raises:
-            InputError: If a task is unknown, a text is not a valid string, or a vector is not finite; names the text.
+            InputError: If a task is unknown, a text is not a valid string, a vector is not finite, or a text whose
+                prompt is computed from its words has none; names the text.
         """
         return self.forward(self.tokenize(texts, side=side), side=side, task=task)
 
@@ -243,15 +266,17 @@ class Encoder:
         """Returns the vectors of tokenised texts, in order: float32 [n, dim]. Arguments and errors as in `encode`.
 
         Tasks that are added or removed during the call do not affect it. With check=False, vectors that are not finite
-        are returned unchanged. `report` is called after each batch with the number of texts that are done; after a
-        packed batch, from the batch's thread.
+        are returned unchanged; where a text lacks the words for its prompt, they are NaN. `report` is called after each
+        batch with the number of texts that are done; after a packed batch, from the batch's thread.
         """
-        prompts, slots = self._prompts_of(task, side, len(tokens))
+        asked = self._asked(task, side, tokens)
+        if check and len(wordless := np.flatnonzero(asked.wordless)):
+            raise no_words(f"text {wordless[0]} of {len(tokens)}")
         done = _Done(report)
         vectors = (
-            self._padded(tokens, prompts, slots, side, done)
+            self._padded(tokens, asked, side, done)
             if self._team is None
-            else self._packed(tokens, prompts, slots, self._team, done)
+            else self._packed(tokens, asked, self._team, done)
         )
         if check and len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
             raise InputError(
@@ -260,29 +285,26 @@ class Encoder:
             )
         return vectors
 
-    def _packed(
-        self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, team: Team, done: _Done
-    ) -> np.ndarray:
+    def _packed(self, tokens: Tokens, asked: _Asked, team: Team, done: _Done) -> np.ndarray:
         """Encodes without padding (packed); one thread per batch."""
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
         def fill(rows: np.ndarray) -> None:
             inputs: tuple[object, ...] = end_to_end(tokens, rows)
-            if prompts and (prompt := prompts.rows(slots[rows])):
-                inputs = (*inputs, prompt)
             with torch.inference_mode():
+                if prompt := self._prompt_of(tokens, asked, rows):
+                    inputs = (*inputs, prompt)
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
             done.add(len(rows))
 
         team.run(fill, plan_packed(tokens.lengths, least=_LEAST[self.dtype]))
+        vectors[asked.wordless] = np.nan
         return vectors
 
-    def _padded(
-        self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, side: Side, done: _Done
-    ) -> np.ndarray:
+    def _padded(self, tokens: Tokens, asked: _Asked, side: Side, done: _Done) -> np.ndarray:
         """Encodes padded batches, one after another."""
         pooled = torch.empty(len(tokens), self._recipe.pooled_dim, dtype=torch.float32, device=self.device)
-        for rows, outputs in self._batches(tokens, prompts, slots, side):
+        for rows, outputs in self._batches(tokens, asked, side):
             pooled[torch.from_numpy(rows).to(self.device)] = outputs
             done.add(len(rows))
         with torch.no_grad():
@@ -296,12 +318,9 @@ class Encoder:
 
         Arguments and errors as in `encode`; numbers that are not finite are yielded unchanged.
         """
-        prompts, slots = self._prompts_of(task, side, len(tokens))
-        return self._batches(tokens, prompts, slots, side)
+        return self._batches(tokens, self._asked(task, side, tokens), side)
 
-    def _batches(
-        self, tokens: Tokens, prompts: Prompts | None, slots: np.ndarray, side: Side
-    ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    def _batches(self, tokens: Tokens, asked: _Asked, side: Side) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         recipe = self._recipe
@@ -309,13 +328,25 @@ class Encoder:
         batches = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
         for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
             inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
-            if prompts and (prompt := prompts.rows(np.resize(slots[rows], len(ids)))):
-                inputs = (*inputs, prompt)
             with torch.no_grad():
+                if prompt := self._prompt_of(tokens, asked, np.resize(rows, len(ids))):  # a single text is repeated
+                    inputs = (*inputs, prompt)
                 outputs = self._run(*inputs)[: len(rows)]
                 if terms is not None:
                     outputs = keep_largest(outputs, terms)
+                outputs[torch.from_numpy(asked.wordless[rows]).to(self.device)] = torch.nan
             yield rows, outputs
+
+    def _prompt_of(self, tokens: Tokens, asked: _Asked, texts: np.ndarray) -> PromptRows | None:
+        """Returns the prompts of a batch, which holds some of the texts."""
+        if asked.prompts is None:
+            return None
+        return asked.prompts.rows(asked.slots[texts], lambda rows: self._words.largest(tokens, texts[rows]))
+
+    @functools.cached_property
+    def _words(self) -> Words:
+        backbone: Any = self._eager.backbone
+        return Words(backbone.get_input_embeddings().weight, self._tokenizer.are_words)
 
     def _compile(self, eager: Pooled) -> tuple[Callable[..., torch.Tensor], Mode]:
         """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
@@ -348,12 +379,12 @@ class Encoder:
             raise InputError(f"task {name!r}: its prompt was trained with other settings than the encoder's: "
                              f"{', '.join(differ)}; open an encoder with those")  # fmt: skip
 
-    def _prompts_of(
-        self, task: str | Sequence[str | None] | None, side: Side, num_texts: int
-    ) -> tuple[Prompts | None, np.ndarray]:
-        """Returns the current prompts, and the slot of each text's prompt: int64 [num_texts]."""
+    def _asked(self, task: str | Sequence[str | None] | None, side: Side, tokens: Tokens) -> _Asked:
+        """Returns the current prompts, and which of them each text has."""
+        num_texts = len(tokens)
+        wordless = np.zeros(num_texts, bool)
         if task is None:
-            return None, np.zeros(num_texts, np.int64)
+            return _Asked(None, np.zeros(num_texts, np.int64), wordless)
         if self._served is None:
             raise InputError(f"task={task!r}: this encoder was opened without tasks; open it with tasks, or leave out "
                              "task")  # fmt: skip
@@ -365,7 +396,11 @@ class Encoder:
             if name not in served.names:
                 raise _unknown(name, served.names)
         prompts = served.sides[side]
-        return prompts, prompts.slots_of(tasks)
+        slots = prompts.slots_of(tasks)
+        if (slots < 0).any():
+            wordless = (slots < 0) & (self._words.counts(tokens) == 0)
+            slots[wordless] = 0
+        return _Asked(prompts, slots, wordless)
 
 
 class _Done:

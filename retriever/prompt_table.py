@@ -8,10 +8,10 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ import torch
 from retriever.attention import PromptRows, PromptShape
 from retriever.options import Side
 from retriever.prompts import TaskPrompt
+from retriever.synthesis.synthesiser import KeptSynthesiser
+
+_Item = TypeVar("_Item")
 
 # torch.compile specialises on dimensions of size one.
 _LEAST = 2
@@ -36,31 +39,45 @@ class Prompts:
     """A snapshot of the prompts of one side; later calls of `put` and `drop` do not change it.
 
     Attributes:
-        slots: Task -> its slot, for the tasks that have a prompt.
+        slots: Task -> its slot, for the tasks whose prompt is the same for all texts.
         numbers: [l_max, layers, 2, capacity, heads, head_dim].
         lengths: int64 [capacity]. Slot 0 is the empty prompt, of length 0.
         offsets: int64 [capacity], by how many positions the texts of a slot start later than usual.
+        synthesisers: Task -> what computes the prompts of its texts, for the other tasks.
     """
 
     slots: Mapping[str, _Slot]
     numbers: torch.Tensor
     lengths: torch.Tensor
     offsets: torch.Tensor
+    synthesisers: Mapping[str, KeptSynthesiser]
 
     def slots_of(self, tasks: Sequence[str | None]) -> np.ndarray:
-        """Returns the slot of each task: int64 [n], 0 where it is None or has no prompt on this side."""
+        """Returns the slot of each task: int64 [n].
+
+        It is 0 where a task is None or has no prompt on this side, and negative where prompts are computed.
+        """
         known = {name: slot.number for name, slot in self.slots.items()}
+        known |= {name: -place for place, name in enumerate(self.synthesisers, 1)}
         return np.fromiter((known.get(task, 0) if task is not None else 0 for task in tasks), np.int64, len(tasks))
 
-    def rows(self, slots: np.ndarray) -> PromptRows | None:
-        """Returns the prompts of a batch by the slots of its rows, int64 [b].
+    def rows(self, slots: np.ndarray, words: Callable[[np.ndarray], torch.Tensor] | None = None) -> PromptRows | None:
+        """Returns the prompts of a batch.
 
         None if no row has a prompt; one shared prompt if all rows have the same; otherwise one per row, cut to the
         longest of the batch. Offsets are given only if a text of the batch has one.
+
+        Args:
+            slots: The slot of each row, int64 [b].
+            words: Returns the maximum of the word embeddings of rows: int64 [n] -> float32 [n, d]. Needed if a slot is
+                negative.
         """
         present = set(slots.tolist())
         if present == {0}:
             return None
+        if min(present) < 0:
+            assert words is not None
+            return self._computed(slots, words)
         used = [slot for slot in self.slots.values() if slot.number in present]
         longest = max(slot.length for slot in used)
         rows = torch.from_numpy(slots).to(self.numbers.device)
@@ -72,6 +89,39 @@ class Prompts:
         table = _in_order(self.numbers[: max(longest, _LEAST)])
         columns = torch.arange(table.shape[4], device=table.device)
         return PromptRows(table, rows, columns < self.lengths[:, None], offsets)
+
+    def _computed(self, slots: np.ndarray, words: Callable[[np.ndarray], torch.Tensor]) -> PromptRows:
+        """Returns the prompts of a batch in which those of some rows are computed; arguments as in `rows`."""
+        fixed, places = np.unique(slots[slots >= 0], return_inverse=True)
+        rows = np.empty(len(slots), np.int64)
+        rows[slots >= 0] = places
+        parts, end = [], len(fixed)
+        for place, synthesiser in enumerate(self.synthesisers.values(), 1):
+            if len(own := np.flatnonzero(slots == -place)):
+                parts.append(synthesiser(words(own)).rows.table.permute(4, 0, 1, 2, 3, 5))
+                rows[own] = np.arange(end, end + len(own))
+                end += len(own)
+        device = self.numbers.device
+        kept = torch.from_numpy(fixed).to(device)
+        lengths = [self.lengths.index_select(0, kept)]
+        lengths += [torch.full((part.shape[3],), len(part), device=device) for part in parts]
+        longest = max(_LEAST, *(int(some.max()) for some in lengths if len(some)))
+        _, layers, two, _, heads, head_dim = self.numbers.shape
+        numbers = self.numbers.new_zeros((longest, layers, two, max(_LEAST, end), heads, head_dim))
+        filled = self.numbers[:longest]
+        numbers[: len(filled), :, :, : len(fixed)] = filled.index_select(3, kept)
+        end = len(fixed)
+        for part in parts:
+            numbers[: len(part), :, :, end : end + part.shape[3]] = part
+            end += part.shape[3]
+        count = torch.zeros(numbers.shape[3], dtype=torch.int64, device=device)
+        count[:end] = torch.cat(lengths)
+        inside = torch.arange(longest, device=device) < count[:, None]
+        on_device = torch.from_numpy(rows).to(device)
+        offsets = None
+        if any(slot.offset for slot in self.slots.values() if slot.number in set(fixed.tolist())):
+            offsets = self.offsets.index_select(0, torch.from_numpy(np.maximum(slots, 0)).to(device))
+        return PromptRows(_in_order(numbers), on_device, inside, offsets)
 
 
 class PromptTable:
@@ -91,7 +141,7 @@ class PromptTable:
         layers, heads, head_dim = shape
         numbers = torch.zeros((_LEAST, layers, 2, 2, heads, head_dim), dtype=dtype, device=device)
         empty = torch.zeros(2, dtype=torch.int64, device=device)
-        self._now = Prompts({}, numbers, empty, empty)
+        self._now = Prompts({}, numbers, empty, empty, {})
 
     def now(self) -> Prompts:
         """Returns a snapshot of the prompts."""
@@ -118,20 +168,29 @@ class PromptTable:
             weakref.finalize(slot, self._free.append, slot.number).atexit = False
             numbers[:, :, :, slot.number] = 0
             numbers[:length, :, :, slot.number] = matrix.detach().permute(3, 0, 1, 2, 4).to(numbers)
-            self._become({**self._now.slots, task: slot}, numbers)
+            self._become({**self._now.slots, task: slot}, numbers, _without(self._now.synthesisers, task))
+
+    def put_synthesiser(self, task: str, synthesiser: KeptSynthesiser) -> None:
+        """Adds or replaces the prompts of a task, which are computed from its texts."""
+        with self._lock:
+            synthesisers = {**self._now.synthesisers, task: synthesiser}
+            self._become(_without(self._now.slots, task), self._now.numbers, synthesisers)
 
     def drop(self, task: str) -> None:
         """Removes the prompt of a task, if it has one."""
         with self._lock:
-            slots = {name: slot for name, slot in self._now.slots.items() if name != task}
-            self._become(slots, self._now.numbers)
+            slots, synthesisers = _without(self._now.slots, task), _without(self._now.synthesisers, task)
+            self._become(slots, self._now.numbers, synthesisers)
 
-    def _become(self, slots: Mapping[str, _Slot], numbers: torch.Tensor) -> None:
+    def _become(
+        self, slots: Mapping[str, _Slot], numbers: torch.Tensor, synthesisers: Mapping[str, KeptSynthesiser]
+    ) -> None:
         lengths, offsets = np.zeros((2, numbers.shape[3]), np.int64)
         for slot in slots.values():
             lengths[slot.number], offsets[slot.number] = slot.length, slot.offset
         device = numbers.device
-        self._now = Prompts(slots, numbers, torch.from_numpy(lengths).to(device), torch.from_numpy(offsets).to(device))
+        on_device = (torch.from_numpy(lengths).to(device), torch.from_numpy(offsets).to(device))
+        self._now = Prompts(slots, numbers, *on_device, synthesisers)
 
     def _shape_for(self, length: int) -> torch.Size:
         """Returns the shape of a tensor with a free slot for a prompt of `length`."""
@@ -148,7 +207,7 @@ class PromptTable:
         columns, capacity, wanted = old.shape[0], old.shape[3], shape[3]
         numbers = old.new_zeros(shape)
         numbers[:columns, :, :, :capacity] = old
-        self._become(self._now.slots, numbers)
+        self._become(self._now.slots, numbers, self._now.synthesisers)
         # Descending: `put` takes the last one, the lowest number.
         self._free[:0] = range(wanted - 1, capacity - 1, -1)
         return numbers
@@ -205,9 +264,12 @@ def warm_up_rows(
 def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side) -> dict[str, Any]:
     """Returns the `config` of an encoder for the texts of a task on one side.
 
-    It has the entry "prompt", the sha256 of the matrix's shape and its float32 numbers, if the task has a prompt there;
-    and the entry "position_offset" if the positions of its texts start after the prompt.
+    It has the entry "prompt" if the task has a prompt there: the sha256 of the matrix's shape and its float32 numbers,
+    or of the options and weights of what computes the prompts; and the entry "position_offset" if the positions of its
+    texts start after the prompt.
     """
+    if prompt is not None and prompt.synthesis is not None and side == "query":
+        return {**config, "prompt": prompt.synthesis.digest()}
     matrix = None if prompt is None else prompt.of(side)
     if prompt is None or matrix is None:
         return dict(config)
@@ -216,6 +278,10 @@ def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side
     digest.update(contents.numpy().tobytes())
     offset = {"position_offset": prompt.offset(side)} if prompt.position_offset else {}
     return {**config, "prompt": digest.hexdigest(), **offset}
+
+
+def _without(mapping: Mapping[str, _Item], task: str) -> dict[str, _Item]:
+    return {name: item for name, item in mapping.items() if name != task}
 
 
 def _in_order(numbers: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,8 @@ A task's folder holds
 
     prompt.json          its backbone, the encoder options, and the prompt of each side
     prompt.safetensors   "query" and "passage", or "both": [layers, 2, heads, l, head_dim] each
+
+A prompt that is computed from each query is saved as the network that computes it (`retriever.synthesis`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from retriever.loading.failures import readable_errors
 from retriever.loading.weights import tensor_shapes
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.recipe import Recipe
+from retriever.synthesis.saved import PREFIX, SavedSynthesis, read_options, saved_synthesis
 
 Parametrisation = Literal["embedding", "mlp"]
 Sides = Literal["tied", "untied", "query"]
@@ -51,6 +54,7 @@ _BACKBONE: dict[str, type] = {
 }
 _FIELDS: dict[str, type] = {"format": int, "backbone": dict, "options": dict, "sides": dict, "sha256": str}
 _OFFSET: dict[str, type] = {"position_offset": bool}  # stored only if it is true
+_SYNTHESIS: dict[str, type] = {"synthesis": dict}  # stored only if queries have prompts of their own
 _PLACE: dict[str, type] = {"tensor": str, "length": int}
 
 
@@ -180,6 +184,7 @@ class TaskPrompt:
         query: [layers, 2, heads, l, head_dim], float32; None if queries have no prompt.
         passage: The same for passages; the same tensor if the sides are tied.
         position_offset: The positions of a text start after the prompt of its side.
+        synthesis: Computes the prompt of each query from its words; then `query` is None.
     """
 
     backbone: dict[str, Any]
@@ -187,9 +192,10 @@ class TaskPrompt:
     query: torch.Tensor | None
     passage: torch.Tensor | None
     position_offset: bool = False
+    synthesis: SavedSynthesis | None = None
 
     def of(self, side: Side) -> torch.Tensor | None:
-        """Returns the prompt of a side."""
+        """Returns the prompt of a side that is the same for all its texts; None if there is no such prompt."""
         return self.query if side == "query" else self.passage
 
     def offset(self, side: Side) -> int:
@@ -203,16 +209,21 @@ class TaskPrompt:
         names = {"query": "both", "passage": "both"} if tied else {"query": "query", "passage": "passage"}
         matrices = {"query": self.query, "passage": self.passage}
         tensors = {names[side]: m.contiguous() for side, m in matrices.items() if m is not None}
+        places = {side: {"tensor": name, "length": tensors[name].shape[3]} if name in tensors else None
+                  for side, name in names.items()}  # fmt: skip
+        extra: dict[str, Any] = {"position_offset": True} if self.position_offset else {}
+        if self.synthesis is not None:
+            tensors |= self.synthesis.named()
+            extra["synthesis"] = self.synthesis.settings()
         save_file(tensors, folder / WEIGHTS)
         settings = {
             "format": FORMAT,
             "backbone": self.backbone,
             "options": self.options.stored(),
-            "sides": {side: {"tensor": name, "length": tensors[name].shape[3]} if name in tensors else None
-                      for side, name in names.items()},
+            "sides": places,
             "sha256": sha256_of(folder / WEIGHTS),
-            **dict.fromkeys(_OFFSET if self.position_offset else (), True),
-        }  # fmt: skip
+            **extra,
+        }
         (folder / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -229,7 +240,8 @@ def load_prompt(folder: Path) -> TaskPrompt:
     settings = read_object(file)
     if "format" in settings and has_type(settings["format"], int) and settings["format"] != FORMAT:
         raise InputError(f"{file}: is of format {settings['format']}, this release reads {FORMAT}")
-    _check_object({**dict.fromkeys(_OFFSET, False), **settings}, _FIELDS | _OFFSET, "", file)
+    _check_object({"position_offset": False, "synthesis": {}, **settings}, _FIELDS | _OFFSET | _SYNTHESIS, "", file)
+    synthesis_options = read_options(settings["synthesis"], file) if "synthesis" in settings else None
     _check_object(settings["backbone"], _BACKBONE, "backbone.", file)
     options = _read_options(settings["options"], file)
     _check_object(settings["sides"], dict.fromkeys(SIDES), "sides.", file)
@@ -245,6 +257,9 @@ def load_prompt(folder: Path) -> TaskPrompt:
     names = [place[0] for place in places.values()]
     if "both" in names and names != ["both", "both"]:
         raise InputError(f"{file}: sides: one side has the tensor both and the other has another: expected the same")
+    if synthesis_options is not None and places.get("query"):
+        raise InputError(f"{file}: sides.query: expected null, since by the field synthesis each query has its own "
+                         "prompt")  # fmt: skip
     if not weights.is_file():
         raise InputError(f"{weights}: no such file, so not a task's prompt")
     with readable_errors(weights):
@@ -252,6 +267,11 @@ def load_prompt(folder: Path) -> TaskPrompt:
             raise InputError(f"{weights}: its sha256 is not the one in {SETTINGS}: copy both files again")
         tensor_shapes(weights)
         tensors = load_file(weights)
+    synthesis = None
+    if synthesis_options is not None:
+        own = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
+        unprefixed = {name.removeprefix(PREFIX): tensor for name, tensor in own.items()}
+        synthesis = saved_synthesis(synthesis_options, unprefixed, weights)
     _check_tensors(tensors, {name for name, _ in places.values()}, weights)
     for side, (name, length) in places.items():
         if tensors[name].shape[3] != length:
@@ -259,7 +279,7 @@ def load_prompt(folder: Path) -> TaskPrompt:
                 f"{file}: sides.{side}.length: expected the {tensors[name].shape[3]} tokens of {WEIGHTS}, got {length}"
             )
     query, passage = (tensors[places[side][0]] if side in places else None for side in SIDES)
-    return TaskPrompt(settings["backbone"], options, query, passage, settings.get("position_offset", False))
+    return TaskPrompt(settings["backbone"], options, query, passage, settings.get("position_offset", False), synthesis)
 
 
 def _check_object(value: Any, types: Mapping[str, type | None], path: str, file: Path) -> None:
@@ -358,6 +378,9 @@ def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: P
         if shape and matrix is not None and (matrix.shape[0], matrix.shape[2], matrix.shape[4]) != tuple(shape):
             raise InputError(f"the prompt is of shape {tuple(matrix.shape)}, the backbone has {shape.layers} layers, "
                              f"{shape.heads} heads of {shape.head_dim}")  # fmt: skip
+    if shape and prompt.synthesis is not None and not prompt.synthesis.fits(shape):
+        raise InputError(f"the prompt of a query has {prompt.synthesis.numbers} numbers per token, the backbone has "
+                         f"{shape.layers} layers, {shape.heads} heads of {shape.head_dim}")  # fmt: skip
 
 
 def _without_scaling(backbone: Mapping[str, Any]) -> dict[str, Any]:
