@@ -425,19 +425,27 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
     except InputError as error:
         raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
     if options.prompt == "mlp":
-        raise InputError(f"{init} --prompt mlp: the parameters of the network cannot be found from the prompt that it "
-                         "computes; give --prompt matrix")  # fmt: skip
+        raise InputError(
+            f"{init} --prompt mlp: the parameters of the network cannot be found from the prompt that it "
+            "computes; give --prompt matrix"
+        )
     for side in SIDES if options.sides == "untied" else SIDES[:1]:
         matrix = prompt.of(side)
         if matrix is None:
-            raise InputError(f"{init} --sides {options.sides}: it has no prompt for the {side} side, which training "
-                             "starts from; give another prompt, or other --sides")  # fmt: skip
+            raise InputError(
+                f"{init} --sides {options.sides}: it has no prompt for the {side} side, which training "
+                "starts from; give another prompt, or other --sides"
+            )
         if matrix.shape[3] != options.length:
-            raise InputError(f"{init} --length {options.length}: its prompt of the {side} side has {matrix.shape[3]} "
-                             f"tokens; give --length {matrix.shape[3]}, or another prompt")  # fmt: skip
+            raise InputError(
+                f"{init} --length {options.length}: its prompt of the {side} side has {matrix.shape[3]} "
+                f"tokens; give --length {matrix.shape[3]}, or another prompt"
+            )
     if prompt.position_offset and not options.position_offset:
-        raise InputError(f"{init} --no-position-offset: it was trained with texts whose positions start after the "
-                         "prompt; give --position-offset")  # fmt: skip
+        raise InputError(
+            f"{init} --no-position-offset: it was trained with texts whose positions start after the "
+            "prompt; give --position-offset"
+        )
 
 
 def tuning_config(tuning: TuneOptions) -> dict[str, Any]:

@@ -59,8 +59,9 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
         if not sign or not listed:
             raise InputError(f"--sweep {text}: expected NAME=VALUE,VALUE")
         if name in fixed and name in hints:
-            raise InputError(f"--sweep {text}: all runs of a sweep have the same {name}; give it as --"
-                             f"{name.replace('_', '-')}")  # fmt: skip
+            raise InputError(
+                f"--sweep {text}: all runs of a sweep have the same {name}; give it as --{name.replace('_', '-')}"
+            )
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else "--help lists the options"
