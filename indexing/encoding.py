@@ -181,7 +181,7 @@ class EncodeWorker:
         """Encodes and commits a part of the corpus.
 
         Raises:
-            InputError: As `tokenize_part`, and `write_dense` or `write_sparse`.
+            InputError: As `tokenize_part` does, or if a vector is not finite, or does not fit float16 if it is dense.
         """
         self.ready = self.ready or time.time()
         task, part = self.task, self.task.corpus.parts[unit.payload]
@@ -191,10 +191,42 @@ class EncodeWorker:
         tokens = tokenize_part(
             self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
         )
-        write, suffix = (write_sparse, SUFFIX) if self.encoder.is_sparse else (write_dense, ".npy")
-        encode = functools.partial(write, self.encoder, tokens, part, self.model_thread, task.spec.task, report)
+        write, suffix = (self._write_sparse, SUFFIX) if self.encoder.is_sparse else (self._write_dense, ".npy")
+        encode = functools.partial(write, tokens, part, report)
         committed = draft.commit(part.part.name, suffix, encode, rows=unit.rows, corpus_sha256=part.part.sha256)
         return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
+
+    def _write_dense(self, tokens: Tokens, part: RowPart, report: Report, path: Path) -> None:
+        """Writes the vectors of a part's passages to a file, float16 [rows, dim]."""
+        task = self.task.spec.task
+        forward = functools.partial(self.encoder.forward, tokens, side="passage", task=task, report=report)
+        vectors = self.model_thread.submit(forward).result()
+        half = vectors.astype(np.float16)
+        if not np.isfinite(half).all():
+            row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
+            raise InputError(
+                f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit "
+                f"float16 (largest {np.abs(vectors[row]).max():.3g}); normalise it (parameter normalize)"
+            )
+        save_array(half, path)
+
+    def _write_sparse(self, tokens: Tokens, part: RowPart, report: Report, path: Path) -> None:
+        """Writes the sparse vectors of a part's passages to a file.
+
+        They leave memory batch by batch, because those of a model that was trained without a regulariser have almost as
+        many numbers as the vocabulary has words.
+        """
+        from retriever.sparse.encoder import SparseEncoder
+
+        sparse, task = SparseEncoder.over(self.encoder), self.task.spec.task
+        with open_spool(path.parent, sparse.dim) as spool:
+
+            def forward() -> None:
+                for rows, vectors in sparse.batches(tokens, side="passage", task=task, report=report):
+                    spool.add(rows, vectors)
+
+            self.model_thread.submit(forward).result()
+            spool.save(path)
 
 
 def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
@@ -204,68 +236,6 @@ def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
         raise InputError(
             f"the encoder on {platform.node()} is not the pinned one ({names} differ): give all nodes the same"
         )
-
-
-def write_dense(
-    encoder: Encoder,
-    tokens: Tokens,
-    part: RowPart,
-    model_thread: Executor,
-    task: str | None,
-    report: Report,
-    path: Path,
-) -> None:
-    """Writes the vectors of a part's passages to a file, float16 [rows, dim]; the model runs on one thread.
-
-    Args:
-        encoder: The encoder.
-        tokens: The tokens of the passages.
-        part: The part of the corpus, which messages name.
-        model_thread: An executor with a single thread.
-        task: The task whose prompt is used; None: no prompt.
-        report: Called with the number of passages that are encoded.
-        path: The file.
-
-    Raises:
-        InputError: If a vector is not finite or does not fit float16.
-        OSError: If the bytes cannot be written.
-    """
-    forward = functools.partial(encoder.forward, tokens, side="passage", task=task, report=report)
-    vectors = model_thread.submit(forward).result()
-    half = vectors.astype(np.float16)
-    if not np.isfinite(half).all():
-        row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
-        raise InputError(
-            f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit float16 "
-            f"(largest {np.abs(vectors[row]).max():.3g}); normalise it (parameter normalize)"
-        )
-    save_array(half, path)
-
-
-def write_sparse(
-    encoder: Encoder,
-    tokens: Tokens,
-    part: RowPart,
-    model_thread: Executor,
-    task: str | None,
-    report: Report,
-    path: Path,
-) -> None:
-    """Writes the sparse vectors of a part's passages to a file; arguments and errors as of `write_dense`.
-
-    Vectors leave memory batch by batch, because those of a model that was trained without a regulariser have almost as
-    many numbers as the vocabulary has words.
-    """
-    from retriever.sparse.encoder import SparseEncoder
-
-    with open_spool(path.parent, encoder.dim) as spool:
-
-        def forward() -> None:
-            for rows, vectors in SparseEncoder.over(encoder).batches(tokens, side="passage", task=task, report=report):
-                spool.add(rows, vectors)
-
-        model_thread.submit(forward).result()
-        spool.save(path)
 
 
 def tokenize_part(
