@@ -70,6 +70,18 @@ def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
         assert peer.encode_query(["bada"]).shape == (1, config["backbone"]["dim"])
 
 
+def test_a_sweep_over_the_weight_of_the_regulariser(world, mined: Store, masked: Path, done: Done) -> None:
+    dev = ("--dev-split", "test", "--dev-limit", 5, "--dev-passages", 20, "--evaluate-every", 1)
+    ask = command(world, masked, "grid", "--train", "all", "--steps", 1, *dev, "--sweep", "flops_passages=1e-4,1e-1")
+    out = done(*ask)
+    names = ["grid-flops_passages0.0001", "grid-flops_passages0.1"]
+    assert sorted(mined.names("models")) == names
+    passages = [mined.open("models", name).config["tuning"]["flops"]["passages"] for name in names]
+    assert passages == [1e-4, 1e-1]
+    assert mined.open("sweeps", "grid").notes["chosen"] in [f"models/{name}" for name in names]
+    assert "chosen: models/grid-flops_passages0" in out
+
+
 def test_the_plan_counts_the_head(world, mined: Store, masked: Path, done: Done, refused: Done, tmp_path: Path) -> None:
     whole = AutoModelForMaskedLM.from_pretrained(masked)
     size = human(4 * sum(parameter.numel() for parameter in whole.parameters()))
