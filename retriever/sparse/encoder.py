@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -87,7 +87,20 @@ class SparseEncoder:
     ) -> SparseVectors:  # fmt: skip
         """Returns the vectors of tokenised texts, in order. Arguments and errors as of `Encoder.forward`."""
         pieces: list[SparseVectors] = []
-        order: list[np.ndarray] = []
+        order = [np.empty(0, np.int64)]
+        for rows, vectors in self.batches(tokens, side=side, task=task, report=report):
+            order.append(rows)
+            pieces.append(vectors)
+        return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
+
+    def batches(
+        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
+        report: Callable[[int], object] | None = None,
+    ) -> Iterator[tuple[np.ndarray, SparseVectors]]:  # fmt: skip
+        """Yields the texts of each batch, int64 [n], and their vectors; the longest texts come first.
+
+        Arguments and errors as of `Encoder.forward`.
+        """
         done = 0
         for rows, weights in self.dense.pooled_batches(tokens, side=side, task=task):
             finite = torch.isfinite(weights).all(1)
@@ -97,9 +110,7 @@ class SparseEncoder:
                     f"the vector of text {bad} of {len(tokens)} is not finite: try dtype='float32' (now: "
                     f"{self.numerics})"
                 )
-            pieces.append(from_dense(weights.cpu().numpy()))
-            order.append(rows)
+            yield rows, from_dense(weights.cpu().numpy())
             done += len(rows)
             if report is not None:
                 report(done)
-        return concatenate(pieces, self.dim).take(np.argsort(np.concatenate([np.empty(0, np.int64), *order])))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from local_cluster import port
 from ready_client import ReadyClient
-from serving import K, questions, task_files
+from serving import K, questions, started, task_files
 from splade_stores import brute_force, encode_queries, run_of
 
 from indexing.corpus import Corpus
 from indexing.store import Store
 from retriever.errors import InputError
 from serve.app import build_app
+from serve.client import Client
 from serve.engine import Query
 from serve.local import LocalService, open_local
 from serve.release import Opened, Release, current, make_current, plan, renewed
@@ -117,3 +120,26 @@ def test_a_release_pins_what_the_source_needs(store: Store, release: Release, ma
         plan(store, index="idx", sources=["splade:idx"])
     with pytest.raises(InputError, match="embeddings/sparse: holds sparse vectors, expected dense ones"):
         plan(store, index="impacts")
+
+
+@pytest.mark.ray_serve
+@pytest.mark.slow
+def test_ray_serve_has_the_hits_of_the_vectors(
+    store: Store, release: Release, masked: Path, tmp_path: Path, done: Done
+) -> None:
+    """The index of impacts is a deployment of its own."""
+    texts = list(questions(tmp_path / "root").values())[:8]
+    at = ("--store", store.url, "--topology", "distributed", "--port", port("127.0.0.1"))
+    with started(*at) as (process, address):
+        client = Client(address)
+        found = client.search_all(texts, source=SPLADE, k=K)
+        assert [[(hit.id, hit.score) for hit in hits] for hits in found] == brute_force(
+            store, "sparse", encode_queries(masked, texts), K
+        )
+        assert all(hit.scores == {SPLADE: hit.score} for hits in found for hit in hits)
+        done("search", "--store", store.url, "--source", SOURCES[2], "--k", K, "--name", "fused")
+        fused = client.search_all(texts, source=SOURCES[2], k=K)
+        runs = list(run_of(store, "fused").values())[:8]
+        assert [[hit.id for hit in hits] for hits in fused] == [[id for id, _ in run] for run in runs]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(240) == 0

@@ -1,4 +1,4 @@
-"""The source splade:NAME in search, fusion, mining and evaluation, against a product of the same whole weights."""
+"""The source splade:NAME in search, fusion, mining and evaluation, and on S3, against a product of whole weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from samples import make_passages, write_beir
+from samples import make_passages, make_queries, write_beir
 from splade_stores import Ranking, brute_force, encode_queries, run_of, save_prompt
 
 from indexing.artifact import fingerprint_of
@@ -185,3 +185,25 @@ def test_a_source_of_another_kind_is_refused(store: Store, refused: Done, docume
     assert line == "error: --nprobe 3: splade:impacts has no use for it, it goes with an index"
     line = refused(*at, "index:idx+splade:impacts+splade:impacts")
     assert line.endswith("a source is given twice")
+
+
+def test_a_store_on_s3_has_the_bytes_and_the_hits_of_a_local_one(
+    masked: Path, bucket: str, tmp_path: Path, done: Done
+) -> None:
+    passages = make_passages(24)
+    queries, judged = make_queries(passages, 6)
+    source = write_beir(tmp_path / "tiny", passages, queries, {"test": judged})
+    hashes = []
+    for url in (str(tmp_path / "store"), f"{bucket}/store"):
+        at = ("--store", url)
+        done("import_corpus", *at, "--source", source, "--part-size", 12)
+        done("encode_corpus", *at, "--encoder", masked, "--name", "sparse", *EXACT)
+        hashes.append([part.sha256 for part in Store(url).open("embeddings", "sparse/g0000").parts])
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0]) == 2
+    done("build_index", *at, "--shards", 2)
+    done("search", *at, "--source", "splade:sparse", "--k", 5, "--name", "found")
+    store = Store(url)
+    split = Queries.open(store).split("test")
+    expected = brute_force(store, "sparse", encode_queries(masked, split.texts), 5)
+    assert run_of(store, "found") == dict(zip(split.ids, expected, strict=True))

@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from jobs.cli import human
 from jobs.tuning import TrainRetriever
 
 import pytest
 from mined import weights
 from sentence_transformers import SparseEncoder as Peer
+from t5_folders import save_t5
 from tiny import add_masked_head
+from transformers import AutoModelForMaskedLM
 
 from indexing.corpus import Corpus
 from indexing.models import Checkpoints, model_folder
@@ -65,6 +68,26 @@ def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
         folder = model_folder(mined.open("models", "whole"))
         peer = Peer(str(folder), device="cpu", local_files_only=True)
         assert peer.encode_query(["bada"]).shape == (1, config["backbone"]["dim"])
+
+
+def test_a_sweep_over_the_weight_of_the_regulariser(world, mined: Store, masked: Path, done: Done) -> None:
+    dev = ("--dev-split", "test", "--dev-limit", 5, "--dev-passages", 20, "--evaluate-every", 1)
+    ask = command(world, masked, "grid", "--train", "all", "--steps", 1, *dev, "--sweep", "flops_passages=1e-4,1e-1")
+    out = done(*ask)
+    names = ["grid-flops_passages0.0001", "grid-flops_passages0.1"]
+    assert sorted(mined.names("models")) == names
+    passages = [mined.open("models", name).config["tuning"]["flops"]["passages"] for name in names]
+    assert passages == [1e-4, 1e-1]
+    assert mined.open("sweeps", "grid").notes["chosen"] in [f"models/{name}" for name in names]
+    assert "chosen: models/grid-flops_passages0" in out
+
+
+def test_the_plan_counts_the_head(world, mined: Store, masked: Path, done: Done, refused: Done, tmp_path: Path) -> None:
+    whole = AutoModelForMaskedLM.from_pretrained(masked)
+    size = human(4 * sum(parameter.numel() for parameter in whole.parameters()))
+    assert f"trains    {size}, over" in done(*command(world, masked, "t", "--train", "all", "--steps", 2, "--plan"))
+    line = refused(*command(world, save_t5(tmp_path / "t5"), "t", "--train", "all", "--steps", 2, "--plan"))
+    assert "pooling=splade needs a masked-language-model head, and a t5 has none" in line
 
 
 def test_the_weights_of_margin_mse_are_others() -> None:
