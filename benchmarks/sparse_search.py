@@ -65,15 +65,16 @@ def brute_force(queries: SparseVectors, passages: SparseVectors, k: int, deleted
     return ranking
 
 
-def count_differing(index: ImpactIndex, queries: SparseVectors, expected: list[np.ndarray], k: int, deleted: np.ndarray,
-                    threads: int) -> int:  # fmt: skip
+def count_differing(
+    index: ImpactIndex, queries: SparseVectors, expected: list[np.ndarray], k: int, deleted: np.ndarray, threads: int
+) -> int:
     """Returns the number of queries whose rows, order or scores in an index are not the expected ones."""
     hits = index.search(queries, k, deleted, threads=threads)
     count = 0
     for rows, scores, ranking in zip(hits.rows, hits.scores, expected, strict=True):
-        found = rows >= 0
-        same_rows = np.array_equal(rows[found], ranking[:, 0])
-        count += not (same_rows and np.array_equal(scores[found], ranking[:, 1].astype(np.float32)))
+        is_hit = rows >= 0
+        same_rows = np.array_equal(rows[is_hit], ranking[:, 0])
+        count += not (same_rows and np.array_equal(scores[is_hit], ranking[:, 1].astype(np.float32)))
     return count
 
 
@@ -81,9 +82,9 @@ def random_vectors(count: int, words: int, seed: int) -> SparseVectors:
     """Returns random vectors of about some words each, whose frequencies fall with their number."""
     random = np.random.default_rng(seed)
     shares = 1 / (np.arange(WORDS) + 50.0)
-    drawn = [np.unique(random.choice(WORDS, words, p=shares / shares.sum())) for _ in range(count)]
-    indices = np.concatenate(drawn).astype(np.int32)
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in drawn])]).astype(np.int64)
+    words_of_rows = [np.unique(random.choice(WORDS, words, p=shares / shares.sum())) for _ in range(count)]
+    indices = np.concatenate(words_of_rows).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in words_of_rows])]).astype(np.int64)
     return SparseVectors(indices, (3 * random.random(len(indices)) ** 2 + 0.01).astype(np.float32), offsets, WORDS)
 
 

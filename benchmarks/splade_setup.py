@@ -47,9 +47,9 @@ def write_pairs(store_url: str, folder: Path, seed: int) -> Path:
             pairs[f"title-{passage.row}"] = passage.title, passage.text
         sentences = split_sentences(passage.text, "en")
         if len(sentences) >= 3:
-            drawn = int(random.integers(len(sentences)))
-            rest = " ".join(sentences[:drawn] + sentences[drawn + 1 :])
-            pairs[f"sentence-{passage.row}"] = sentences[drawn], rest
+            number = int(random.integers(len(sentences)))
+            rest = " ".join(sentences[:number] + sentences[number + 1 :])
+            pairs[f"sentence-{passage.row}"] = sentences[number], rest
     write_lines(
         folder / "corpus.jsonl", ({"_id": name, "title": "", "text": text} for name, (_, text) in pairs.items())
     )
@@ -124,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", required=True, help="folder of a store with a corpus")
     parser.add_argument("--words", type=int, default=500, help="non-zero words of a passage before training")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the drawn sentences")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of sentences")
     options = parser.parse_args()
     folder = Path(f"{options.store.rstrip('/')}-splade")
     import_pairs(options.store, folder, options.seed)
