@@ -36,9 +36,9 @@ class ServeSearch(HttpLimits, Common):
     tokens: str | None = None
     """JSON file {"user": […], "admin": […]}; default: RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
     embeddings: str | None = None
-    """Embeddings to serve; default: the only ones of the store."""
+    """Dense embeddings to serve; default: the only ones of the store."""
     index: str | None = None
-    """Index to serve; default: the only one over the embeddings, or exact search if there is none."""
+    """FAISS index to serve; default: the only one over the embeddings, or exact search if there is none."""
     bm25: str | None = None
     """BM25 index to serve; default: the only one of the store, if any."""
     sources: tuple[str, ...] = ()

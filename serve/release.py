@@ -341,7 +341,7 @@ def plan(
 
     Args:
         store: The store.
-        embeddings: Name of the backbone's embeddings; None: the only ones.
+        embeddings: Name of the backbone's embeddings; None: the only dense ones.
         index: Name of the index over them; None: the only one, or exact search without any.
         bm25: Name of the BM25 index; None: the only one, if any.
         tasks: The tasks to serve; None: the bare backbone and every prompt that fits. A prompt for passages is served

@@ -19,7 +19,7 @@ from indexing.bm25 import (
     segments_of,
 )
 from indexing.exact import Hits
-from indexing.index import check_lineage
+from indexing.index import check_lineage, holds_impacts
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.impacts import EXACT, products, quantised, query_texts
 from indexing.sparse.lucene import ImpactSearch
@@ -48,12 +48,12 @@ class ImpactIndex:
 
     @classmethod
     def open(cls, store: Store, name: str | None, embeddings: SparseEmbeddings) -> ImpactIndex:
-        """Opens index/NAME; `name` may be left out if the store has only one.
+        """Opens index/NAME; `name` may be left out if the store has only one index of impacts.
 
         Raises:
             InputError: If it was built from other embeddings, or lacks rows that they have.
         """
-        name = store.only("index", name)
+        name = store.only("index", name, holds_impacts)
         generations = store.generations("index", name)
         check_lineage(generations, embeddings)
         index = cls(name, generations, embeddings)

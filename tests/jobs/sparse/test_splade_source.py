@@ -185,3 +185,19 @@ def test_a_source_of_another_kind_is_refused(store: Store, refused: Done, docume
     assert line == "error: --nprobe 3: splade:impacts has no use for it, it goes with an index"
     line = refused(*at, "index:idx+splade:impacts+splade:impacts")
     assert line.endswith("a source is given twice")
+
+
+def test_a_mode_takes_the_only_artifact_of_its_kind(store: Store, done: Done, refused: Done) -> None:
+    """The store has dense and sparse embeddings, and an index over each; one of them is searched without its name."""
+    at = ("--store", store.url)
+    sources = {"dense": "index:idx", "exact": "exact:enc", "hybrid": "0.5*bm25+0.5*index:idx"}
+    for mode, source in sources.items():
+        assert f"source   {source}, over" in done("search", *at, "--mode", mode, "--plan")
+    assert "task      default: index/idx, bm25/bm25\n" in done("serve_search", *at, "--renew", "--plan")
+    shutil.copytree(Path(store.url) / "index/impacts", Path(store.url) / "index/other")
+    assert "source   index:idx, over" in done("search", *at, "--mode", "dense", "--plan")
+    shutil.rmtree(Path(store.url) / "index/other")
+    shutil.rmtree(Path(store.url) / "index/idx")
+    assert "source   0.5*bm25+0.5*exact:enc, over" in done("search", *at, "--mode", "hybrid", "--plan")
+    line = refused("search", *at, "--mode", "dense")
+    assert line.endswith("index/impacts holds the impacts of sparse embeddings: search it by the source splade:impacts")
