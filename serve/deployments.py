@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ray import serve as ray_serve
 from ray.serve.config import ProxyLocation
 
-from indexing.exact import Hits
 from indexing.hit_sources.registry import find_online, online_searches
 from indexing.store import Store
 from retriever.errors import InputError
@@ -36,6 +35,7 @@ from serve.calls.protocols import (
     Passage,
     PassagesRequest,
     ScoreRequest,
+    SourceHits,
     SourceRequest,
 )
 from serve.calls.remote import (
@@ -220,7 +220,7 @@ class SourceReplica(PartReplica):
         self.searcher = SourcePart(Store(store), find_online(name), **options)
         super().__init__(self.searcher)
 
-    async def search(self, request: SourceRequest) -> Hits:
+    async def search(self, request: SourceRequest) -> SourceHits:
         return await self._answer(self.searcher.search, request)
 
 

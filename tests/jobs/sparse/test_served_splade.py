@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from ready_client import ReadyClient
 from serving import K, questions, task_files
@@ -15,6 +17,7 @@ from splade_stores import brute_force, encode_queries, run_of
 
 from indexing.corpus import Corpus
 from indexing.store import Store
+from retriever.encoder import Encoder
 from retriever.errors import InputError
 from serve.app import build_app
 from serve.engine import Query
@@ -117,3 +120,42 @@ def test_a_release_pins_what_the_source_needs(store: Store, release: Release, ma
         plan(store, index="idx", sources=["splade:idx"])
     with pytest.raises(InputError, match="embeddings/sparse: holds sparse vectors, expected dense ones"):
         plan(store, index="impacts")
+
+
+@pytest.mark.parametrize("weight", [np.nan, 3e7, 2e5])
+def test_a_query_that_cannot_be_searched_fails_alone(
+    store: Store,
+    service: LocalService,
+    client: TestClient,
+    weight: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """In a batch with others: a vector that is not finite, a weight that is no impact, a product that is rounded."""
+    asked = list(questions(tmp_path / "root").values())[:6]
+    body = {"k": K, "source": "0.5*bm25+0.5*splade:impacts"}
+    expected = client.post("/v1/search", json={"queries": asked, **body}).json()["results"]
+    bad, original = asked[2], Encoder.pooled_batches
+
+    def overflowing(self: Encoder, tokens: Any, **options: Any) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        wanted = self.tokenize([bad], side="query").ids.tolist()
+        for rows, weights in original(self, tokens, **options):
+            for place, row in enumerate(rows):
+                start = tokens.starts[row]
+                if tokens.ids[start : start + tokens.lengths[row]].tolist() == wanted:
+                    weights[place, 7] = weight
+            yield rows, weights
+
+    monkeypatch.setattr(Encoder, "pooled_batches", overflowing)
+    live = service.live
+    assert live is not None
+    task = live.tasks["default"]
+    queries = [Query(text, task, K, search_of(task, str(body["source"])), float("inf")) for text in asked]
+    answers = service.engine.search(live.release, queries)
+    assert [isinstance(answer.error, InputError) for answer in answers] == [text == bad for text in asked]
+    assert str(answers[2].error).startswith("source splade:impacts: ")
+    for answer, result in zip(answers, expected, strict=True):
+        assert answer.error or [hit.id for hit in answer.hits] == [hit["id"] for hit in result["hits"]]
+    refused = client.post("/v1/search", json={"query": bad, **body})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert client.get("/readyz").json()["ready"]
