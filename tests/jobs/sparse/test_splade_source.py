@@ -161,9 +161,9 @@ def test_mining_pools_its_hits(store: Store, masked: Path, done: Done) -> None:
 def test_evaluation_measures_its_run(store: Store, done: Done, tmp_path: Path) -> None:
     at = ("evaluate", "--store", store.url, "--metrics", "RR@10")
     out = done(*at, "--source", "splade:impacts", "splade:impacts+bm25", "--json", tmp_path / "new.json")
-    names = ["tiny-test-splade-impacts", "tiny-test-splade-impacts-bm25"]
+    names = ["tiny-test-splade-impacts-top10", "tiny-test-splade-impacts-bm25-top10"]
     assert all(name in out for name in names)
-    done(*at, "--run", *names, "--json", tmp_path / "old.json")  # the runs are those of search
+    done(*at, "--run", *names, "--json", tmp_path / "old.json")
     assert json.loads((tmp_path / "new.json").read_text()) == json.loads((tmp_path / "old.json").read_text())
 
 
