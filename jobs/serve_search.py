@@ -41,8 +41,9 @@ class ServeSearch(HttpLimits, Common):
     """FAISS index to serve; default: the only one over the embeddings, or exact search if there is none."""
     bm25: str | None = None
     """BM25 index to serve; default: the only one of the store, if any."""
-    sources: tuple[str, ...] = ()
-    """Sources of other kinds that every task serves too, as search --source takes them, for example splade:NAME."""
+    sources: list[str] | None = None
+    """Sources of other kinds that every task serves too, as search --source takes them, for example splade:NAME;
+    default: those of the live release. Without a value: none."""
     tasks: list[str] | None = None
     """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
     rerank: str | None = None
@@ -139,7 +140,7 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
 
     It is the live release, or a new one of the store's artifacts as the options name them.
     """
-    names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources or None)
+    names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources)
     has_names = any(value is not None for value in names)
     if before is not None and not options.renew:
         if has_names or options.rerank:

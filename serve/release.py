@@ -335,7 +335,7 @@ _PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming on
 def plan(
     store: Store, *, embeddings: str | None = None, index: str | None = None, bm25: str | None = None,
     tasks: Iterable[str] | None = None, reranker: str | None = None, before: Release | None = None,
-    sources: Iterable[str] = (),
+    sources: Iterable[str] | None = None,
 ) -> tuple[Release, dict[str, str]]:  # fmt: skip
     """Makes a release of the artifacts of a store, without loading a model.
 
@@ -349,7 +349,8 @@ def plan(
         reranker: The re-ranker, None for none.
         before: The live release. Its tasks that came over HTTP are kept; other prompts that came over HTTP belong to
             deleted tasks and are not served.
-        sources: Sources of other kinds that every task serves, in the grammar of sources.
+        sources: Sources of other kinds that every task serves, in the grammar of sources; None: those of the live
+            release.
 
     Returns:
         The release, and for each prompt that it excludes the reason, in one line that starts with the task's name.
@@ -366,7 +367,9 @@ def plan(
     spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
     parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *spec.inputs().values()]
     parts += _model(store, reranker)
-    others, artifacts = open_sources(store, sources, corpus)
+    others, artifacts = (
+        open_sources(store, sources, corpus) if sources is not None else _live_sources(store, before, corpus)
+    )
     parts += artifacts
     planned: list[Task] = []
     excluded: dict[str, str] = {}
@@ -391,6 +394,18 @@ def plan(
         raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(excluded.values())}")
     ordered = tuple(sorted(planned, key=lambda task: task.name))
     return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), excluded
+
+
+def _live_sources(store: Store, before: Release | None, corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
+    """Returns the sources of the live release, and their artifacts, as `open_sources` does."""
+    try:
+        return open_sources(
+            store, [source for task in before.tasks for source in task.sources] if before else [], corpus
+        )
+    except InputError as error:
+        raise InputError(
+            f"{error}; the live release serves this source: name the sources to serve with parameter sources"
+        ) from error
 
 
 def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
@@ -510,8 +525,9 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
         if kind.name in OWN_KINDS:
             raise InputError(f"source {source!r}: name it by parameter {OWN_KINDS[kind.name]}, as the tasks have one")
         opened = kind.open(SearchContext(store, corpus), expression.terms[0].name)
-        names[opened.source] = None
-        artifacts += opened.inputs().values()
+        if opened.source not in names:
+            names[opened.source] = None
+            artifacts += opened.inputs().values()
     return tuple(names), artifacts
 
 
