@@ -290,7 +290,7 @@ def format_measures(results: Mapping[str, EmbeddingMeasures]) -> str:
 
 
 def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[SearchQueries]:
-    """Returns the work that makes the run of each source, each with a name of its own.
+    """Returns the work that makes the run of each source, each under a separate name.
 
     Args:
         store: The store.

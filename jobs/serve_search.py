@@ -36,7 +36,8 @@ class ServeSearch(HttpLimits, Common):
     tokens: str | None = None
     """JSON file {"user": […], "admin": […]}; default: RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
     embeddings: str | None = None
-    """Dense embeddings to serve; default: the only ones of the store."""
+    """Dense embeddings to serve; default: the only ones of the store. A store without dense embeddings is served by its
+    BM25 index and by --sources alone."""
     index: str | None = None
     """FAISS index to serve; default: the only one over the embeddings, or exact search if there is none."""
     bm25: str | None = None
@@ -110,11 +111,12 @@ def main(options: ServeSearch) -> None:
     release, is_new = choose(store, options, live)
     is_new = is_new or repair
     say(f"release   {release.id}{' (new)' if is_new else ''} of {store.url}")
-    say(f"backbone  {release.encoder}")
+    say(f"backbone  {release.encoder or 'none, as there are no dense embeddings'}")
     for task in release.tasks:
-        space = f"index/{task.index}" if task.index else f"embeddings/{task.embeddings}"
-        others = [f"bm25/{task.bm25}"] if task.bm25 else []
-        say(f"task      {task.name}: {', '.join([space, *others, *task.sources])}")
+        dense = [f"embeddings/{task.embeddings}"] if task.embeddings else []
+        dense = [f"index/{task.index}"] if task.index else dense
+        lexical = [f"bm25/{task.bm25}"] if task.bm25 else []
+        say(f"task      {task.name}: {', '.join([*dense, *lexical, *task.sources])}")
     if options.plan:
         return
     if options.topology == "local":

@@ -183,7 +183,7 @@ class Engine:
         Long lists are encoded TOGETHER texts at a time, so that the deadline is met.
 
         Args:
-            release: The release that answers.
+            release: A release with an encoder.
             texts: Texts to encode.
             tasks: Name of the task per text.
             side: "query" or "passage".
@@ -195,6 +195,7 @@ class Engine:
         batches = []
         for start in range(0, len(texts), TOGETHER):
             batch = list(texts[start : start + TOGETHER]), list(tasks[start : start + TOGETHER])
+            assert self.clients.encoder is not None
             reply = self.clients.encoder.encode(EncodeRequest(release.id, *batch, side, deadline))
             vectors, tokens = self._taken(ENCODER, reply, deadline)
             self.encoded(len(vectors), int(tokens.sum()))

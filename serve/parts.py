@@ -231,6 +231,8 @@ class EncoderPart(Part):
     def _open(self, artifacts: Opened) -> tuple[dict[Side, Encoder], dict[str, str | None]]:
         """Returns the encoder of each side, which is the same unless they are untied, and the prompt of each task."""
         release, spec = artifacts.release, artifacts.spec
+        if spec is None or release.encoder is None:  # no task has dense embeddings
+            return {}, {}
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
 
         def start(side: Side) -> Encoder:
@@ -309,15 +311,15 @@ class SourcePart(Part):
         numbers = list(range(len(request.queries)))
         while numbers:
             try:
-                found = kind.search_online(searcher, _those(request.queries, numbers), request.k, filter)
+                answered = kind.search_online(searcher, _those(request.queries, numbers), request.k, filter)
             except TextsError as error:
                 refused |= {numbers[place]: reason for place, reason in error.reasons.items()}
                 numbers = [number for number in numbers if number not in refused]
                 continue
             if not refused:
-                return SourceHits(found, {})
-            hits = nothing(len(request.queries), found.rows.shape[1])
-            hits.scores[numbers], hits.rows[numbers] = found
+                return SourceHits(answered, {})
+            hits = nothing(len(request.queries), answered.rows.shape[1])
+            hits.scores[numbers], hits.rows[numbers] = answered
             return SourceHits(hits, refused)
         return SourceHits(nothing(len(request.queries), request.k), refused)
 

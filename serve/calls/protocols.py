@@ -145,13 +145,13 @@ class Clients:
     """The parts of a service.
 
     Attributes:
-        encoder: The encoder.
+        encoder: The encoder; None: the service has none.
         searchers: The shards of each part that searches sources, by the name of the part.
         passages: The passages.
         reranker: The re-ranker; None: the service has none.
     """
 
-    encoder: EncoderClient
+    encoder: EncoderClient | None
     searchers: Mapping[str, Sequence[SearcherClient]]
     passages: PassagesClient
     reranker: RerankerClient | None = None

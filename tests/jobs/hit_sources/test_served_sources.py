@@ -173,7 +173,7 @@ def test_a_new_release_keeps_the_sources_of_the_live_one(
 def test_a_cluster_deploys_the_part_of_a_new_kind(store: Store, release: Release) -> None:
     from serve.deployments import Application, Scale, _parts, needed
 
-    assert needed(release) == {"dense": "search", "bm25": "words", "fixed": "fixed"}
+    assert needed(release) == {"encoder": "encoder", "dense": "search", "bm25": "words", "fixed": "fixed"}
     application = Application(store=store.url, shards=2, sources={"fixed": Scale(replicas=3)})
     deployments = _parts(application, release)
     assert set(deployments) == {"encoder", "passages", "search-000", "search-001", "words", "fixed"}
