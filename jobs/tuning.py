@@ -169,7 +169,7 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Separator between a passage's title and its text; none: leave out the title."""
     query_length: int | None = None
     """Maximum number of tokens per query, special tokens included; default: the setting in the backbone's folder, or
-    256 with --pooling splade (naver/splade)."""
+    256 with --pooling splade (naver/splade) if the folder is no SPLADE model."""
     passage_length: int | None = None
     """Maximum number of tokens per passage, special tokens included; default: as for queries."""
     dimension: int | None = None
@@ -251,10 +251,16 @@ class TrainRetriever(Contrastive, LoraTraining):
         return FlopsOptions(queries=queries, passages=passages, warm_up=max(1, round(share * steps)))
 
     def encoder(self, folder: str) -> EncoderOptions:
-        """Returns how texts become vectors. Sparse vectors that the folder does not make have at most 256 tokens."""
+        """Returns how texts become vectors.
+
+        Texts of sparse vectors have at most 256 tokens, unless the folder is a SPLADE model, whose lengths apply.
+
+        Args:
+            folder: The folder of the backbone.
+        """
         names = EncoderOptions.__dataclass_fields__
         encoder = EncoderOptions(**{name: getattr(self, name) for name in names if hasattr(self, name)})
-        if self.pooling != SPLADE:
+        if self.pooling != SPLADE or read_recipe(resolve(folder), EncoderOptions()).is_sparse:
             return encoder
         positions = read_recipe(resolve(folder), encoder).positions or SPLADE_LENGTH
         length = min(SPLADE_LENGTH, positions)

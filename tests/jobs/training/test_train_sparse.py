@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from jobs.cli import human
@@ -21,6 +23,7 @@ from indexing.corpus import Corpus
 from indexing.models import Checkpoints, model_folder
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
+from retriever.recipe import read_recipe
 
 Done = Callable[..., str]
 
@@ -95,6 +98,23 @@ def test_the_weights_of_margin_mse_are_others() -> None:
     flops = options.flops("splade", 30)
     assert flops is not None
     assert (flops.queries, flops.passages, flops.warm_up) == (0.5, 0.4, 10)
+
+
+def test_a_splade_folder_keeps_its_lengths(masked: Path, tmp_path: Path) -> None:
+    """Also if --pooling splade names what the folder is; a masked language model gets naver/splade's 256 tokens."""
+    folder = Path(shutil.copytree(masked, tmp_path / "m"))
+    package = "sentence_transformers.sparse_encoder.models"
+    modules = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
+    entries = [{"path": path, "type": f"{package}.{name}"} for path, name in modules]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24}))
+    (folder / "1_SpladePooling").mkdir()
+    (folder / "1_SpladePooling" / "config.json").write_text("{}")
+    options = TrainRetriever(store="", task="t", backbone="", train="all", pooling="splade")
+    recipes = [read_recipe(path, options.encoder(str(path))) for path in (folder, masked)]
+    assert [(recipe.query_length, recipe.passage_length) for recipe in recipes] == [(24, 24), (64, 64)]
+    given = replace(options, query_length=9).encoder(str(folder))
+    assert (given.query_length, read_recipe(folder, given).passage_length) == (9, 24)
 
 
 def test_what_does_not_fit_is_refused(
