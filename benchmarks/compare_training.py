@@ -4,8 +4,14 @@
 
 The file has `common` options of train_retriever, and `arms`, each with further ones. Options with a list of values form
 a grid: it is trained with the first seed, and the settings with the best MRR@10 on the dev split are trained with all
-seeds. `floors` names search sources (bm25) and untrained encoders (encoder: FOLDER). `pairs` names
-the arms whose difference is reported. Artifacts of the store are reused, so an interrupted run resumes.
+seeds. `floors` names search sources (bm25) and untrained encoders (encoder: FOLDER; with pooling: splade, sparse ones).
+With `hybrid: bm25`, each arm is also measured fused with that source, with equal weights, as the arm bm25+ARM. `pairs`
+names the arms whose difference is reported. {store} in a text stands for --store. Artifacts of the store are reused, so
+an interrupted run resumes.
+
+Arms with `pooling: splade` are searched through an index of impacts. A table has the mean number of non-zero words of
+their test queries and passages, the products of a query and a passage that are not zero on average (FLOPS of the SPLADE
+papers), and the sums over words of the squared mean weight, which the regulariser weighs.
 
 Intervals are of 95%, by a bootstrap over queries of each query's mean over the seeds. With --seen, the test queries one
 of whose relevant passages is also relevant to a training query are reported apart from the others.
@@ -16,12 +22,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from gtr_recipe import cpu_name, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -33,6 +41,7 @@ Values = dict[str, np.ndarray]
 
 ENCODING = ("pooling", "normalize", "query_prefix", "passage_prefix", "title", "query_length", "passage_length")
 K = 100  # hits per query
+LISTS = ("also_train",)  # options whose values are lists, and no grids
 
 
 class Comparison:
@@ -59,7 +68,7 @@ class Comparison:
 
     def choose(self, arm: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
         """Returns the point of an arm's grid that the dev split chooses, and the MRR@10 of each by task."""
-        grid = {key: value for key, value in options.items() if isinstance(value, list)}
+        grid = {key: value for key, value in options.items() if isinstance(value, list) and key not in LISTS}
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         qualities: dict[str, float] = {}
         best, chosen = -1.0, points[0]
@@ -98,15 +107,60 @@ class Comparison:
 
         encode_corpus.main(encode_corpus.EncodeCorpus(store=self.store, name=name, **options))
 
-    def measure(self, task: str, options: dict[str, Any]) -> Values:
-        """Returns the values of the metrics for a trained task on the test split."""
+    def source(self, task: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Returns the source that searches a trained task, and its search options; encodes the corpus if needed."""
         if options.get("sides") == "query" and options["train"] == "prompts":
-            return self.search(task, f"exact:{options['embeddings']}", task=task)
+            return f"exact:{options['embeddings']}", {"task": task}
         if options["train"] == "prompts":
             self.encode(task, task=task)
         else:
             self.encode(task, encoder=f"models/{task}", **self.encoding(options))
-        return self.search(task, f"exact:{task}")
+        return self.source_over(task, options), {}
+
+    def source_over(self, embeddings: str, options: dict[str, Any]) -> str:
+        """Returns the source that searches embeddings exactly; builds the index of sparse ones if needed."""
+        from jobs import build_index
+
+        if options.get("pooling") != "splade":
+            return f"exact:{embeddings}"
+        build_index.main(build_index.BuildIndex(store=self.store, embeddings=embeddings, name=embeddings, shards=1))
+        return f"splade:{embeddings}"
+
+    def measure(self, task: str, options: dict[str, Any]) -> dict[str, Values]:
+        """Returns the values of the metrics on the test split for a trained task, and fused, by the fused source."""
+        from indexing.hit_sources.modes import hybrid
+
+        source, search_options = self.source(task, options)
+        values = {"": self.search(task, source, **search_options)}
+        if other := self.settings.get("hybrid"):
+            values[other] = self.search(f"{other}-{task}".replace(":", "-"), hybrid(other, source), **search_options)
+        return values
+
+    def sparsity(self, name: str) -> dict[str, float]:
+        """Returns how sparse the vectors of the test queries and of the corpus in sparse embeddings are."""
+        from indexing.corpus import Corpus
+        from indexing.hit_sources.options import SearchOptions
+        from indexing.hit_sources.query_encoder import QueryEncoder
+        from indexing.queries import Queries
+        from indexing.sparse.embeddings import SparseEmbeddings
+        from indexing.store import Store
+        from indexing.work.local import LocalRunner
+        from retriever.sparse.vectors import SparseVectors
+
+        store = Store(self.store)
+        embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
+        texts = Queries.open(store, self.common.get("queries")).split(self.split).texts
+        queries: SparseVectors = QueryEncoder(store, embeddings, SearchOptions()).encode(texts, LocalRunner())
+        passages = [vectors for _, vectors in embeddings.between(0, embeddings.num_rows)]
+        figures, shares = {}, {}
+        for side, parts in (("queries", [queries]), ("passages", passages)):
+            total = sum(map(len, parts))
+            shares[side] = sum(np.bincount(part.indices, minlength=embeddings.dim) for part in parts) / total
+            means = sum(np.bincount(part.indices, part.values, embeddings.dim) for part in parts) / total
+            figures[f"words of {side}"] = float(shares[side].sum())
+            figures[f"regularised, {side}"] = float(np.square(means).sum())
+        figures["FLOPS"] = float(shares["queries"] @ shares["passages"])
+        return figures
 
     def encoding(self, options: dict[str, Any]) -> dict[str, Any]:
         """Returns the options that shape the vectors."""
@@ -116,8 +170,11 @@ class Comparison:
         """Returns the values of the metrics for a search source or an untrained encoder."""
         if "source" in floor:
             return self.search(f"floor-{name}", floor["source"])
-        self.encode(f"floor-{name}", encoder=floor["encoder"], **self.encoding(self.common))
-        return self.search(f"floor-{name}", f"exact:floor-{name}")
+        options = {**self.common, **floor}
+        if "pooling" not in floor and options.get("pooling") == "splade":
+            del options["pooling"]  # arms train a head for it
+        self.encode(f"floor-{name}", encoder=floor["encoder"], **self.encoding(options))
+        return self.search(f"floor-{name}", self.source_over(f"floor-{name}", options))
 
     def seen_queries(self) -> np.ndarray:
         """Returns which test queries share a relevant passage with a training query, bool [queries]."""
@@ -161,10 +218,28 @@ def report(means: dict[str, Values], pairs: list[list[str]], metrics: list[str])
     return figures
 
 
+def fill_in(value: Any, store: str) -> Any:
+    """Returns a document of YAML with {store} in its texts replaced."""
+    if isinstance(value, dict):
+        return {key: fill_in(item, store) for key, item in value.items()}
+    if isinstance(value, list):
+        return [fill_in(item, store) for item in value]
+    return value.replace("{store}", store) if isinstance(value, str) else value
+
+
+def report_sparsity(figures: dict[str, list[dict[str, float]]]) -> None:
+    """Prints a Markdown table of the figures of sparse arms by seed, as means over the seeds."""
+    names = list(next(iter(figures.values()))[0])
+    print(f"\n| arm | {' | '.join(names)} |\n| --- |{' --- |' * len(names)}")
+    for arm, runs in figures.items():
+        print(f"| {arm} | {' | '.join(f'{np.mean([run[name] for run in runs]):,.2f}' for name in names)} |")
+
+
 def check(settings: dict[str, Any], only: list[str]) -> None:
     """Ends the program if names of arms are unknown, or if no dev split chooses."""
     arms = [*settings["arms"]]
-    measured = [*arms, *(f"floor {name}" for name in settings.get("floors", {}))]
+    fused = [f"{settings['hybrid']}+{arm}" for arm in arms] if "hybrid" in settings else []
+    measured = [*arms, *fused, *(f"floor {name}" for name in settings.get("floors", {}))]
     in_pairs = itertools.chain.from_iterable(settings.get("pairs", []))
     for option, names, known in (("--only", only, arms), ("pairs", in_pairs, measured)):
         if unknown := [name for name in names if name not in known]:
@@ -186,27 +261,35 @@ def main() -> None:
         "--json", type=Path, default=Path("results/compare_training.json"), help="figures; written after each arm"
     )
     options = parser.parse_args()
-    settings = yaml.safe_load(options.arms.read_text())
+    settings = fill_in(yaml.safe_load(options.arms.read_text()), options.store.rstrip("/"))
     check(settings, options.only or [])
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(options.store, settings, options.split, options.metrics, options.seeds)
-    document: dict[str, Any] = {"options": {key: str(value) for key, value in vars(options).items()}, "arms": settings}
+    shown = {key: str(value) for key, value in vars(options).items()}
+    document: dict[str, Any] = {"options": shown, "cpu": cpu_name(), "arms": settings}
     means = {f"floor {name}": comparison.floor(name, floor) for name, floor in settings.get("floors", {}).items()}
-    document["dev"], document["chosen"], document["by_seed"] = {}, {}, {}
+    document["dev"], document["chosen"], document["by_seed"], document["sparsity"] = {}, {}, {}, {}
     for arm, own in settings["arms"].items():
         if options.only and arm not in options.only:
             continue
         every = {**comparison.common, **own}
         chosen, document["dev"][arm] = comparison.choose(arm, every)
         document["chosen"][arm] = chosen
-        runs = []
+        runs: dict[str, list[Values]] = {}
         for seed in options.seeds:
             task, _ = comparison.train(arm, every, chosen, seed)
-            runs.append(comparison.measure(task, every))
-        document["by_seed"][arm] = [{metric: float(v.mean()) for metric, v in run.items()} for run in runs]
-        means[arm] = {metric: np.mean([run[metric] for run in runs], axis=0) for metric in options.metrics}
+            for other, values in comparison.measure(task, every).items():
+                runs.setdefault(f"{other}+{arm}" if other else arm, []).append(values)
+            if every.get("pooling") == "splade":
+                document["sparsity"].setdefault(arm, []).append(comparison.sparsity(task))
+        for name, values_by_seed in runs.items():
+            document["by_seed"][name] = [
+                {metric: float(v.mean()) for metric, v in run.items()} for run in values_by_seed
+            ]
+            means[name] = {
+                metric: np.mean([run[metric] for run in values_by_seed], axis=0) for metric in options.metrics
+            }
         print(json.dumps({"arm": arm, "dev": document["dev"][arm], "test": document["by_seed"][arm]}), flush=True)
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(options.json, document)
     pairs = [pair for pair in settings.get("pairs", []) if set(pair) <= set(means)]
     subsets = {"all": np.ones(len(next(iter(means.values()))[options.metrics[0]]), bool)}
     if options.seen:
@@ -216,7 +299,10 @@ def main() -> None:
         print(f"\n{subset}: {int(mask.sum()):,} queries")
         part = {name: {metric: v[mask] for metric, v in values.items()} for name, values in means.items()}
         document[subset] = report(part, pairs, options.metrics)
-    options.json.write_text(json.dumps(document, indent=1) + "\n")
+    if document["sparsity"]:
+        report_sparsity(document["sparsity"])
+    print(f"\nCPU: {document['cpu']}, {os.cpu_count()} cores")
+    write_json(options.json, document)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +125,16 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
 
 
-def start(name: str, options: argparse.Namespace, root: Path = ROOT) -> tuple[subprocess.Popen[str], int]:
+def start(
+    name: str, options: argparse.Namespace, root: Path = ROOT, arguments: Sequence[str] = ()
+) -> tuple[subprocess.Popen[str], int]:
     """Starts a server, waits until it answers, and returns its process and port.
 
     Args:
         name: One of SERVERS.
         options: The options of the benchmark.
         root: The checkout whose server is started.
+        arguments: Further arguments of a riptide server.
     """
     import socket
 
@@ -142,6 +145,7 @@ def start(name: str, options: argparse.Namespace, root: Path = ROOT) -> tuple[su
         shards = ["--shards", "4"] if topology == "distributed" else []
         command = [str(root / "jobs/serve_search.py"), "--store", options.store, "--port", str(port)]
         command += ["--batch", str(options.batch), "--compile", options.compile, "--topology", topology, *shards]
+        command += arguments
     else:
         command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
@@ -162,9 +166,9 @@ def start(name: str, options: argparse.Namespace, root: Path = ROOT) -> tuple[su
     raise SystemExit(f"{name} does not answer")
 
 
-def request(text: str) -> bytes:
-    """Returns a search request."""
-    body = json.dumps({"query": text, "k": 10}).encode()
+def request(text: str, **fields: Any) -> bytes:
+    """Returns a search request. fields: further fields of its body."""
+    body = json.dumps({"query": text, "k": 10, **fields}).encode()
     head = (
         f"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     )
@@ -238,7 +242,7 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
     return total
 
 
-async def load(port: int, clients: int, seconds: float, texts: list[str]) -> dict[str, Any]:
+async def load(port: int, clients: int, seconds: float, texts: list[str], **fields: Any) -> dict[str, Any]:
     """Runs closed-loop clients against a server.
 
     Args:
@@ -246,11 +250,17 @@ async def load(port: int, clients: int, seconds: float, texts: list[str]) -> dic
         clients: Number of clients, each with a separate connection.
         seconds: Duration.
         texts: Texts of the queries, which are repeated as needed.
+        fields: Further fields of all requests.
 
     Returns:
         "qps", and the latencies "p50_ms", "p95_ms" and "p99_ms".
     """
-    requests = itertools.cycle([request(text) for text in texts])
+    return await load_requests(port, clients, seconds, [request(text, **fields) for text in texts])
+
+
+async def load_requests(port: int, clients: int, seconds: float, bodies: Sequence[bytes]) -> dict[str, Any]:
+    """Runs closed-loop clients that send requests in turn; the other arguments and the result as of `load`."""
+    requests = itertools.cycle(bodies)
     loop, started = asyncio.get_running_loop(), time.perf_counter()
     connections = [
         await loop.create_connection(lambda: LoadClient(requests, seconds), "127.0.0.1", port) for _ in range(clients)

@@ -100,7 +100,7 @@ def make(
 
 
 def save_half(model: str, out: Path) -> None:
-    """Writes a model's folder with its weights in float16, without the head for masked words."""
+    """Writes a model's folder with its weights in float16."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 

@@ -5,7 +5,9 @@
 
 It compares encoding and exact search of 1,000 queries in 200,000 vectors of 384 dimensions. With a store it also
 compares the job `search --mode bm25` including its start, training steps of `tune_prompts` (with --negatives), the job
-`mine_negatives` including its start (with --sources), and serving. --only NAME … runs a part of this.
+`mine_negatives` including its start (with --sources), and serving, in each of the --modes. --only NAME … runs a part of
+this. A release that one checkout has written may have fields that the other does not know, so give each one a copy of
+the store if they serve (--before-store); with --embeddings, each makes a release of these.
 
 Both checkouts run with the packages of this virtual environment. Each side is one process for all rounds, except for
 jobs, which are started in each round. A round gives both sides the same work one after the other, and the order
@@ -29,6 +31,7 @@ from pathlib import Path
 
 import uvloop
 from encode import read_passages
+from gtr_recipe import cpu_name, write_json
 from serving import load, start
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -206,27 +209,31 @@ def compare_mining(options: argparse.Namespace) -> list[float]:
     return ratios
 
 
-def compare_serving(options: argparse.Namespace) -> dict[int, list[float]]:
-    """Returns, by number of clients, the ratio of queries per second, now to before, of each round."""
+def compare_serving(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Returns, by mode and number of clients, the ratio of queries per second, now to before, of each round."""
     from indexing.queries import Queries
     from indexing.store import Store
 
     texts = Queries.open(Store(options.store), options.queries).split(options.split).texts[:4000]
-    sides = {
-        name: start("riptide", argparse.Namespace(store=store, batch=32, compile="never"), root=checkout)
-        for name, checkout, store in (
-            ("now", ROOT, options.store),
-            ("before", options.before, options.before_store),
-        )
-    }
+    release = ["--renew", "--tasks", "default", "--embeddings", options.embeddings] if options.embeddings else []
+    sides: dict[str, tuple[subprocess.Popen[str], int]] = {}
     try:
+        for name, checkout, store in (("now", ROOT, options.store), ("before", options.before, options.before_store)):
+            settings = argparse.Namespace(store=store, batch=32, compile="never")
+            sides[name] = start("riptide", settings, root=checkout, arguments=release)
         for _, port in sides.values():
-            uvloop.run(load(port, 8, 3, texts))
-        ratios: dict[int, list[float]] = {clients: [] for clients in options.clients}
+            for mode in options.modes:
+                uvloop.run(load(port, 8, 3, texts, mode=mode))
+        ratios: dict[str, list[float]] = {}
         for order in alternating_order(options.rounds):
-            for clients in options.clients:
-                rate = {name: uvloop.run(load(sides[name][1], clients, options.seconds, texts)) for name in order}
-                ratios[clients].append(rate["now"]["qps"] / rate["before"]["qps"])
+            for mode in options.modes:
+                for clients in options.clients:
+                    rate = {
+                        name: uvloop.run(load(sides[name][1], clients, options.seconds, texts, mode=mode))
+                        for name in order
+                    }
+                    ratio = rate["now"]["qps"] / rate["before"]["qps"]
+                    ratios.setdefault(f"{mode}, {clients} clients", []).append(ratio)
         return ratios
     finally:
         for process, _ in sides.values():
@@ -256,6 +263,12 @@ def main() -> None:
         nargs="+",
         choices=["encoding", "exact", "bm25", "training", "mining", "serving"],
         help="what to compare (default: all that the other options allow)",
+    )
+    parser.add_argument(
+        "--modes", nargs="+", default=["dense"], help="modes of the searches that are served (default: dense)"
+    )
+    parser.add_argument(
+        "--embeddings", help="embeddings to serve (default: those of the store's release, or the only ones)"
     )
     parser.add_argument(
         "--clients", type=int, nargs="+", default=[1, 8, 32], help="numbers of concurrent clients (default: 1 8 32)"
@@ -308,13 +321,16 @@ def main() -> None:
     wanted = options.only or [*comparisons, *(["serving"] if options.store else [])]
     if missing := {*wanted} - {*comparisons, *(["serving"] if options.store else [])}:
         parser.error(f"--only {' '.join(sorted(missing))}: expected --store, and --negatives or --sources, too")
-    ratios_by_name = {name: compare(options) for name, compare in comparisons.items() if name in wanted}
-    if "serving" in wanted:
-        ratios_by_name |= {f"serving, {n} clients": ratios for n, ratios in compare_serving(options).items()}
+    ratios_by_name: dict[str, list[float]] = {}
+    for name in wanted:
+        if name == "serving":
+            ratios_by_name |= {f"serving, {what}": ratios for what, ratios in compare_serving(options).items()}
+        else:
+            ratios_by_name[name] = comparisons[name](options)
+        write_json(options.out, {"cpu": cpu_name(), **ratios_by_name})
     for name, ratios in ratios_by_name.items():
-        print(f"{name:24} {statistics.median(ratios):.3f}  ({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(ratios_by_name, indent=1) + "\n", encoding="utf-8")
+        print(f"{name:28} {statistics.median(ratios):.3f}  ({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
+    print(f"CPU: {cpu_name()}, {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

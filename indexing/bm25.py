@@ -19,7 +19,8 @@ from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table
 from indexing.exact import Hits, nothing
 from indexing.lucene import LuceneSearch, LuceneShard, SegmentSearch, analyzer, versions, write_shard
-from indexing.store import Store, generation
+from indexing.store import Store
+from indexing.work.growth import next_target
 from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner, Task
 from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
 from retriever.errors import InputError
@@ -174,11 +175,9 @@ class BuildBm25(WorkDefaults):
     @property
     def targets(self) -> list[Target]:
         """Returns the generation to be made."""
-        inputs = {f"corpus/{n}": artifact for n, artifact in enumerate(self.corpus.generations)}
-        if self.previous:
-            inputs["previous"] = self.previous[-1]
-        number = len(self.corpus.generations) - 1
-        return [] if self.complete else [Target("bm25", f"{self.name}/{generation(number)}", inputs, self.config)]
+        if self.complete:
+            return []
+        return [next_target("bm25", self.name, self.corpus.generations, self.previous, self.config)]
 
     @property
     def stages(self) -> list[FillLucene]:

@@ -27,7 +27,8 @@ from indexing.faiss_index import (
 )
 from indexing.index import Index, Shard, check_lineage
 from indexing.searching import folded, rescore_pieces, search_exact
-from indexing.store import Store, generation
+from indexing.store import Store
+from indexing.work.growth import count_shards, next_target
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner
 from indexing.work.work import Committed, Progress, RangeStage, StageDefaults, Target, Unit, check_same_options
 
@@ -115,19 +116,15 @@ class BuildIndex:
         self.first_row = Index(name, self.previous).num_rows if self.previous else 0
         self.end = embeddings.num_rows
         self.complete = bool(self.previous) and self.first_row >= self.end
-        share = 1.0
-        if self.first_row:  # the first generation was cut into the requested number of shards
-            share = (self.end - self.first_row) / max(1, Index(name, self.previous[:1]).num_rows)
-        self.num_shards = max(1, min(round(options.shards * share), self.end - self.first_row))
+        first_rows = Index(name, self.previous[:1]).num_rows if self.previous else 0
+        self.num_shards = count_shards(options.shards, self.end - self.first_row, first_rows)
 
     @property
     def targets(self) -> list[Target]:
         """Returns the generation to be made."""
-        inputs = {f"embeddings/{n}": g for n, g in enumerate(self.embeddings.generations)}
-        if self.previous:
-            inputs["previous"] = self.previous[-1]
-        number = len(self.embeddings.generations) - 1
-        return [] if self.complete else [Target("index", f"{self.name}/{generation(number)}", inputs, self.config)]
+        if self.complete:
+            return []
+        return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
 
     @property
     def stages(self) -> list[TrainStage | FillStage]:

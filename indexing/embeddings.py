@@ -19,17 +19,17 @@ def open_generations(store: Store, name: str | None, corpus: Corpus, *, sparse: 
 
     Args:
         store: The store.
-        name: Their name; None: the only ones of the store.
+        name: Their name; None: the only ones of the store with such vectors.
         corpus: The corpus that they must cover.
         sparse: Whether their vectors must be sparse, or dense.
 
     Raises:
         InputError: If their vectors are of the other kind, if they are of another corpus, or if they lack rows of it.
     """
-    name = store.only("embeddings", name)
+    name = store.only("embeddings", name, holds_sparse if sparse else holds_dense)
     generations = store.generations("embeddings", name)
     first = generations[0]
-    if is_sparse(first.config["encoder"]) != sparse:
+    if holds_sparse(first.config) != sparse:
         actual, expected = ("dense", "sparse") if sparse else ("sparse", "dense")
         remedy = (
             "encode the corpus with pooling splade" if sparse else
@@ -54,6 +54,16 @@ def open_generations(store: Store, name: str | None, corpus: Corpus, *, sparse: 
 def is_sparse(described: Mapping[str, Any]) -> bool:
     """Whether the vectors of an encoder are sparse. described: its settings (`EncoderSpec.describe`)."""
     return bool(described.get("pooling") == "splade")
+
+
+def holds_sparse(config: Mapping[str, Any]) -> bool:
+    """Whether embeddings hold sparse vectors. config: of their artifact."""
+    return is_sparse(config["encoder"])
+
+
+def holds_dense(config: Mapping[str, Any]) -> bool:
+    """Whether embeddings hold dense vectors. config: of their artifact."""
+    return not is_sparse(config["encoder"])
 
 
 class EmbeddingsReader:
@@ -86,7 +96,7 @@ class Embeddings(EmbeddingsReader):
 
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> Embeddings:
-        """Opens embeddings/NAME; `name` may be left out if the store has only one.
+        """Opens embeddings/NAME; `name` may be left out if the store has only one with dense vectors.
 
         Raises:
             InputError: If their vectors are sparse, if they are of another corpus, or if they lack rows of this one.

@@ -17,9 +17,9 @@ from indexing.artifact import Draft
 from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table, save_array
 from indexing.encoders import EncoderSpec, differing
-from indexing.sparse.files import SUFFIX, save_vectors
+from indexing.sparse.files import SUFFIX, open_spool
 from indexing.store import Store, generation
-from indexing.work.tasks import Place, Report, Resources, Runner, ignore
+from indexing.work.tasks import Place, Report, Resources, Runner
 from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
@@ -27,8 +27,6 @@ from retriever.options import EncoderOptions
 if TYPE_CHECKING:
     from retriever.batching import Tokens
     from retriever.encoder import Encoder
-    from retriever.sparse.encoder import SparseEncoder
-    from retriever.sparse.vectors import SparseVectors
 
 CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
 MOST_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
@@ -42,12 +40,14 @@ class PartDone:
         rows, tokens: Number of passages, and of their tokens.
         ready: The time at which the encoder was ready, in seconds since the epoch.
         startup: Seconds that the encoder took to start.
+        size_bytes: The size of the file; 0 if an earlier attempt had committed the part.
     """
 
     rows: int
     tokens: int
     ready: float
     startup: float
+    size_bytes: int
 
 
 class EncodeCorpus:
@@ -163,11 +163,6 @@ class EncodeWorker:
         # exceed the number of cores, its workers sleep between steps instead of spinning.
         self.model_thread = ThreadPoolExecutor(1, "riptide-model")
         self.encoder = self.model_thread.submit(self._open).result()
-        self.sparse: SparseEncoder | None = None
-        if self.encoder.is_sparse:
-            from retriever.sparse.encoder import SparseEncoder
-
-            self.sparse = SparseEncoder.over(self.encoder)
         self.ready = 0.0
         self.startup = time.time() - started
 
@@ -183,23 +178,55 @@ class EncodeWorker:
         return encoder
 
     def __call__(self, unit: Unit, report: Report) -> PartDone:
-        """Encodes and commits a part of the corpus. Raises InputError as `encode_part` does."""
+        """Encodes and commits a part of the corpus.
+
+        Raises:
+            InputError: As `tokenize_part` does, or if a vector is not finite, or does not fit float16 if it is dense.
+        """
         self.ready = self.ready or time.time()
         task, part = self.task, self.task.corpus.parts[unit.payload]
         draft = task.drafts[unit.target]
         if draft.find(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
-            return PartDone(unit.rows, 0, self.ready, self.startup)
-        common = (part, unit.rows, self.model_thread, task.spec.task)
-        options: dict[str, Any] = {"allow_unknown_tokens": task.allow_unknown_tokens, "report": report}
-        write: Callable[[Path], None]
-        if self.sparse is None:
-            tokens, vectors = encode_part(self.encoder, *common, **options)
-            write, suffix = functools.partial(save_array, vectors), ".npy"
-        else:
-            tokens, weights = encode_sparse_part(self.sparse, *common, **options)
-            write, suffix = functools.partial(save_vectors, weights), SUFFIX
-        draft.commit(part.part.name, suffix, write, rows=unit.rows, corpus_sha256=part.part.sha256)
-        return PartDone(unit.rows, tokens, self.ready, self.startup)
+            return PartDone(unit.rows, 0, self.ready, self.startup, 0)
+        tokens = tokenize_part(
+            self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
+        )
+        write, suffix = (self._write_sparse, SUFFIX) if self.encoder.is_sparse else (self._write_dense, ".npy")
+        encode = functools.partial(write, tokens, part, report)
+        committed = draft.commit(part.part.name, suffix, encode, rows=unit.rows, corpus_sha256=part.part.sha256)
+        return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
+
+    def _write_dense(self, tokens: Tokens, part: RowPart, report: Report, path: Path) -> None:
+        """Writes the vectors of a part's passages to a file, float16 [rows, dim]."""
+        task = self.task.spec.task
+        forward = functools.partial(self.encoder.forward, tokens, side="passage", task=task, report=report)
+        vectors = self.model_thread.submit(forward).result()
+        half = vectors.astype(np.float16)
+        if not np.isfinite(half).all():
+            row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
+            raise InputError(
+                f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit "
+                f"float16 (largest {np.abs(vectors[row]).max():.3g}); normalise it (parameter normalize)"
+            )
+        save_array(half, path)
+
+    def _write_sparse(self, tokens: Tokens, part: RowPart, report: Report, path: Path) -> None:
+        """Writes the sparse vectors of a part's passages to a file.
+
+        They leave memory batch by batch, because those of a model that was trained without a regulariser have almost as
+        many numbers as the vocabulary has words.
+        """
+        from retriever.sparse.encoder import SparseEncoder
+
+        sparse, task = SparseEncoder.over(self.encoder), self.task.spec.task
+        with open_spool(path.parent, sparse.dim) as spool:
+
+            def forward() -> None:
+                for rows, vectors in sparse.batches(tokens, side="passage", task=task, report=report):
+                    spool.add(rows, vectors)
+
+            self.model_thread.submit(forward).result()
+            spool.save(path)
 
 
 def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
@@ -211,74 +238,24 @@ def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
         )
 
 
-def encode_part(
-    encoder: Encoder,
-    part: RowPart,
-    rows: int,
-    model_thread: Executor,
-    task: str | None = None,
-    *,
-    allow_unknown_tokens: bool = False,
-    report: Report = ignore,
-) -> tuple[int, np.ndarray]:
-    """Encodes the first `rows` passages of a part; the model runs on one thread.
+def tokenize_part(
+    encoder: Encoder, part: RowPart, rows: int, model_thread: Executor, *, allow_unknown_tokens: bool
+) -> Tokens:
+    """Returns the tokens of the first `rows` passages of a part.
 
     On a GPU node, one part is tokenised while another is on the GPU. On the CPU both would compete for all cores, so
     tokenising runs on the model's thread too.
 
     Args:
         encoder: The encoder.
-        part: A part of the corpus.
+        part: The part of the corpus.
         rows: The number of passages.
         model_thread: An executor with a single thread.
-        task: The task whose prompt is used; None: no prompt.
         allow_unknown_tokens: Whether the part may consist mostly of tokens that the tokenizer does not know.
-        report: Called with the number of passages that are encoded.
-
-    Returns:
-        The number of tokens, and the vectors, float16 [rows, dim].
 
     Raises:
-        InputError: If more than half of the tokens (special tokens excluded) are unknown, or if a vector is not finite
-            or does not fit float16.
+        InputError: If more than half of the tokens (special tokens excluded) are unknown.
     """
-    tokens = tokenize_part(encoder, part, rows, model_thread, allow_unknown_tokens=allow_unknown_tokens)
-    forward = functools.partial(encoder.forward, tokens, side="passage", task=task, report=report)
-    vectors = model_thread.submit(forward).result()
-    half = vectors.astype(np.float16)
-    if not np.isfinite(half).all():
-        row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
-        raise InputError(
-            f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit float16 "
-            f"(largest {np.abs(vectors[row]).max():.3g}); normalise it (parameter normalize)"
-        )
-    return int(tokens.lengths.sum()), half
-
-
-def encode_sparse_part(
-    encoder: SparseEncoder,
-    part: RowPart,
-    rows: int,
-    model_thread: Executor,
-    task: str | None = None,
-    *,
-    allow_unknown_tokens: bool = False,
-    report: Report = ignore,
-) -> tuple[int, SparseVectors]:
-    """Encodes the first `rows` passages of a part; arguments and errors as of `encode_part`.
-
-    Returns:
-        The number of tokens, and the sparse vectors.
-    """
-    tokens = tokenize_part(encoder, part, rows, model_thread, allow_unknown_tokens=allow_unknown_tokens)
-    forward = functools.partial(encoder.forward, tokens, side="passage", task=task, report=report)
-    return int(tokens.lengths.sum()), model_thread.submit(forward).result()
-
-
-def tokenize_part(
-    encoder: Encoder | SparseEncoder, part: RowPart, rows: int, model_thread: Executor, *, allow_unknown_tokens: bool
-) -> Tokens:
-    """Returns the tokens of the first `rows` passages of a part; arguments and errors as of `encode_part`."""
     table = open_table(part).slice(0, rows)
     texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
     if encoder.device.type == "cpu":

@@ -46,25 +46,31 @@ class Index:
 
     @classmethod
     def open(cls, store: Store, name: str | None, embeddings: Embeddings) -> Index:
-        """`name` may be left out where the store has one only.
+        """Opens index/NAME; `name` may be left out if the store has only one FAISS index.
 
-        Raises InputError where it was built from other embeddings, or lacks rows that they have.
+        Raises:
+            InputError: If it was built from other embeddings, or lacks rows that they have.
         """
-        name = store.only("index", name)
+        name = store.only("index", name, holds_faiss)
         generations = store.generations("index", name)
         check_lineage(generations, embeddings)
-        found = cls(name, generations)
-        if found.num_rows < embeddings.num_rows:
+        index = cls(name, generations)
+        if index.num_rows < embeddings.num_rows:
             raise InputError(
-                f"{store.url}/index/{name} covers {found.num_rows:,} of the {embeddings.num_rows:,} vectors of "
+                f"{store.url}/index/{name} covers {index.num_rows:,} of the {embeddings.num_rows:,} vectors of "
                 f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
             )
-        return found
+        return index
 
 
 def holds_impacts(config: Mapping[str, Any]) -> bool:
     """Whether an index is one of impacts, over sparse embeddings. config: of its artifact."""
     return "impacts" in config
+
+
+def holds_faiss(config: Mapping[str, Any]) -> bool:
+    """Whether an index is one of FAISS, over dense embeddings. config: of its artifact."""
+    return not holds_impacts(config)
 
 
 class NamedChain(Protocol):

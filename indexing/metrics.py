@@ -30,14 +30,7 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
     """
     import ir_measures
 
-    measures: dict[Any, list[str]] = {}  # a measure may have several names: RR@10, MRR@10
-    for name in metrics:
-        try:
-            measures.setdefault(ir_measures.parse_measure(name), []).append(name)
-        except (ValueError, NameError, SyntaxError, KeyError) as error:
-            raise InputError(
-                f"--metrics {name!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP)"
-            ) from error
+    measures = parse_metrics(metrics)
     judged: dict[str, dict[str, int]] = {}
     for query, passage, score in zip(*(qrels[c].to_pylist() for c in ("query_id", "corpus_id", "score")), strict=True):
         judged.setdefault(query, {})[passage] = score
@@ -51,6 +44,28 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
         for name in measures[metric.measure]:
             values[name][queries[metric.query_id]] = metric.value
     return values
+
+
+def parse_metrics(metrics: Sequence[str]) -> dict[Any, list[str]]:
+    """Returns the measures of ir-measures, each with its names: RR@10 and MRR@10 are one measure.
+
+    Args:
+        metrics: Names as ir-measures has them, for example nDCG@10.
+
+    Raises:
+        InputError: For a metric that ir-measures does not know.
+    """
+    import ir_measures
+
+    measures: dict[Any, list[str]] = {}
+    for name in metrics:
+        try:
+            measures.setdefault(ir_measures.parse_measure(name), []).append(name)
+        except (ValueError, NameError, SyntaxError, KeyError) as error:
+            raise InputError(
+                f"--metrics {name!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP)"
+            ) from error
+    return measures
 
 
 def paired_test(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from indexing.artifact import (
@@ -91,9 +91,23 @@ class Store:
         names = {key.removeprefix(f"{kind}/") for key in self.keys(kind)}
         return sorted({re.sub(r"/g\d{4}$", "", name) for name in names})
 
-    def only(self, kind: str, name: str | None = None) -> str:
-        """Returns `name`, or the only name of that kind. Raises InputError if it is missing or ambiguous."""
+    def only(self, kind: str, name: str | None = None, fits: Callable[[dict[str, Any]], bool] | None = None) -> str:
+        """Returns `name`, or the only name of that kind.
+
+        Args:
+            kind: The kind of the artifact.
+            name: The name; None: the only one.
+            fits: Says of an artifact's configuration whether the artifact counts as a candidate for the only one; None:
+                all count. If none fits, all count, and the caller refuses what it gets for its own reason.
+
+        Raises:
+            InputError: If it is missing or ambiguous.
+        """
         names = self.names(kind)
+        if name is None and fits is not None and len(names) > 1:
+            names = [
+                each for each in names if any(fits(made.config) for made in self.generations(kind, each)[-1:])
+            ] or names
         if name is None and len(names) == 1:
             return names[0]
         if name is None and names:

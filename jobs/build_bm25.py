@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
-from jobs.session import open_runner
+from jobs.cli import Common, human, run, say
+from jobs.shards import fill_shards
 
 from indexing.bm25 import Bm25
 from indexing.bm25 import BuildBm25 as BuildWork
 from indexing.corpus import Corpus
 from indexing.store import Store
-from indexing.work.work import run_work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +44,17 @@ def main(options: BuildBm25) -> None:
         limit=options.limit,
     )
     rows = work.end - work.first_row
-    if options.plan and work.complete:
-        return say_complete(work.previous[-1].url)
-    if options.plan:
-        text = sum(part.part.bytes for part in corpus.parts) * rows // max(1, corpus.num_rows)
-        say(f"corpus   {rows:,} passages to index, {human(text)} of text")
-        say(f"shards   {work.num_shards} of about {rows // work.num_shards:,} passages, a core each")
-        say(f"writes   about {human(text * 0.2)} to {store.url}/bm25/{work.name}")
-        say_stages(work)
-        say("memory   up to 2 GB of Java per process that fills shards")
-        return None
-    if not work.complete:
-        runner = open_runner(store, private=options.ray)
-        work.pin_versions(runner)
-        run_work(store, work, runner, Stage)
-    made = Bm25.open(store, work.name, corpus)
-    latest = made.generations[-1]
-    say(
-        f"{latest.url}: {made.num_rows:,} passages in {len(made.shards)} shards, k1 {made.k1:g}, b {made.b:g}, "
-        f"Lucene {latest.config['lucene']}"
-    )
-    return None
+    text = sum(part.part.bytes for part in corpus.parts) * rows // max(1, corpus.num_rows)
+    plan = [
+        f"corpus   {rows:,} passages to index, {human(text)} of text",
+        f"shards   {work.num_shards} of about {rows // work.num_shards:,} passages, a core each",
+        f"writes   about {human(text * 0.2)} to {store.url}/bm25/{work.name}",
+    ]
+    if fill_shards(store, options, work, plan):
+        index = Bm25.open(store, work.name, corpus)
+        latest = index.generations[-1]
+        say(f"{latest.url}: {index.num_rows:,} passages in {len(index.shards)} shards, k1 {index.k1:g}, "
+            f"b {index.b:g}, Lucene {latest.config['lucene']}")  # fmt: skip
 
 
 if __name__ == "__main__":

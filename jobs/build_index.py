@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
 from jobs.session import open_runner
+from jobs.shards import fill_shards
 
 from indexing.building import BuildIndex as BuildWork
 from indexing.building import IndexOptions
@@ -95,22 +96,14 @@ def build_impacts(store: Store, options: BuildIndex, embeddings: SparseEmbedding
                              "not FAISS': leave it out")  # fmt: skip
     check_limit(options, embeddings.name, embeddings.num_rows)
     work = BuildImpacts(store, embeddings, options.name or embeddings.name, shards=options.shards)
-    if options.plan and work.complete:
-        return say_complete(work.previous[-1].url)
-    if options.plan:
-        say(f"vectors  {work.end - work.first_row:,} over {embeddings.dim:,} words in embeddings/{embeddings.name}")
-        say_stages(work)
-        say("memory   up to 2 GB of Java per process that fills shards")
-        return None
-    if not work.complete:
-        runner = open_runner(store, private=options.ray)
-        work.pin_versions(runner)
-        run_work(store, work, runner, Stage)
-    index = ImpactIndex.open(store, work.name, embeddings)
-    say(f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
-        f"{index.num_postings / max(1, index.num_rows):,.1f} words each, impacts up to {index.largest:,}, Lucene "
-        f"{index.generations[-1].config['lucene']}")  # fmt: skip
-    return None
+    rows = work.end - work.first_row
+    plan = [f"vectors  {rows:,} over {embeddings.dim:,} words in embeddings/{embeddings.name}"]
+    if fill_shards(store, options, work, plan):
+        index = ImpactIndex.open(store, work.name, embeddings)
+        latest = index.generations[-1]
+        say(f"{latest.url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
+            f"{index.num_postings / max(1, index.num_rows):,.1f} words each, impacts up to {index.largest:,}, Lucene "
+            f"{latest.config['lucene']}")  # fmt: skip
 
 
 def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:

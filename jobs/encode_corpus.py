@@ -18,6 +18,7 @@ from indexing.embeddings import is_sparse
 from indexing.encoders import EncoderSpec, spec_of
 from indexing.encoding import CALLS, PartDone, is_encoded, numerics_of, similarity_of
 from indexing.encoding import EncodeCorpus as EncodeWork
+from indexing.sparse.files import NUMBER_BYTES
 from indexing.store import Store
 from indexing.work.local import LocalRunner, cores_of_process
 from indexing.work.ray_actors import RayActors, check_pool, choose_pool
@@ -26,6 +27,8 @@ from indexing.work.work import Unit, run_work
 from retriever.errors import InputError
 from retriever.files import resolve, weight_files
 from retriever.options import EncoderOptions
+
+MOST_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +133,8 @@ class Speed:
         """Seconds from the first encoder's start to the last part."""
         return max(self.last - self.ready, 1e-9)
 
-    def add(self, unit: Unit, done: PartDone | dict[str, Any]) -> None:
+    def add(self, done: PartDone) -> None:
         """Adds a part that was encoded now."""
-        done = done if isinstance(done, PartDone) else PartDone(**done)
         self.startup, self.ready, self.last = done.startup, min(self.ready, done.ready), time.time()
         self.rows, self.tokens = self.rows + done.rows, self.tokens + done.tokens
 
@@ -152,8 +154,33 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, de
         allow_unknown_tokens=options.allow_unknown_tokens,
     )
     speed = Speed()
-    run_work(store, work, runner, Stage, observe=speed.add)
+    stages: list[Stage] = []
+
+    def open_stage(name: str, total: int | None, noun: str) -> Stage:
+        stages.append(Stage(name, total, noun))
+        return stages[-1]
+
+    def observe(unit: Unit, result: PartDone | dict[str, Any]) -> None:
+        done = result if isinstance(result, PartDone) else PartDone(**result)
+        is_first = not speed.rows
+        speed.add(done)
+        if is_first and is_sparse(described) and (warning := size_warning(done)):
+            stages[-1].say(f"warning: {warning}")
+
+    run_work(store, work, runner, open_stage, observe=observe)
     return speed
+
+
+def size_warning(done: PartDone) -> str | None:
+    """Returns a warning if the vectors of a sparse part have too many words for a useful index, else None."""
+    words = done.size_bytes / max(1, done.rows) / NUMBER_BYTES
+    if words <= MOST_WORDS:
+        return None
+    return (
+        f"the vectors of the first part have {words:,.0f} words on average, {human(done.size_bytes)} in all: give "
+        "--passage-terms N under another --name to keep the N largest weights of a passage, or train with a larger "
+        "--flops-passages"
+    )
 
 
 def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: str | None) -> tuple[Runner, Resources]:
@@ -199,7 +226,7 @@ def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, desc
     if is_sparse(described):
         words = described["passage_terms"]
         most = f"at most {words:,}" if words else "as many as are not 0"
-        say(f"writes   {rows:,} sparse vectors, 8 bytes a word, {most} of a passage")
+        say(f"writes   {rows:,} sparse vectors, {NUMBER_BYTES} bytes a word, {most} of a passage")
     else:
         say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")

@@ -2,7 +2,7 @@
 
     python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
 
-Sources are searched first, as search does it, and their runs are measured:
+Sources are searched first, as deep as the metrics need, and their runs are measured:
 
     python jobs/evaluate.py --store data/squad --source bm25 exact:minilm 0.5*bm25+0.5*exact:minilm --split test
 
@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,10 @@ from indexing.corpus import Corpus
 from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.pages import page_r_precision, page_sets
-from indexing.metrics import holm, paired_test, per_query
+from indexing.metrics import holm, paired_test, parse_metrics, per_query
 from indexing.queries import ALL, Queries
 from indexing.runs import falling, read_run, read_trec, whole_file
-from indexing.store import Store
+from indexing.store import MAX_NAME, Store
 from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
 
@@ -48,7 +48,17 @@ if TYPE_CHECKING:
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
 NAME_LENGTH = 60  # characters of the runs' names in the name of the file
 PAGE_R_PRECISION = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
+_CUTOFF = re.compile(r"@([1-9]\d*)$")
 _ANSWER = re.compile(r"Answer@([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is measured: a TREC file, or a run of the store."""
+
+    name: str
+    is_file: bool
+
 
 Measure = Callable[[pa.Table], dict[str, np.ndarray]]  # gives a run its values per metric, float64 [queries]
 
@@ -60,8 +70,9 @@ class Evaluate(Common):
     run: tuple[str, ...] = ()
     """Names of runs in the store, or TREC files."""
     source: tuple[str, ...] = ()
-    """Search sources, as search --source takes them. Each is searched for the queries of the split, as search does it
-    with its default name and number of hits, unless the store has this run; then the run is measured."""
+    """Search sources, as search --source takes them. Each is searched for the queries of the split, as deep as the
+    metrics need: --metrics nDCG@10 R@100 makes the run QUERIES-SPLIT-SOURCE-top100, and a metric without a cutoff needs
+    1000 hits. If the store has such a run, or the one that search makes with its defaults, it is measured."""
     embeddings: tuple[str, ...] = ()
     """Names of embeddings whose vectors are measured: alignment (mean squared distance of a query and a relevant
     passage), uniformity of the queries and of the passages, and cosines. unit: vectors scaled to length 1 (Topic-DPR);
@@ -107,11 +118,14 @@ def main(options: Evaluate) -> None:
             "number of passages per query of a run; correct it or name a run"
         )
     store = Store(options.store).require()
-    searches = open_searches(store, options)
-    options = replace(options, run=(*options.run, *(search.name for search in searches)))
+    metrics = [metric for word in options.metrics for metric in word.split()] if options.run or options.source else []
     queries = Queries.open(store, options.queries)
-    metrics = [metric for word in options.metrics for metric in word.split()] if options.run else []
     qrels = judgements(queries, options.split, metrics)
+    if options.source:  # before a search, which may take long
+        parse_metrics([metric for metric in metrics if needs_judgements(metric)])
+    searches = open_searches(store, options, metrics)
+    runs = [Run(name, Path(name).is_file()) for name in options.run]
+    runs += [Run(search.name, is_file=False) for search in searches]
     works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
     judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
@@ -121,20 +135,20 @@ def main(options: Evaluate) -> None:
             check_targets(store, search)
             say(f"source {search.source}: run {search.name}")
             say_stages(search)
-        if options.run:
+        if runs:
             names = metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
-            say(f"{len(options.run)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(names)}")
+            say(f"{len(runs)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(names)}")
         for name, work in works.items():
             say(f"embeddings {name}: {len(work.texts):,} queries to encode, {describe_counts(work)}")
         return
     for search in searches:
         make_run(store, search, options)
     document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": len(set(ids))}
-    if options.run:
-        document |= measure_runs(store, queries, qrels, options, metrics, ids, judged)
+    if runs:
+        document |= measure_runs(store, queries, qrels, options, runs, metrics, ids, judged)
     if works:
         document["embeddings"] = measure_embeddings(store, works, options)
-    path = options.json or default_path(store, queries, options, metrics)
+    path = options.json or default_path(store, queries, options, runs, metrics)
     with whole_file(path, overwrite=options.overwrite) as file:
         file.write_text(json.dumps(document, indent=1) + "\n")
     say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
@@ -145,6 +159,7 @@ def measure_runs(
     queries: Queries,
     qrels: pa.Table,
     options: Evaluate,
+    runs: list[Run],
     metrics: list[str],
     ids: list[str],
     judged: set[str],
@@ -156,6 +171,7 @@ def measure_runs(
         queries: The query set.
         qrels: The judgements of the queries that are measured.
         options: The options of the job.
+        runs: The runs, the first of which the others are compared with.
         metrics: Names of metrics.
         ids: The queries that are measured.
         judged: Ids of all queries that the split judges.
@@ -163,11 +179,12 @@ def measure_runs(
     measure = measure_of(store, queries, qrels, ids, metrics)
     values: dict[str, dict[str, np.ndarray]] = {}
     lengths: dict[str, PassageLength] = {}
-    for name in options.run:
-        table = load(store, name, queries, options.split)
+    for measured in runs:
+        name, is_file = measured.name, measured.is_file
+        table = load(store, name, queries, options.split, is_file=is_file)
         where = f"{queries.artifact.key} {options.split}"
         noun = "queries" if options.split == ALL else "judged queries"
-        for warning in check_queries(table, name, judged, set(ids), where, is_file=Path(name).is_file(), noun=noun):
+        for warning in check_queries(table, name, judged, set(ids), where, is_file=is_file, noun=noun):
             say(f"warning: {warning}")
         if options.median_length is not None:
             lengths[name] = measure_length(store, table, name, ids, options.median_length)
@@ -175,7 +192,8 @@ def measure_runs(
         without_hits = metrics and not any(metric_values.any() for metric_values in values[name].values())
         if without_hits and (hint := check_passages(store, table)):
             say(f"warning: {name}: {hint}")
-    tests = {m: {n: paired_test(values[options.run[0]][m], values[n][m]) for n in options.run[1:]} for m in metrics}
+    first, *others = [run.name for run in runs]
+    tests = {m: {name: paired_test(values[first][m], values[name][m]) for name in others} for m in metrics}
     p_values = {metric: holm(metric_tests) for metric, metric_tests in tests.items()}
     if metrics:
         say(format_table(values, p_values, metrics))
@@ -271,8 +289,17 @@ def format_measures(results: Mapping[str, EmbeddingMeasures]) -> str:
     return "\n".join(lines)
 
 
-def open_searches(store: Store, options: Evaluate) -> list[SearchQueries]:
-    """Returns the work that makes the run of each source. Raises InputError if a source cannot be searched."""
+def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[SearchQueries]:
+    """Returns the work that makes the run of each source, each under a separate name.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+        metrics: Names of metrics.
+
+    Raises:
+        InputError: If a source cannot be searched or is given twice, or if its run has the name of another one.
+    """
     if not options.source:
         return []
     from indexing.hit_sources.grammar import parse
@@ -285,7 +312,56 @@ def open_searches(store: Store, options: Evaluate) -> list[SearchQueries]:
         sources = " ".join(options.source)
         raise InputError(f"--{name} {getattr(search, name)}: {sources} has no use for it, it goes with {NEEDS[name]}")
     shared: dict[str, Any] = {"split": options.split, "queries": options.queries, "limit": options.limit}
-    return [SearchQueries(store, source=source, k=RUN_HITS, options=search, **shared) for source in options.source]
+    depth = needed_depth(metrics, options.median_length, RUN_HITS)
+    searches: list[SearchQueries] = []
+    for source in options.source:
+        work = SearchQueries(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
+        if any(work.source == other.source for other in searches):
+            raise InputError(f"--source {source}: a source is given twice; leave one of them out")
+        if complete_artifact(store, work) is None:
+            work = SearchQueries(store, source=source, k=depth, options=search, **shared)
+            work.name += f"-top{depth}" + (f"-first{options.limit}" if options.limit is not None else "")
+            make_unique(store, work, {other.name for other in searches})
+        if work.name in options.run:
+            raise InputError(
+                f"--run {work.name}: the run of --source {source} has this name too; leave one of them out, or give "
+                f"a file as ./{work.name}"
+            )
+        searches.append(work)
+    return searches
+
+
+def needed_depth(metrics: list[str], median_length: int | None, most: int) -> int:
+    """Returns the number of hits per query that the measures need.
+
+    Args:
+        metrics: Names of metrics.
+        median_length: Hits per query whose length is measured; None: none.
+        most: The number that a metric without a cutoff needs.
+    """
+    cutoffs = [_CUTOFF.search(metric) for metric in metrics]
+    return max([median_length or 1, *(int(match[1]) if match else most for match in cutoffs)])
+
+
+def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
+    """Gives the run of a search another name if a run with other inputs or settings has its name.
+
+    The digits that are added are a hash of the run's inputs and settings, so the next evaluation finds the run.
+
+    Args:
+        store: The store.
+        search: The search.
+        taken: Names that other searches of this evaluation have.
+    """
+    try:
+        check_targets(store, search)
+        is_free = search.name not in taken
+    except InputError:  # also if the name is too long
+        is_free = False
+    if not is_free:
+        [target] = search.targets
+        inputs = {role: artifact.fingerprint for role, artifact in target.inputs.items()}
+        search.name = f"{search.name[: MAX_NAME - 9]}-{fingerprint_of([inputs, target.config])[:8]}"
 
 
 def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
@@ -313,14 +389,24 @@ def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
     return pa.table({"query_id": pa.array([], pa.string())})
 
 
-def default_path(store: Store, queries: Queries, options: Evaluate, metrics: list[str]) -> str:
-    """Returns a separate file name for each evaluation: its digits depend on the queries, the metrics, and the contents
-    of runs and embeddings, so that repeating an evaluation finds its file and no other is replaced."""
+def default_path(store: Store, queries: Queries, options: Evaluate, runs: list[Run], metrics: list[str]) -> str:
+    """Returns a separate file name for each evaluation.
+
+    Its digits depend on the queries, the metrics, and the contents of runs and embeddings, so that repeating an
+    evaluation finds its file and no other is replaced.
+
+    Args:
+        store: The store.
+        queries: The query set.
+        options: The options of the job.
+        runs: The runs.
+        metrics: Names of metrics.
+    """
     contents = [
-        [name, hashlib.sha256(Path(name).read_bytes()).hexdigest()]
-        if Path(name).is_file()
-        else [name, store.open("runs", store.only("runs", name)).fingerprint]
-        for name in options.run
+        [run.name, hashlib.sha256(Path(run.name).read_bytes()).hexdigest()]
+        if run.is_file
+        else [run.name, store.open("runs", store.only("runs", run.name)).fingerprint]
+        for run in runs
     ]
     measured: list[Any] = [queries.artifact.fingerprint, options.split, options.limit, metrics, contents]
     if options.embeddings:
@@ -329,8 +415,8 @@ def default_path(store: Store, queries: Queries, options: Evaluate, metrics: lis
     if options.median_length is not None:
         measured.append({"median_length": options.median_length})
     digits = fingerprint_of(measured)[:8]
-    names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(Path(name).stem for name in (*options.run, *options.embeddings)))
-    names = names[:NAME_LENGTH]
+    parts = [*(Path(run.name).stem if run.is_file else run.name for run in runs), *options.embeddings]
+    names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts))[:NAME_LENGTH]
     return f"results/evaluation-{options.split}-{names}-{digits}.json"
 
 
@@ -471,13 +557,20 @@ def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure
     return measure
 
 
-def load(store: Store, name: str, queries: Queries, split: str) -> pa.Table:
+def load(store: Store, name: str, queries: Queries, split: str, *, is_file: bool = False) -> pa.Table:
     """Returns a run of the store, or a TREC file, as columns query_id, id, score.
+
+    Args:
+        store: The store.
+        name: Name of the run, or of the file.
+        queries: The query set.
+        split: The split of the queries.
+        is_file: Whether the run is a TREC file.
 
     Raises:
         InputError: If the run in the store is over other queries.
     """
-    if Path(name).is_file():
+    if is_file:
         return read_trec(name)
     artifact = store.open("runs", store.only("runs", name))
     run_queries = artifact.inputs["queries"]

@@ -60,11 +60,12 @@ class Search(Common):
     name: str | None = None
     """Name of the run in the store; default: queries-split-source."""
     queries: str | None = None
-    """Name of the query set in the store. This name and the next two may be left out if the store has only one."""
+    """Name of the query set in the store; may be left out if the store has only one."""
     embeddings: str | None = None
-    """Embeddings to search (exact, hybrid), or that the index was built from (dense)."""
+    """Dense embeddings to search (exact, hybrid), or that the index was built from (dense); may be left out if the
+    store has only one with dense vectors."""
     index: str | None = None
-    """FAISS index to search (dense, hybrid)."""
+    """FAISS index to search (dense, hybrid); may be left out if the store has only one FAISS index."""
     encoder: str | None = None
     """Where the query encoder is now; default: where it was when the corpus was encoded."""
     task: str | None = None

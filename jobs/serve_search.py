@@ -36,13 +36,15 @@ class ServeSearch(HttpLimits, Common):
     tokens: str | None = None
     """JSON file {"user": […], "admin": […]}; default: RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
     embeddings: str | None = None
-    """Embeddings to serve; default: the only ones of the store."""
+    """Dense embeddings to serve; default: the only ones of the store. A store without dense embeddings is served by its
+    BM25 index and by --sources alone."""
     index: str | None = None
-    """Index to serve; default: the only one over the embeddings, or exact search if there is none."""
+    """FAISS index to serve; default: the only one over the embeddings, or exact search if there is none."""
     bm25: str | None = None
     """BM25 index to serve; default: the only one of the store, if any."""
-    sources: tuple[str, ...] = ()
-    """Sources of other kinds that every task serves too, as search --source takes them, for example splade:NAME."""
+    sources: list[str] | None = None
+    """Sources of other kinds that every task serves too, as search --source takes them, for example splade:NAME;
+    default: those of the live release. Without a value: none."""
     tasks: list[str] | None = None
     """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
     rerank: str | None = None
@@ -109,11 +111,12 @@ def main(options: ServeSearch) -> None:
     release, is_new = choose(store, options, live)
     is_new = is_new or repair
     say(f"release   {release.id}{' (new)' if is_new else ''} of {store.url}")
-    say(f"backbone  {release.encoder}")
+    say(f"backbone  {release.encoder or 'none, as there are no dense embeddings'}")
     for task in release.tasks:
-        space = f"index/{task.index}" if task.index else f"embeddings/{task.embeddings}"
-        others = [f"bm25/{task.bm25}"] if task.bm25 else []
-        say(f"task      {task.name}: {', '.join([space, *others, *task.sources])}")
+        dense = [f"embeddings/{task.embeddings}"] if task.embeddings else []
+        dense = [f"index/{task.index}"] if task.index else dense
+        lexical = [f"bm25/{task.bm25}"] if task.bm25 else []
+        say(f"task      {task.name}: {', '.join([*dense, *lexical, *task.sources])}")
     if options.plan:
         return
     if options.topology == "local":
@@ -139,7 +142,7 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
 
     It is the live release, or a new one of the store's artifacts as the options name them.
     """
-    names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources or None)
+    names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources)
     has_names = any(value is not None for value in names)
     if before is not None and not options.renew:
         if has_names or options.rerank:

@@ -32,6 +32,8 @@ from indexing.pairs.sets import SetName
 from indexing.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import complete_artifact, run_work
+from retriever.dual import trained_recipe
+from retriever.encoder import encoder_bytes
 from retriever.errors import InputError
 from retriever.files import resolve, weight_files
 from retriever.loading.configuration import load_config
@@ -141,10 +143,14 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     weights = sum(file.stat().st_size for file in weight_files(resolve(opened.spec.folder)))
     loop, passages = opened.loop, options.batch * (1 + opened.maker.tuning.negatives_per_query)
     encoder = opened.spec.options
-    written = size = options.length * prompt_bytes(opened.spec.folder) if options.train == "prompts" else weights
+    recipe = trained_recipe(resolve(opened.spec.folder), encoder, opened.maker.tuning)
+    if options.train == "prompts":
+        written = size = options.length * prompt_bytes(opened.spec.folder)
+    else:
+        written = size = encoder_bytes(recipe)
     if (lora := opened.maker.tuning.lora) is not None:
-        size = adapter_bytes(read_recipe(resolve(opened.spec.folder), encoder), lora)
-        written = weights + size
+        size = adapter_bytes(recipe, lora)
+        written += size
     copies = 2 if options.sides == "untied" else 1
     size, written = copies * size, copies * written
     sets = opened.maker.sets

@@ -22,8 +22,8 @@ from retriever.dual import TEMPERATURE_LR, Method, TuneOptions, offsets_of, trai
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.lora.adapter import adapter_bytes
-from retriever.options import EncoderOptions
-from retriever.prompts import Parametrisation, Sides, check_initial_prompt, check_offsets, load_prompt
+from retriever.options import SIDES, EncoderOptions
+from retriever.prompts import Parametrisation, Sides, TaskPrompt, check_initial_prompt, check_offsets, load_prompt
 from retriever.recipe import SPLADE, read_recipe
 from retriever.sparse.flops import MARGIN_MSE_WEIGHTS, SOFTMAX_WEIGHTS, WARM_UP, FlopsOptions
 from retriever.training import LoopOptions
@@ -169,7 +169,7 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Separator between a passage's title and its text; none: leave out the title."""
     query_length: int | None = None
     """Maximum number of tokens per query, special tokens included; default: the setting in the backbone's folder, or
-    256 with --pooling splade (naver/splade)."""
+    256 with --pooling splade (naver/splade) if the folder is no SPLADE model."""
     passage_length: int | None = None
     """Maximum number of tokens per passage, special tokens included; default: as for queries."""
     dimension: int | None = None
@@ -251,10 +251,16 @@ class TrainRetriever(Contrastive, LoraTraining):
         return FlopsOptions(queries=queries, passages=passages, warm_up=max(1, round(share * steps)))
 
     def encoder(self, folder: str) -> EncoderOptions:
-        """Returns how texts become vectors. Sparse vectors that the folder does not make have at most 256 tokens."""
+        """Returns how texts become vectors.
+
+        Texts of sparse vectors have at most 256 tokens, unless the folder is a SPLADE model, whose lengths apply.
+
+        Args:
+            folder: The folder of the backbone.
+        """
         names = EncoderOptions.__dataclass_fields__
         encoder = EncoderOptions(**{name: getattr(self, name) for name in names if hasattr(self, name)})
-        if self.pooling != SPLADE:
+        if self.pooling != SPLADE or read_recipe(resolve(folder), EncoderOptions()).is_sparse:
             return encoder
         positions = read_recipe(resolve(folder), encoder).positions or SPLADE_LENGTH
         length = min(SPLADE_LENGTH, positions)
@@ -375,7 +381,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
     init_inputs = {} if start is None else {"init": store.open("prompts", start)}
     for artifact in init_inputs.values():
-        check_initial_prompt(load_prompt(model_folder(artifact)), described)
+        check_start(options, load_prompt(model_folder(artifact)), described)
     if data.corpora is not None and options.sides == "query":
         urls = " and ".join(dict.fromkeys(name.store or store.url for name in sets))
         raise InputError(f"--sides query --also-train: training reads stored vectors of the passages of one store, "
@@ -406,6 +412,46 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         config["also_train"], config["batches"] = described_sets, options.batches
     inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
+
+
+def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any]) -> None:
+    """Checks that training can start from the prompt of --init, before the backbone is loaded.
+
+    Args:
+        options: The options of the job.
+        prompt: The prompt of --init.
+        described: The description of the backbone.
+
+    Raises:
+        InputError: If the prompt is for another backbone, or does not fit the options.
+    """
+    init = f"--init {options.init}"
+    try:
+        check_initial_prompt(prompt, described)
+    except InputError as error:
+        raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
+    if options.prompt == "mlp":
+        raise InputError(
+            f"{init} --prompt mlp: the parameters of the network cannot be found from the prompt that it "
+            "computes; give --prompt matrix"
+        )
+    for side in SIDES if options.sides == "untied" else SIDES[:1]:
+        matrix = prompt.of(side)
+        if matrix is None:
+            raise InputError(
+                f"{init} --sides {options.sides}: it has no prompt for the {side} side, which training "
+                "starts from; give another prompt, or other --sides"
+            )
+        if matrix.shape[3] != options.length:
+            raise InputError(
+                f"{init} --length {options.length}: its prompt of the {side} side has {matrix.shape[3]} "
+                f"tokens; give --length {matrix.shape[3]}, or another prompt"
+            )
+    if prompt.position_offset and not options.position_offset:
+        raise InputError(
+            f"{init} --no-position-offset: it was trained with texts whose positions start after the "
+            "prompt; give --position-offset"
+        )
 
 
 def tuning_config(tuning: TuneOptions) -> dict[str, Any]:

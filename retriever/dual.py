@@ -356,6 +356,11 @@ class DualSystem:
         ]
         return options.ramp(step) * (terms[0] + terms[1])
 
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+        return self.recipe.dim
+
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
         """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
         return share_items(

@@ -25,8 +25,8 @@ from retriever.packing import SETTING, Packed, Team, packs
 from retriever.pooling import Head, Pooled
 from retriever.prompt_table import Prompts, PromptTable, free_memory, warm_up_rows
 from retriever.prompts import TaskPrompt, check_backbone, check_offsets
-from retriever.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
-from retriever.sparse.language_model import load_masked_model
+from retriever.recipe import Dense, Recipe, describe, fingerprint_of, read_recipe, settings_of
+from retriever.sparse.language_model import empty_masked_model, load_masked_model
 from retriever.sparse.model import SpladePooled, keep_largest
 from retriever.synthesis.saved import SavedSynthesis
 from retriever.synthesis.synthesiser import KeptSynthesiser
@@ -456,6 +456,22 @@ def empty_backbone(recipe: Recipe) -> Any:
     kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
     config = load_config(recipe.backbone, **recipe.config_args)
     return kind.from_config(config) if kind is transformers.AutoModel else kind(config)
+
+
+def encoder_bytes(recipe: Recipe) -> int:
+    """Returns the size of an encoder in float32, with its language-model head or its layers after pooling.
+
+    Loads no weights; the recipe is as in `load_backbone`.
+    """
+    with torch.device("meta"):
+        model = empty_masked_model(recipe) if recipe.is_sparse else empty_backbone(recipe)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    size = recipe.pooled_dim
+    for step in recipe.head:
+        if isinstance(step, Dense):
+            numbers += (size + step.bias) * step.size
+            size = step.size
+    return 4 * numbers
 
 
 def is_pooler(name: str) -> bool:

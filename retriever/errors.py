@@ -1,5 +1,7 @@
 """The exceptions for what a user can fix."""
 
+from collections.abc import Mapping
+
 
 class InputError(ValueError):
     """Bad input, in one line: what file (and line), what was found, what was expected, what to do.
@@ -13,6 +15,22 @@ class StorageError(InputError):
 
     A command that ends with it can be repeated as it is and keeps what is committed.
     """
+
+
+class TextsError(InputError):
+    """Some texts of a call cannot be used; the same call without them works.
+
+    Args:
+        message: What is wrong with the first of them, by its name or number.
+        reasons: What is wrong with each, by its number in the call, from 0; without its number. At least one.
+    """
+
+    def __init__(self, message: str, reasons: Mapping[int, str]):
+        super().__init__(message, reasons)  # all arguments, so that pickle can make it again
+        self.reasons = dict(reasons)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Diverged(InputError):

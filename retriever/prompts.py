@@ -370,8 +370,10 @@ def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: P
     """
     actual, expected = _without_scaling(prompt.backbone), _without_scaling(backbone_of(config))
     if differ := [name for name in _BACKBONE if actual.get(name) != expected[name]]:
+        kinds = f"model_type {actual.get('model_type')} instead of {expected['model_type']}"
+        names = ", ".join(kinds if name == "model_type" else name for name in differ)
         raise InputError(
-            f"the prompt is for another backbone ({', '.join(differ)} differ): open the backbone that it was "
+            f"the prompt is for another backbone ({names} differ): open the backbone that it was "
             "trained with, or train a prompt for this one"
         )
     for matrix in (prompt.query, prompt.passage):

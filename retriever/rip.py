@@ -405,6 +405,11 @@ class RipSystem:
             vectors, masked = self.model(ids, lengths, labels, prompt)
         return {"dense": vectors}, masked / total
 
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+        return self.recipe.hidden
+
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
         """Returns vectors of the current model, float32 [n, hidden], without masks; the workers share the texts, and
         all get the result."""

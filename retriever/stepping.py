@@ -105,7 +105,7 @@ class PlainStepper:
 class DeepSpeedStepper:
     """DeepSpeed's engine: the optimizer's state (stage 1), the gradients (2) and the weights (3) shared out.
 
-    Stage 0 shares nothing out, offload keeps the optimizer in the processor's memory (stages 1 to 3).
+    Stage 0 shares nothing out; offload keeps the optimizer in CPU memory (stages 1 to 3).
     """
 
     def __init__(

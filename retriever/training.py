@@ -43,7 +43,7 @@ from retriever.system import Batch, Chunk, Evaluate, Refresh, System, check_outp
 # Tokens of a worker's share whose graphs are kept; above that the batch is cached.
 KEPT = {"cpu": 65_536, "cuda": 131_072}
 POINTS = 5_000  # of a curve that is kept, at the least, where there are as many steps
-# Loop options that say how steps are computed and kept, not what they are: a run may go on with others.
+# Loop options that do not shape the result: a run may resume with other values of them.
 HOW = ("checkpoint_every", "grad_cache", "zero", "offload")
 _MINED = "mined"  # of a checkpoint's tensors
 _Passed = tuple[dict[str, torch.Tensor], torch.Tensor | None]  # what System.forward returns
@@ -53,12 +53,13 @@ _Passed = tuple[dict[str, torch.Tensor], torch.Tensor | None]  # what System.for
 class LoopOptions:
     """How any system is trained.
 
-    lr: the highest, after a linear warm-up over `warm_up` of the steps; then linear to 0. clip: of the gradient's norm.
+    lr: peak learning rate, reached after linear warm-up over `warm_up` of the steps and decayed linearly to 0.
+    clip: largest norm of the gradient.
     grad_cache: "auto" caches where a worker's share of the batch has too many tokens for its graphs to be kept.
     warm_up, weight_decay: by default those of BERT's fine-tuning scripts.
     optimizer: "adamw", or "adafactor" as T5X has it, of all parameters that are in no declared group. parameter_scale:
     Adafactor multiplies the learning rate by the RMS of each parameter.
-    zero: DeepSpeed's stage (0 to 3), None: plain data parallelism. offload: the optimizer in the processor's memory.
+    zero: DeepSpeed's stage (0 to 3), None: plain data parallelism. offload: keep the optimizer in CPU memory.
     evaluate_every, checkpoint_every, refresh_every: in steps. patience: evaluations without a better one before the
     end. 0: never.
     """
@@ -116,8 +117,10 @@ class LoopOptions:
 
 @dataclass
 class Progress:
-    """Where a training is: steps done; [step, loss, lr, quality or None] of each step, in the longest runs of some; the
-    best quality."""
+    """The progress of a training run: steps done, a curve of [step, loss, lr, quality or None], and the best quality.
+
+    The curve of a run of more than 10,000 steps has only some of the steps.
+    """
 
     steps: int
     curve: list[list[float | None]]
@@ -128,9 +131,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a worker is handed. load, save: the last checkpoint; load_best, save_best: the best one (save takes the step
-    and a function that writes a file; load gives a local file, which is removed). note: told of each step, and of
-    those of an earlier run, on the first worker."""
+    """The functions by which a worker keeps checkpoints and reports steps.
+
+    load, save: the last checkpoint; load_best, save_best: the best one. save takes the step and a function that writes
+    a file; load returns a local file, which is removed after reading. note: called on the first worker after each step,
+    and once with the steps of an earlier run.
+    """
 
     load: Callable[[], Path | None]
     save: Callable[[int, Callable[[Path], object]], object]
@@ -169,7 +175,7 @@ class Trainer:
     def train(self, hooks: Hooks, evaluate: Evaluate | None = None, refresh: Refresh | None = None) -> Progress:
         """From the last checkpoint, or the start, to the end; the system is left with its best weights.
 
-        What was mined anew is kept with the weights, so that a run which goes on trains on the same.
+        Negatives that were mined during training are kept with the weights: a resumed run trains on the same ones.
         """
         options, self.refresh = self.options, refresh
         self._agree(json.dumps(self.conditions), f"workers compute differently, this one by {_spelt(self.conditions)}: "
@@ -315,7 +321,7 @@ class Trainer:
         return chunks, choice == "on" or (choice == "auto" and tokens > KEPT[self.device.type])
 
     def _forward(self, number: int, place: int, chunk: Chunk) -> _Passed:
-        """A chunk through the model; dropout is a function of (seed, step, worker, chunk), so that it comes again."""
+        """Runs a chunk through the model. Dropout depends on (seed, step, worker, chunk) alone, so it is repeatable."""
         seeds = np.random.SeedSequence([self.options.seed, 2, number, self.rank, place]).generate_state(1)
         torch.manual_seed(int(seeds[0]))
         passed: _Passed = self.stepper.forward(chunk)
@@ -324,7 +330,7 @@ class Trainer:
     def _evaluate(self, evaluate: Evaluate, progress: Progress, hooks: Hooks) -> float:
         self.system.module.eval()
         quality = evaluate()
-        if self.world > 1:  # sums may be rounded otherwise on another processor, and all must go the same way
+        if self.world > 1:  # sums may be rounded differently on other CPUs, and all workers must decide alike
             first = torch.tensor(quality, dtype=torch.float64, device=self.device)
             dist.broadcast(first, 0)
             quality = float(first)
@@ -363,8 +369,8 @@ class Trainer:
                     raise InputError(f"the checkpoint was made with the optimizer {optimizer}, this run has "
                                      f"{self.optimizer}: use the checkpoint's, or give another name")  # fmt: skip
                 if found != self.conditions:
-                    raise InputError(f"the run was begun with {_spelt(found)}, now {_spelt(self.conditions)}: go on "
-                                     "where it was begun, or give another name")  # fmt: skip
+                    raise InputError(f"the run was begun with {_spelt(found)}, now {_spelt(self.conditions)}: resume "
+                                     "on such a machine, or give another name")  # fmt: skip
                 self.stepper.load(file.get_tensor, progress.steps, self._touch)
                 if self.refresh and _MINED in file.keys():  # noqa: SIM118
                     self._mined = file.get_tensor(_MINED)

@@ -198,7 +198,8 @@ def build_app(
         live = _live(service)
         corpus, release = live.opened.corpus, live.release
         known = {
-            "release": release.id, "encoder": public_name(release.encoder),
+            "release": release.id, "encoder": public_name(release.encoder) if release.encoder else None,
+            "dim": None, "similarity": None, "numerics": None,
             "passages": corpus.num_rows - len(corpus.deleted),
             "reranker": public_name(release.reranker) if release.reranker else None,
             "modes": modes_of(*release.tasks),
@@ -274,5 +275,5 @@ def _task(live: Live, task: Task) -> dict[str, Any]:
     return {
         "name": task.name, "prompt": live.release.fingerprints[key][:16] if task.prompt else None,
         "length": live.lengths.get(task.name, {}), "embeddings": task.embeddings, "index": task.index,
-        "bm25": task.bm25, "sources": [source.text for source in task.served()],
+        "bm25": task.bm25, "modes": modes_of(task), "sources": [source.text for source in task.served()],
     }  # fmt: skip

@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ray import serve as ray_serve
 from ray.serve.config import ProxyLocation
 
-from indexing.exact import Hits
 from indexing.hit_sources.registry import find_online, online_searches
 from indexing.store import Store
 from retriever.errors import InputError
@@ -36,6 +35,7 @@ from serve.calls.protocols import (
     Passage,
     PassagesRequest,
     ScoreRequest,
+    SourceHits,
     SourceRequest,
 )
 from serve.calls.remote import (
@@ -220,7 +220,7 @@ class SourceReplica(PartReplica):
         self.searcher = SourcePart(Store(store), find_online(name), **options)
         super().__init__(self.searcher)
 
-    async def search(self, request: SourceRequest) -> Hits:
+    async def search(self, request: SourceRequest) -> SourceHits:
         return await self._answer(self.searcher.search, request)
 
 
@@ -253,7 +253,7 @@ class ClusterService(Service):
         searchers = {
             online.name: shards for online in online_searches() if (shards := _handles_of(online.deployment, handles))
         }
-        self.encoder = RemoteEncoder(handles["encoder"])
+        self.encoder = RemoteEncoder(handles["encoder"]) if "encoder" in handles else None
         self.num_shards = max(map(len, searchers.values()), default=0)
         clients = Clients(
             self.encoder,
@@ -280,6 +280,9 @@ class ClusterService(Service):
         super().open(release_id)
 
     def about(self, live: Live) -> dict[str, Any]:
+        """Returns further fields of `/v1/info`. Raises LostError if the encoder does not answer."""
+        if live.release.encoder is None or self.encoder is None:
+            return {"shards": self.num_shards}
         try:
             known = self.encoder.describe(live.release.id).result(timeout_s=10)
         except TimeoutError as error:
@@ -376,10 +379,9 @@ def _parts(args: Application, release: Release) -> dict[str, Any]:
         return deployment.bind(args.store, *arguments, {**options, "threads": threads})
 
     device = {"device": "cuda"} if args.encoder.gpus else {}
-    deployments = {
-        "encoder": bound("encoder", EncoderReplica, args.encoder, compile=args.compile, **device),
-        "passages": bound("passages", PassagesReplica, args.passages),
-    }
+    deployments = {"passages": bound("passages", PassagesReplica, args.passages)}
+    if release.encoder is not None:
+        deployments["encoder"] = bound("encoder", EncoderReplica, args.encoder, compile=args.compile, **device)
     for part in searching_parts(release):
         online = find_online(part)
         for number in range(args.shards if online.is_sharded else 1):
@@ -394,6 +396,7 @@ def _parts(args: Application, release: Release) -> dict[str, Any]:
 def needed(release: Release) -> dict[str, str]:
     """Returns the deployments that a release needs besides those that every release needs, by part."""
     parts = {part: find_online(part).deployment for part in searching_parts(release)}
+    parts |= {ENCODER: "encoder"} if release.encoder is not None else {}
     return parts | ({RERANKER: "reranker"} if release.reranker is not None else {})
 
 

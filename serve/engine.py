@@ -27,6 +27,7 @@ from serve.calls.protocols import (
     PassagesRequest,
     Reply,
     ScoreRequest,
+    SourceHits,
     SourceRequest,
 )
 from serve.health.failures import StoreError
@@ -122,11 +123,13 @@ class _Found:
     """Hits of each source for one query, [1, k], by the source's label.
 
     unreadable: the error of a searcher that could not read its files.
+    refused: the error of a source that cannot use the query.
     """
 
     sources: dict[str, Hits] = field(default_factory=dict)
     shards: Shards = field(default_factory=Shards)
     unreadable: StoreError | None = None
+    refused: InputError | None = None
 
 
 class _Group(NamedTuple):
@@ -180,7 +183,7 @@ class Engine:
         Long lists are encoded TOGETHER texts at a time, so that the deadline is met.
 
         Args:
-            release: The release that answers.
+            release: A release with an encoder.
             texts: Texts to encode.
             tasks: Name of the task per text.
             side: "query" or "passage".
@@ -192,6 +195,7 @@ class Engine:
         batches = []
         for start in range(0, len(texts), TOGETHER):
             batch = list(texts[start : start + TOGETHER]), list(tasks[start : start + TOGETHER])
+            assert self.clients.encoder is not None
             reply = self.clients.encoder.encode(EncodeRequest(release.id, *batch, side, deadline))
             vectors, tokens = self._taken(ENCODER, reply, deadline)
             self.encoded(len(vectors), int(tokens.sum()))
@@ -236,6 +240,7 @@ class Engine:
         fused: list[Hits | None] = []
         for query, result, answer in zip(queries, results, answers, strict=True):
             answer.shards = result.shards
+            answer.error = answer.error or result.refused
             is_complete, is_empty = result.shards.successful == result.shards.total, result.shards.successful == 0
             if answer.error is None and (is_empty or not (is_complete or query.partial)):
                 is_expired = result.shards.failed == 0
@@ -276,7 +281,7 @@ class Engine:
                     kind.online.name, kind.name, kind.queries == "vectors", source.target, depth, query.filter, partial
                 )
                 groups[group].append((number, label))
-        pending: list[tuple[_Group, list[tuple[int, str]], float, list[Reply[Hits]]]] = []
+        pending: list[tuple[_Group, list[tuple[int, str]], float, list[Reply[SourceHits]]]] = []
         for group, members in groups.items():
             deadline = max(queries[number].deadline for number, _ in members)
             if group.partial:  # the hits of the other shards must still be fetched
@@ -293,15 +298,19 @@ class Engine:
         return results
 
     def _gather(
-        self, part: str, depth: int, members: list[tuple[int, str]], deadline: float, replies: list[Reply[Hits]],
-        results: list[_Found],
+        self, part: str, depth: int, members: list[tuple[int, str]], deadline: float,
+        replies: list[Reply[SourceHits]], results: list[_Found],
     ) -> None:  # fmt: skip
         """Merges the replies of a group's searchers; failed and late searchers are counted."""
-        parts, failed, timed_out = [], 0, 0
+        parts, failed, timed_out = list[Hits](), 0, 0
         unreadable: StoreError | None = None
         for number, reply in enumerate(replies):
             try:
-                parts.append(self._taken(part, reply, deadline))
+                hits, refused = self._taken(part, reply, deadline)
+                parts.append(hits)
+                for place, reason in refused.items():
+                    query, label = members[place]
+                    results[query].refused = InputError(f"source {label}: {reason}")
             except (ExpiredError, TimeoutError):
                 timed_out += 1
             except Exception as error:

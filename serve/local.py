@@ -49,15 +49,26 @@ class LocalService(Service):
         super().__init__(store, Engine(clients), parts, limits=limits, warm_up=warm_up)
 
     def about(self, live: Live) -> dict[str, Any]:
-        """What `/v1/info` says beside what the release does."""
-        return {**self.encoder.describe(live.release.id), "shards": 1}
+        """Returns further fields of `/v1/info`."""
+        known = {} if live.release.encoder is None else self.encoder.describe(live.release.id)
+        return {**known, "shards": 1}
 
 
 def open_local(
     store: Store, *, threads: int | None = None, batch: int = 32, bound: int = 256, compile: str = "never",
     device: str | None = None, warm_up: WarmUpLimits | None = None,
 ) -> LocalService:  # fmt: skip
-    """Returns a service whose parts have opened nothing yet. It belongs to the event loop that this is called in."""
+    """Returns a service whose parts have no open release. It belongs to the event loop that this is called in.
+
+    Args:
+        store: Where releases and artifacts are.
+        threads: Threads of the encoder and of each search; None: one for each core.
+        batch: Queries per batch at most.
+        bound: Queries that may wait.
+        compile: "auto" or "never".
+        device: Device of models; None: CUDA if it is available.
+        warm_up: Limits of the warm-up; None: the default ones.
+    """
     return LocalService(
         store,
         EncoderPart(store, threads=threads, device=device, compile=compile),
@@ -77,18 +88,18 @@ async def run_server(
     announce: Callable[[str], object],
     limits: HttpLimits | None = None,
 ) -> None:
-    """Answer HTTP until SIGTERM or SIGINT; requests that have come are answered before it ends.
+    """Answers HTTP until SIGTERM or SIGINT; earlier requests are answered before it returns.
 
     Args:
-        service: What is served. `/healthz` and `/readyz` are answered before its first release is live.
-        tokens: Who may ask.
+        service: The service. `/healthz` and `/readyz` are answered before its first release is live.
+        tokens: Tokens of users and administrators.
         host: Address to listen on.
         port: Port to listen on; 0: any free one.
-        announce: Is called with the server's address once it is ready.
-        limits: Bounds on connections and heads.
+        announce: Called with the server's address when the first release is live.
+        limits: Limits of connections and of the heads of requests.
 
     Raises:
-        InputError: If the address cannot be used, or the process may not open enough files.
+        InputError: If the address cannot be used, or if the limit of open files is too low.
     """
     import uvicorn
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from indexing.artifact import Artifact, Draft
 from indexing.artifact import Part as FilePart
 from indexing.cache import CorruptError
-from indexing.exact import Hits
+from indexing.exact import nothing
 from indexing.filters import Filter
 from indexing.hit_sources.online import PROBE, OnlinePlace, OnlineSearch, Target
 from indexing.hit_sources.registry import find_kind
@@ -29,7 +29,7 @@ from indexing.online import OpenPassages
 from indexing.rescoring import open_reranker
 from indexing.store import Store
 from retriever.encoder import Encoder
-from retriever.errors import InputError
+from retriever.errors import InputError, TextsError
 from retriever.options import SIDES, Side
 from retriever.prompts import load_prompt
 from retriever.reranker import Reranker
@@ -39,6 +39,7 @@ from serve.calls.protocols import (
     Passage,
     PassagesRequest,
     ScoreRequest,
+    SourceHits,
     SourceRequest,
 )
 from serve.health.failures import RefusedPromptError, StoreError, converted, store_error
@@ -230,6 +231,8 @@ class EncoderPart(Part):
     def _open(self, artifacts: Opened) -> tuple[dict[Side, Encoder], dict[str, str | None]]:
         """Returns the encoder of each side, which is the same unless they are untied, and the prompt of each task."""
         release, spec = artifacts.release, artifacts.spec
+        if spec is None or release.encoder is None:  # no task has dense embeddings
+            return {}, {}
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
 
         def start(side: Side) -> Encoder:
@@ -297,14 +300,28 @@ class SourcePart(Part):
         self._searchers: Shared[Any] = Shared()
 
     @converted
-    def search(self, request: SourceRequest) -> Hits:
-        """Returns the top k passages of each query in this shard."""
+    def search(self, request: SourceRequest) -> SourceHits:
+        """Returns the top k passages of each query in this shard. A query that cannot be used fails alone."""
         check_deadline(request.deadline)
         searcher = self._of(request.release)[request.target]
         kind = find_kind(request.kind)
         assert kind is not None, request.kind
         filter = None if request.filter is None else Filter(request.filter)
-        return kind.search_online(searcher, request.queries, request.k, filter)
+        refused: dict[int, str] = {}
+        numbers = list(range(len(request.queries)))
+        while numbers:
+            try:
+                answered = kind.search_online(searcher, _those(request.queries, numbers), request.k, filter)
+            except TextsError as error:
+                refused |= {numbers[place]: reason for place, reason in error.reasons.items()}
+                numbers = [number for number in numbers if number not in refused]
+                continue
+            if not refused:
+                return SourceHits(answered, {})
+            hits = nothing(len(request.queries), answered.rows.shape[1])
+            hits.scores[numbers], hits.rows[numbers] = answered
+            return SourceHits(hits, refused)
+        return SourceHits(nothing(len(request.queries), request.k), refused)
 
     def _open(self, artifacts: Opened) -> dict[Target, Any]:
         release = artifacts.release
@@ -330,6 +347,13 @@ class SourcePart(Part):
 
     def _forget(self, release_id: str) -> None:
         self._searchers.release(release_id)
+
+
+def _those(queries: Sequence[str] | np.ndarray, numbers: list[int]) -> Sequence[str] | np.ndarray:
+    """Returns the queries of some numbers; the same object if these are all."""
+    if len(numbers) == len(queries):
+        return queries
+    return queries[numbers] if isinstance(queries, np.ndarray) else [queries[number] for number in numbers]
 
 
 class PassagesPart(Part):

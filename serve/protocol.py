@@ -182,9 +182,10 @@ class TaskOut(Strict):
     name: str
     prompt: str | None = Field(description="First 16 digits of the prompt's fingerprint; null: the bare backbone.")
     length: dict[str, int] = Field(description="Tokens of the prompt, by side.")
-    embeddings: str
+    embeddings: str | None = Field(description="Dense embeddings of its passages; null: it has no dense search.")
     index: str | None
     bm25: str | None
+    modes: list[str] = Field(description="The modes that searches of the task may name.")
     sources: list[str] = Field(description="The sources that searches of the task may name.")
 
 
@@ -200,11 +201,13 @@ class ReleaseRequest(Strict):
 
 
 class InfoResponse(Strict):
+    """The live release. Without dense embeddings, `encoder`, `dim`, `similarity` and `numerics` are null."""
+
     release: str
-    encoder: str
-    dim: int
-    similarity: str
-    numerics: str
+    encoder: str | None
+    dim: int | None
+    similarity: str | None
+    numerics: str | None
     passages: int
     shards: int
     reranker: str | None

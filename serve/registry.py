@@ -48,6 +48,8 @@ def take_prompt(
     if len(settings) > MOST_SETTINGS:
         raise InputError(f"{SETTINGS}: {len(settings):,} bytes, expected up to {MOST_SETTINGS:,}")
     artifacts = Opened(store, release)
+    if artifacts.spec is None:
+        raise InputError(f"task {name}: this release has no dense embeddings, over which prompts are served")
     space = _named_space(store, artifacts, index)
     with tempfile.TemporaryDirectory(prefix="riptide-task-") as folder:
         Path(folder, WEIGHTS).write_bytes(weights)
@@ -103,10 +105,10 @@ def _named_space(store: Store, artifacts: Opened, name: str | None) -> Space:
 
     Raises InputError if the name does not exist, or if it belongs to another corpus than the release's.
     """
-    spaces = {task.space for task in artifacts.release.tasks}
+    spaces = {task.space for task in artifacts.release.tasks if task.space}
     if name is None:
         base = artifacts.release.task(BASE)
-        candidates = {base.space} if base else spaces
+        candidates = {base.space} if base and base.space else spaces
         if len(candidates) > 1:
             names = ", ".join(sorted(index or embeddings for embeddings, index in spaces))
             raise InputError(f"index: this release has several; name one of them: {names}")

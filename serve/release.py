@@ -19,7 +19,7 @@ from indexing.artifact import MANIFEST, Artifact, Reference, fingerprint_of
 from indexing.bm25 import Bm25
 from indexing.cache import CorruptError
 from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
+from indexing.embeddings import Embeddings, holds_dense
 from indexing.encoders import EncoderSpec, check_prompt_settings, differences, differing
 from indexing.hit_sources.dense import Space
 from indexing.hit_sources.grammar import parse
@@ -53,7 +53,8 @@ class Release:
     """The tasks that are served together, and all artifacts that they use.
 
     Attributes:
-        encoder: The backbone: a Hugging Face name, a folder, or models/NAME of the store.
+        encoder: The backbone: a Hugging Face name, a folder, or models/NAME of the store; None: no task has dense
+            embeddings.
         encoder_options: Fields of EncoderOptions with which texts are encoded.
         tasks: The tasks, ordered by name.
         fingerprints: The fingerprint of every artifact, by its key.
@@ -61,7 +62,7 @@ class Release:
         id: The first 16 hexadecimal digits of a hash of all other fields.
     """
 
-    encoder: str
+    encoder: str | None
     encoder_options: dict[str, Any]
     tasks: tuple[Task, ...]
     fingerprints: dict[str, str]
@@ -315,33 +316,43 @@ def renewed(store: Store, release: Release) -> Release:
         InputError: If an artifact does not fit any more.
     """
     corpus = Corpus.open(store)
-    spec = EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
-    parts: list[Artifact] = [*corpus.generations, *spec.inputs().values()]
+    spec = encoder_of(store, release)
+    parts: list[Artifact] = [*corpus.generations, *(spec.inputs().values() if spec else [])]
     for task in release.tasks:
-        space = open_space(store, task.embeddings, task.index, corpus)
-        parts += space.generations
         parts += Bm25.open(store, task.bm25, corpus).generations if task.bm25 else []
         parts += open_sources(store, task.sources, corpus)[1]
         parts += [store.open("prompts", task.prompt)] if task.prompt else []
-        check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
+        if task.space and spec:
+            space = open_space(store, *task.space, corpus)
+            parts += space.generations
+            check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
     parts += _model(store, release.reranker)
     return replace(release, fingerprints=_fingerprints(parts))
 
 
+def encoder_of(store: Store, release: Release) -> EncoderSpec | None:
+    """Returns the encoder of a release; None if no task has dense embeddings."""
+    if release.encoder is None:
+        return None
+    return EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
+
+
 _SAY_WHICH = "say which with --index NAME"
+_NO_DENSE = "a prompt is one of an encoder of dense vectors, and the store has no dense embeddings: encode the corpus"
 _PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming one"
 
 
 def plan(
     store: Store, *, embeddings: str | None = None, index: str | None = None, bm25: str | None = None,
     tasks: Iterable[str] | None = None, reranker: str | None = None, before: Release | None = None,
-    sources: Iterable[str] = (),
+    sources: Iterable[str] | None = None,
 ) -> tuple[Release, dict[str, str]]:  # fmt: skip
     """Makes a release of the artifacts of a store, without loading a model.
 
     Args:
         store: The store.
-        embeddings: Name of the backbone's embeddings; None: the only ones.
+        embeddings: Name of the backbone's embeddings; None: the only dense ones. If the store has none, but BM25 or
+            `sources`, the release has one task, without dense search.
         index: Name of the index over them; None: the only one, or exact search without any.
         bm25: Name of the BM25 index; None: the only one, if any.
         tasks: The tasks to serve; None: the bare backbone and every prompt that fits. A prompt for passages is served
@@ -349,7 +360,8 @@ def plan(
         reranker: The re-ranker, None for none.
         before: The live release. Its tasks that came over HTTP are kept; other prompts that came over HTTP belong to
             deleted tasks and are not served.
-        sources: Sources of other kinds that every task serves, in the grammar of sources.
+        sources: Sources of other kinds that every task serves, in the grammar of sources; None: those of the live
+            release.
 
     Returns:
         The release, and for each prompt that it excludes the reason, in one line that starts with the task's name.
@@ -358,18 +370,26 @@ def plan(
         InputError: If a name is unknown, or if the named artifacts do not fit together.
     """
     corpus = Corpus.open(store)
+    words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
+    others, artifacts = (
+        open_sources(store, sources, corpus) if sources is not None else _live_sources(store, before, corpus)
+    )
+    parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *artifacts]
+    parts += _model(store, reranker)
+    if embeddings is None and index is None and (words or others) and not _has_dense(store):
+        if prompted := [name for name in tasks or () if name != BASE]:
+            raise InputError(f"task {prompted[0]}: {_NO_DENSE}")
+        task = Task(BASE, None, None, None, words.name if words else None, others)
+        excluded = {name: f"task {name}: {_NO_DENSE}" for name in store.names("prompts")}
+        return Release(None, {}, (task,), _fingerprints(parts), reranker), excluded
     if index is not None and embeddings is None:
         embeddings = str(store.generations("index", store.only("index", index))[-1].config["embeddings"])
     vectors = Embeddings.open(store, embeddings, corpus)
     main = Space(vectors, Index.open(store, index, vectors) if index else _index_over(store, vectors, _SAY_WHICH))
-    words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
     spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
-    parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *spec.inputs().values()]
-    parts += _model(store, reranker)
-    others, artifacts = open_sources(store, sources, corpus)
-    parts += artifacts
+    parts += spec.inputs().values()
     planned: list[Task] = []
-    excluded: dict[str, str] = {}
+    excluded = {}
     trained, received = _prompts_by_origin(store)
     received_tasks = {task.name: task for task in before.tasks if task.prompt in received} if before else {}
     names = [BASE, *trained, *received_tasks] if tasks is None else list(tasks)
@@ -391,6 +411,24 @@ def plan(
         raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(excluded.values())}")
     ordered = tuple(sorted(planned, key=lambda task: task.name))
     return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), excluded
+
+
+def _has_dense(store: Store) -> bool:
+    """Whether the store has dense embeddings."""
+    names = store.names("embeddings")
+    return any(holds_dense(made.config) for name in names for made in store.generations("embeddings", name))
+
+
+def _live_sources(store: Store, before: Release | None, corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
+    """Returns the sources of the live release, and their artifacts, as `open_sources` does."""
+    try:
+        return open_sources(
+            store, [source for task in before.tasks for source in task.sources] if before else [], corpus
+        )
+    except InputError as error:
+        raise InputError(
+            f"{error}; the live release serves this source: name the sources to serve with parameter sources"
+        ) from error
 
 
 def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
@@ -422,7 +460,7 @@ def _space_of(
         check_prompt_settings(prompt, spec)
     base = before.task(BASE) if before else None
     described = spec.describe("passage")
-    if put is not None and (base is None or put.space != base.space):
+    if put is not None and put.space and (base is None or put.space != base.space):
         space = open_space(store, *put.space, corpus)
         check_passages(name, described, space.embeddings)
         return space
@@ -510,8 +548,9 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
         if kind.name in OWN_KINDS:
             raise InputError(f"source {source!r}: name it by parameter {OWN_KINDS[kind.name]}, as the tasks have one")
         opened = kind.open(SearchContext(store, corpus), expression.terms[0].name)
-        names[opened.source] = None
-        artifacts += opened.inputs().values()
+        if opened.source not in names:
+            names[opened.source] = None
+            artifacts += opened.inputs().values()
     return tuple(names), artifacts
 
 
@@ -557,7 +596,7 @@ class Opened:
         spaces = [readers for readers in self.readers.values() if isinstance(readers, Space)]
         self.embeddings = {space.embeddings.name: space.embeddings for space in spaces}
         self.indexes = {space.index.name: space.index for space in spaces if space.index}
-        self.spec = EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
+        self.spec = encoder_of(store, release)
 
     def generations(self, kind: str, name: str) -> list[Artifact]:
         """Returns the generations of an artifact of the release."""

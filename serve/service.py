@@ -264,6 +264,8 @@ class Service:
         """
         live = self._now()
         self._task(live, task)
+        if live.release.encoder is None:
+            raise InputError("this release has no dense embeddings, and no encoder of them")
         deadline = time.time() + timeout_s
         with self._held(live):
             item = Vectors(live.release, list(texts), task, side, deadline)

@@ -24,7 +24,7 @@ class Task:
     Attributes:
         name: The name in requests.
         prompt: prompts/NAME of the store; None: the bare backbone.
-        embeddings: The embeddings of its passages.
+        embeddings: The dense embeddings of its passages; None: the task has no dense search.
         index: The index over them; None: every vector is scored.
         bm25: The BM25 index; None: the task has no lexical search.
         sources: Sources of other kinds, in the grammar of sources.
@@ -32,15 +32,15 @@ class Task:
 
     name: str
     prompt: str | None
-    embeddings: str
+    embeddings: str | None
     index: str | None = None
     bm25: str | None = None
     sources: tuple[str, ...] = ()
 
     @property
-    def space(self) -> tuple[str, str | None]:
-        """The names of its embeddings and of the index over them."""
-        return self.embeddings, self.index
+    def space(self) -> tuple[str, str | None] | None:
+        """The names of its embeddings and of the index over them; None without embeddings."""
+        return (self.embeddings, self.index) if self.embeddings else None
 
     def document(self) -> dict[str, Any]:
         """Returns the fields of a release's document. `sources` is left out if it is empty, as in older releases."""
@@ -56,7 +56,7 @@ class Task:
     def served(self) -> list[ServedSource]:
         """Returns the sources that the task serves: the index, its vectors, BM25, others."""
         terms = [Term(INDEX, self.index)] if self.index else []
-        terms.append(Term(EXACT, self.embeddings))
+        terms += [Term(EXACT, self.embeddings)] if self.embeddings else []
         terms += [Term(BM25, self.bm25)] if self.bm25 else []
         terms += [term for source in self.sources for term in parse(source).terms]
         return [ServedSource(term.kind, term.name, term.kind.target(term.name, self)) for term in terms]
@@ -124,9 +124,14 @@ def search_of_mode(task: Task, mode: Mode) -> Search:
     Raises:
         InputError: If the task lacks what the mode searches.
     """
+    if mode not in modes_of(task) and mode in ("dense", "exact", "hybrid") and not task.embeddings:
+        names = ", ".join(source.text for source in task.served())
+        raise InputError(
+            f"task {task.name!r} has no dense embeddings, which mode {mode} searches: name a source ({names})"
+        )
     if mode not in modes_of(task):
         raise InputError(f"task {task.name!r} has no BM25: build one (build_bm25), and serve it")
-    exact, bm25 = EXACT.text(task.embeddings), BM25.text(task.bm25 or "")
+    exact, bm25 = EXACT.text(task.embeddings or ""), BM25.text(task.bm25 or "")
     dense = INDEX.text(task.index) if task.index else exact
     sources = {"dense": dense, "exact": exact, "bm25": bm25, "hybrid": hybrid(bm25, dense)}
     search = search_of(task, sources[mode])
@@ -136,8 +141,12 @@ def search_of_mode(task: Task, mode: Mode) -> Search:
 
 def modes_of(*tasks: Task) -> list[Mode]:
     """Returns the modes that at least one of the tasks supports."""
-    lexical = any(task.bm25 for task in tasks)
-    return [mode for mode in get_args(Mode) if lexical or mode in ("dense", "exact")]
+    modes: set[str] = set()
+    for task in tasks:
+        modes |= {"dense", "exact"} if task.embeddings else set()
+        modes |= {"bm25"} if task.bm25 else set()
+        modes |= {"hybrid"} if task.embeddings and task.bm25 else set()
+    return [mode for mode in get_args(Mode) if mode in modes]
 
 
 def _served(task: Task, term: Term, served: list[ServedSource]) -> ServedSource:

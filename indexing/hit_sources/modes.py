@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from indexing.embeddings import holds_dense
 from indexing.hit_sources.grammar import fusion_text
 from indexing.hit_sources.options import Mode
+from indexing.index import holds_faiss
 from indexing.store import Store
 from retriever.errors import InputError
 
@@ -16,10 +18,16 @@ def hybrid(bm25: str, dense: str) -> str:
 
 
 def source_of(mode: Mode, store: Store, embeddings: str | None = None, index: str | None = None) -> str:
-    """Returns the source that a mode stands for. A name may be left out if the store has only one.
+    """Returns the source that a mode stands for.
 
     hybrid is BM25 and the index with equal weights; exact search takes the place of the index if the store has none, or
     if embeddings are named.
+
+    Args:
+        mode: The mode.
+        store: The store.
+        embeddings: Name of dense embeddings; None: the only ones.
+        index: Name of a FAISS index; None: the only one.
 
     Raises:
         InputError: If the store has no such artifact, or several.
@@ -27,12 +35,17 @@ def source_of(mode: Mode, store: Store, embeddings: str | None = None, index: st
     if mode == "bm25":
         return "bm25"
     if mode == "hybrid":
-        probed = index is not None or (embeddings is None and store.names("index"))
+        probed = index is not None or (embeddings is None and _has_faiss(store))
         return hybrid("bm25", source_of("dense" if probed else "exact", store, embeddings, index))
     if mode == "exact":
-        return f"exact:{store.only('embeddings', embeddings)}"
-    name = store.only("index", index)
+        return f"exact:{store.only('embeddings', embeddings, holds_dense)}"
+    name = store.only("index", index, holds_faiss)
     [latest] = store.generations("index", name)[-1:]
     if embeddings not in (None, latest.config["embeddings"]):
         raise InputError(f"index/{name} is over embeddings/{latest.config['embeddings']}, not {embeddings}")
     return f"index:{name}"
+
+
+def _has_faiss(store: Store) -> bool:
+    """Whether the store has a FAISS index."""
+    return any(holds_faiss(made.config) for name in store.names("index") for made in store.generations("index", name))

@@ -15,7 +15,8 @@ from indexing.index import check_lineage
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.impacts import SCALE, document_texts, quantised
 from indexing.sparse.lucene import write_impacts
-from indexing.store import Store, generation
+from indexing.store import Store
+from indexing.work.growth import count_shards, next_target
 from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
 from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
 
@@ -48,8 +49,7 @@ class BuildImpacts(WorkDefaults):
         rows = [sum(part.rows for part in made.group("shard")) for made in self.previous]
         self.first_row, self.end = sum(rows), embeddings.num_rows
         self.complete = bool(self.previous) and self.first_row >= self.end
-        share = (self.end - self.first_row) / max(1, rows[0]) if rows else 1.0
-        self.num_shards = max(1, min(round(shards * share), self.end - self.first_row))
+        self.num_shards = count_shards(shards, self.end - self.first_row, rows[0] if rows else 0)
 
     def pin_versions(self, runner: Runner) -> None:
         """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `find_versions` does."""
@@ -58,11 +58,9 @@ class BuildImpacts(WorkDefaults):
     @property
     def targets(self) -> list[Target]:
         """Returns the generation to be made."""
-        inputs = {f"embeddings/{n}": artifact for n, artifact in enumerate(self.embeddings.generations)}
-        if self.previous:
-            inputs["previous"] = self.previous[-1]
-        number = len(self.embeddings.generations) - 1
-        return [] if self.complete else [Target("index", f"{self.name}/{generation(number)}", inputs, self.config)]
+        if self.complete:
+            return []
+        return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
 
     @property
     def stages(self) -> list[FillImpacts]:

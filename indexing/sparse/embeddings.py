@@ -19,7 +19,7 @@ class SparseEmbeddings(EmbeddingsReader):
 
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> SparseEmbeddings:
-        """Opens embeddings/NAME; `name` may be left out if the store has only one.
+        """Opens embeddings/NAME; `name` may be left out if the store has only one with sparse vectors.
 
         Raises:
             InputError: If their vectors are dense, if they are of another corpus, or if they lack rows of this one.

@@ -2,23 +2,116 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import struct
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from retriever.errors import InputError
 from retriever.sparse.vectors import SparseVectors
 
 SUFFIX = ".safetensors"
+NUMBER_BYTES = 8  # of a word and its weight
 _DTYPES = {"indices": np.int32, "values": np.float32, "offsets": np.int64}
+_LAYOUT = {"offsets": "I64", "values": "F32", "indices": "I32"}  # in the order of safetensors' own writer
+_BLOCK = 1 << 20  # numbers in memory while vectors are written
 
 
-def save_vectors(vectors: SparseVectors, path: Path) -> None:
-    """Writes vectors to a file. Raises OSError if the bytes cannot be written."""
-    arrays = {name: np.ascontiguousarray(getattr(vectors, name), dtype) for name, dtype in _DTYPES.items()}
-    path.write_bytes(save(arrays, metadata={"width": str(vectors.width)}))
+def save_vectors(vectors: SparseVectors, path: Path, rows: np.ndarray | None = None) -> None:
+    """Writes vectors to a file, block by block, as the bytes that `safetensors.numpy.save` returns.
+
+    safetensors' own writers need all bytes in memory, or do not raise OSError on a full disk.
+
+    Args:
+        vectors: The vectors; their arrays may be memory-mapped.
+        path: The file.
+        rows: The vectors to write, in this order: int64 [n]. None: all.
+
+    Raises:
+        OSError: If the bytes cannot be written.
+    """
+    rows = np.arange(len(vectors)) if rows is None else rows
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(vectors.counts[rows])])
+    sizes = {"offsets": len(offsets), "values": int(offsets[-1]), "indices": int(offsets[-1])}
+    entries: dict[str, Any] = {"__metadata__": {"width": str(vectors.width)}}
+    starts, end = {}, 0
+    for name, size in sizes.items():
+        starts[name], end = end, end + size * np.dtype(_DTYPES[name]).itemsize
+        entries[name] = {"dtype": _LAYOUT[name], "shape": [size], "data_offsets": [starts[name], end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        data = file.tell()
+        file.write(np.ascontiguousarray(offsets, np.int64).data)
+        for first, last in _blocks(offsets):
+            block = vectors.take(rows[first:last])
+            for name in ("values", "indices"):
+                array = np.ascontiguousarray(getattr(block, name), _DTYPES[name])
+                file.seek(data + starts[name] + int(offsets[first]) * array.itemsize)
+                file.write(array.data)
+
+
+def _blocks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yields (first vector, end) of blocks that have at most _BLOCK numbers, or a single vector."""
+    first = 0
+    while first < len(offsets) - 1:
+        last = int(np.searchsorted(offsets, offsets[first] + _BLOCK, "right")) - 1
+        yield first, max(first + 1, last)
+        first = max(first + 1, last)
+
+
+@contextlib.contextmanager
+def open_spool(folder: Path, width: int) -> Iterator[VectorSpool]:
+    """Opens a spool over temporary files, which have no names and vanish with the process.
+
+    Args:
+        folder: The folder of the files.
+        width: The number of words of the vocabulary.
+
+    Raises:
+        OSError: If the files cannot be created.
+    """
+    with tempfile.TemporaryFile(dir=folder) as indices, tempfile.TemporaryFile(dir=folder) as values:
+        yield VectorSpool(indices, values, width)
+
+
+class VectorSpool:
+    """Sparse vectors that come in any order, kept in files until all of them are written in order.
+
+    Memory holds only the block of vectors that is added or written.
+    """
+
+    def __init__(self, indices: IO[bytes], values: IO[bytes], width: int):
+        """indices, values: empty files. width: the number of words of the vocabulary."""
+        self._indices, self._values, self._width = indices, values, width
+        self._rows: list[np.ndarray] = [np.empty(0, np.int64)]
+        self._counts: list[np.ndarray] = [np.zeros(1, np.int64)]
+
+    def add(self, rows: np.ndarray, vectors: SparseVectors) -> None:
+        """Adds the vectors of some rows, int64 [n]. Raises OSError if their bytes cannot be written."""
+        self._rows.append(rows)
+        self._counts.append(vectors.counts)
+        self._indices.write(np.ascontiguousarray(vectors.indices, np.int32).data)
+        self._values.write(np.ascontiguousarray(vectors.values, np.float32).data)
+
+    def save(self, path: Path) -> None:
+        """Writes all vectors to a file, in the order of their rows. Raises OSError as `save_vectors` does."""
+        offsets = np.cumsum(np.concatenate(self._counts))
+        indices, values = _mapped(self._indices, np.int32), _mapped(self._values, np.float32)
+        save_vectors(SparseVectors(indices, values, offsets, self._width), path, np.argsort(np.concatenate(self._rows)))
+
+
+def _mapped(file: IO[bytes], dtype: type[np.generic]) -> np.ndarray:
+    """Returns the numbers of a file, memory-mapped; an empty file cannot be mapped."""
+    file.flush()
+    return np.memmap(file, dtype, "r") if file.seek(0, 2) else np.empty(0, dtype)
 
 
 def read_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors:

@@ -49,25 +49,36 @@ def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
     Raises:
         InputError: If a weight is not finite or below 0, or if the impacts of a vector sum to more than 2^31 - 1.
     """
-    scaled = np.rint(SCALE * vectors.values.astype(np.float64))
-    rows = np.repeat(np.arange(len(vectors)), vectors.counts)
-    bad = np.flatnonzero(~((scaled >= 0) & (scaled <= _MOST)))
-    if len(bad):
-        number = bad[0]
-        raise InputError(
-            f"{label(int(rows[number]))}: the weight {vectors.values[number]:g} of word {vectors.indices[number]} does "
-            f"not fit an impact: expected 0 to {_MOST / SCALE:,.0f}"
-        )
-    totals = np.bincount(rows, scaled, len(vectors))
-    if len(vectors) and totals.max() > _MOST:
-        row = int(np.argmax(totals))
-        raise InputError(
-            f"{label(row)}: its weights sum to {totals[row] / SCALE:,.0f}, expected at most {_MOST / SCALE:,.0f}: "
-            "Lucene counts the impacts of a text in 31 bits"
-        )
+    for number, reason in misfits(vectors).items():
+        raise InputError(f"{label(number)}: {reason}")
+    scaled, rows = _scaled(vectors)
     is_kept = scaled > 0
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows[is_kept], minlength=len(vectors)))])
     return Impacts(vectors.indices[is_kept], scaled[is_kept].astype(np.int64), offsets.astype(np.int64))
+
+
+def misfits(vectors: SparseVectors) -> dict[int, str]:
+    """Returns the reason of each vector that has no impacts, by its number."""
+    scaled, rows = _scaled(vectors)
+    reasons: dict[int, str] = {}
+    for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MOST))):
+        word, weight = vectors.indices[number], vectors.values[number]
+        reason = f"the weight {weight:g} of word {word} does not fit an impact: expected 0 to {_MOST / SCALE:,.0f}"
+        reasons.setdefault(int(rows[number]), reason)
+    totals = np.bincount(rows, scaled, len(vectors))
+    for row in np.flatnonzero(totals > _MOST):
+        reason = (
+            f"its weights sum to {totals[row] / SCALE:,.0f}, expected at most {_MOST / SCALE:,.0f}: "
+            "Lucene counts the impacts of a text in 31 bits"
+        )
+        reasons.setdefault(int(row), reason)
+    return reasons
+
+
+def _scaled(vectors: SparseVectors) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rint(100 v) of all weights, float64 [numbers], and the number of the vector of each, int64 [numbers]."""
+    scaled: np.ndarray = np.rint(SCALE * vectors.values.astype(np.float64))
+    return scaled, np.repeat(np.arange(len(vectors)), vectors.counts)
 
 
 def document_texts(impacts: Impacts) -> Iterator[str]:

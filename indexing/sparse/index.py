@@ -19,13 +19,13 @@ from indexing.bm25 import (
     segments_of,
 )
 from indexing.exact import Hits
-from indexing.index import check_lineage
+from indexing.index import check_lineage, holds_impacts
 from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.impacts import EXACT, products, quantised, query_texts
+from indexing.sparse.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
 from indexing.sparse.lucene import ImpactSearch
 from indexing.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
-from retriever.errors import InputError
+from retriever.errors import InputError, TextsError
 from retriever.sparse.vectors import SparseVectors
 
 
@@ -48,12 +48,12 @@ class ImpactIndex:
 
     @classmethod
     def open(cls, store: Store, name: str | None, embeddings: SparseEmbeddings) -> ImpactIndex:
-        """Opens index/NAME; `name` may be left out if the store has only one.
+        """Opens index/NAME; `name` may be left out if the store has only one index of impacts.
 
         Raises:
             InputError: If it was built from other embeddings, or lacks rows that they have.
         """
-        name = store.only("index", name)
+        name = store.only("index", name, holds_impacts)
         generations = store.generations("index", name)
         check_lineage(generations, embeddings)
         index = cls(name, generations, embeddings)
@@ -92,14 +92,9 @@ class ImpactIndex:
             first_query: The number of the first query in error messages.
 
         Raises:
-            InputError: If a weight of a query does not fit, or if a single product is 2^24 or more.
+            TextsError: If a weight of a query does not fit, or if a single product is 2^24 or more.
         """
-        impacts = quantised(queries, lambda number: f"query {first_query + number}")
-        if len(impacts.impacts) and int(impacts.impacts.max()) * self.largest >= EXACT:
-            raise InputError(
-                f"index/{self.name}: a word of a query has the impact {int(impacts.impacts.max()):,}, and one of a "
-                f"passage has {self.largest:,}: their product must be below {EXACT:,}, above which Lucene rounds it"
-            )
+        impacts = self._impacts(queries, first_query)
         opened, texts = searcher or self.searcher(), query_texts(impacts)
 
         def find(texts: Sequence[str], depth: int) -> Hits:
@@ -116,6 +111,23 @@ class ImpactIndex:
             hits.scores[number, : len(best)] = scores[best]
             hits.rows[number, : len(best)] = candidates[best]
         return hits
+
+    def _impacts(self, queries: SparseVectors, first_query: int) -> Impacts:
+        """Returns the impacts of queries. Raises TextsError if some of them cannot be searched exactly."""
+        reasons = misfits(queries)
+        good = np.array([number for number in range(len(queries)) if number not in reasons], np.int64)
+        impacts = quantised(queries.take(good), str)
+        most = np.zeros(len(good), np.int64)
+        np.maximum.at(most, np.repeat(np.arange(len(good)), np.diff(impacts.offsets)), impacts.impacts)
+        for number in np.flatnonzero(most * self.largest >= EXACT):
+            reasons[int(good[number])] = (
+                f"a word has the impact {most[number]:,}, and one of a passage of index/{self.name} has "
+                f"{self.largest:,}: their product must be below {EXACT:,}, above which Lucene rounds it"
+            )
+        if reasons:
+            first = min(reasons)
+            raise TextsError(f"query {first_query + first}: {reasons[first]}", reasons)
+        return impacts
 
 
 def _candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, num_documents: int) -> np.ndarray:

@@ -11,6 +11,8 @@ _HASH = re.compile(r"[0-9a-f]{32,}")
 _SEARCH = "search_parameters"  # nested settings, each of which is an option
 # settings without an option
 _NO_OPTIONS = ("numerics", "lucene", "anserini", "training_threads", "title", "copies", "pool_draws")
+# What a setting is where it is not stored, because it came later than the first artifacts.
+_UNSTORED = {"loop.optimizer": "adamw"}
 _OTHER_NAMES = {  # how a job gives another name, if not by its option --name; a store has one corpus
     "corpus": "another store",
     "scores": "",
@@ -64,7 +66,7 @@ def _describe_change(name: str, old: Any, new: Any) -> str:
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (name, old value, new value) of each setting that differs; None for a missing one."""
+    """Yields (name, old value, new value) of each setting that differs; None for a missing one without a default."""
     old_leaves, new_leaves = dict(_leaves(old)), dict(_leaves(new))
     for path in {**old_leaves, **new_leaves}:
         if old_leaves.get(path) != new_leaves.get(path):
@@ -72,7 +74,8 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
             is_option = path not in _NO_OPTIONS if not rest else top == _SEARCH and rest in ("nprobe", "depth")
             value = old_leaves.get(path, new_leaves.get(path))
             named = f"parameter {path.rpartition('.')[2]}" if is_option and _is_plain(value) else path
-            yield named, old_leaves.get(path), new_leaves.get(path)
+            default = _UNSTORED.get(path)
+            yield named, old_leaves.get(path, default), new_leaves.get(path, default)
 
 
 def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import io
 import itertools
+import types
 import typing
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
         name = name.strip().removeprefix("--").replace("-", "_")
         if not sign or not listed:
             raise InputError(f"--sweep {text}: expected NAME=VALUE,VALUE")
+        if name in fixed and name in hints:
+            raise InputError(
+                f"--sweep {text}: all runs of a sweep have the same {name}; give it as --{name.replace('_', '-')}"
+            )
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else "--help lists the options"
@@ -87,8 +92,23 @@ def _parse(value: str, hint: Any, text: str) -> Any:
         with contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(hint, args=["--", value], console_outputs=False)
     except SystemExit:
-        kind = getattr(hint, "__name__", None) or str(hint).replace("typing.", "")
-        raise InputError(f"--sweep {text}: {value!r} is not {kind}") from None
+        raise InputError(f"--sweep {text}: expected {_described(hint)}, got {value!r}") from None
+
+
+def _described(hint: Any) -> str:
+    """Returns the values of a type in words: `a number or none`; `adamw or adafactor`."""
+    kinds: dict[Any, str] = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        type(None): "none",
+    }
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_described(each) for each in typing.get_args(hint))
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(str(each) for each in typing.get_args(hint))
+    return kinds.get(hint, str(hint))
 
 
 def _written(value: Any) -> str:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from retriever.options import Side
+from retriever.sparse.vectors import SparseVectors, from_dense
 
 DEPTH = 10  # of MRR@10
+_BLOCK = 1 << 23  # numbers of a block of dense vectors, 32 MiB; sparse vectors have one for each word of a vocabulary
 
 
 class TextSystem(Protocol):
     """A System that encodes texts."""
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
 
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
         """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
@@ -47,9 +53,29 @@ class DevSet:
 
     def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
         """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
-        queries = system.encode(self.queries, "query", rank, world)
-        passages = self.vectors if self.vectors is not None else system.encode(self.texts, "passage", rank, world)
-        return mean_reciprocal_rank(queries @ passages.T, self.positives, depth)
+        passages = [self.vectors] if self.vectors is not None else [
+            _compact(vectors) for vectors in _encode_blocks(system, self.texts, "passage", rank, world)
+        ]  # fmt: skip
+        scores = [_products(block, passages) for block in _encode_blocks(system, self.queries, "query", rank, world)]
+        return mean_reciprocal_rank(itertools.chain.from_iterable(scores), self.positives, depth)
+
+
+def _encode_blocks(system: TextSystem, texts: Sequence[str], side: Side, rank: int, world: int) -> Iterator[np.ndarray]:
+    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers."""
+    step = max(1, _BLOCK // system.dim)
+    for first in range(0, len(texts), step):
+        yield system.encode(texts[first : first + step], side, rank, world)
+
+
+def _compact(vectors: np.ndarray) -> np.ndarray | SparseVectors:
+    """Returns vectors in CSR form if that is smaller."""
+    return from_dense(vectors) if 2 * np.count_nonzero(vectors) < vectors.size else vectors
+
+
+def _products(queries: np.ndarray, passages: Sequence[np.ndarray | SparseVectors]) -> np.ndarray:
+    """Returns the inner products of queries with the passages of all blocks, float32 [queries, passages]."""
+    blocks = (block.dense() if isinstance(block, SparseVectors) else block for block in passages)
+    return np.concatenate([queries @ block.T for block in blocks], axis=1)
 
 
 @dataclass(frozen=True)

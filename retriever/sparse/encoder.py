@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from retriever.batching import Tokens
 from retriever.encoder import Encoder
-from retriever.errors import InputError
+from retriever.errors import InputError, TextsError
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from retriever.prompts import TaskPrompt
 from retriever.sparse.vectors import SparseVectors, concatenate, from_dense
@@ -78,28 +78,44 @@ class SparseEncoder:
     def encode(
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
     ) -> SparseVectors:
-        """Returns the vectors of texts, in order. Arguments and errors as of `Encoder.encode`."""
+        """Returns the vectors of texts, in order. Arguments as of `Encoder.encode`, errors as of `forward`."""
         return self.forward(self.tokenize(texts, side=side), side=side, task=task)
 
     def forward(
         self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
         report: Callable[[int], object] | None = None,
     ) -> SparseVectors:  # fmt: skip
-        """Returns the vectors of tokenised texts, in order. Arguments and errors as of `Encoder.forward`."""
+        """Returns the vectors of tokenised texts, in order. Arguments as of `Encoder.forward`.
+
+        Raises:
+            TextsError: If vectors are not finite; it names those of one batch.
+        """
         pieces: list[SparseVectors] = []
-        order: list[np.ndarray] = []
+        order = [np.empty(0, np.int64)]
+        for rows, vectors in self.batches(tokens, side=side, task=task, report=report):
+            order.append(rows)
+            pieces.append(vectors)
+        return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
+
+    def batches(
+        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
+        report: Callable[[int], object] | None = None,
+    ) -> Iterator[tuple[np.ndarray, SparseVectors]]:  # fmt: skip
+        """Yields the texts of each batch, int64 [n], and their vectors; the longest texts come first.
+
+        Arguments and errors as of `Encoder.forward`.
+        """
         done = 0
         for rows, weights in self.dense.pooled_batches(tokens, side=side, task=task):
             finite = torch.isfinite(weights).all(1)
             if not bool(finite.all()):
-                bad = rows[int(torch.nonzero(~finite)[0])]
-                raise InputError(
-                    f"the vector of text {bad} of {len(tokens)} is not finite: try dtype='float32' (now: "
-                    f"{self.numerics})"
+                bad = [int(row) for row in rows[(~finite).cpu().numpy()]]
+                reason = f"is not finite: try dtype='float32' (now: {self.numerics})"
+                raise TextsError(
+                    f"the vector of text {bad[0]} of {len(tokens)} {reason}",
+                    dict.fromkeys(bad, f"the vector of the text {reason}"),
                 )
-            pieces.append(from_dense(weights.cpu().numpy()))
-            order.append(rows)
+            yield rows, from_dense(weights.cpu().numpy())
             done += len(rows)
             if report is not None:
                 report(done)
-        return concatenate(pieces, self.dim).take(np.argsort(np.concatenate([np.empty(0, np.int64), *order])))

@@ -42,13 +42,7 @@ def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: boo
     """
     from transformers import AutoModelForMaskedLM
 
-    config = load_config(recipe.backbone, trust_remote_code=trust_remote_code, **recipe.config_args)
-    if not has_head(config) or config.is_encoder_decoder:
-        raise InputError(
-            f"{recipe.backbone}: pooling=splade needs a masked-language-model head, and a {config.model_type} has "
-            "none: use a masked language model, for example BERT"
-        )
-    prefix = backbone_prefix(config)
+    prefix = backbone_prefix(_masked_config(recipe, trust_remote_code))
 
     def is_head(name: str) -> bool:
         return not name.startswith(prefix)
@@ -67,6 +61,24 @@ def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: boo
             f"({lacking[0]}): use the folder of a masked language model, or pretrain a head with objective mlm"
         )
     return model
+
+
+def empty_masked_model(recipe: Recipe) -> Any:
+    """Returns a backbone and its head with new weights. Raises InputError if the architecture has no such head."""
+    from transformers import AutoModelForMaskedLM
+
+    return AutoModelForMaskedLM.from_config(_masked_config(recipe))
+
+
+def _masked_config(recipe: Recipe, trust_remote_code: bool = False) -> Any:
+    """Returns the configuration of a masked language model; raises InputError for another architecture."""
+    config = load_config(recipe.backbone, trust_remote_code=trust_remote_code, **recipe.config_args)
+    if not has_head(config) or config.is_encoder_decoder:
+        raise InputError(
+            f"{recipe.backbone}: pooling=splade needs a masked-language-model head, and a {config.model_type} has "
+            "none: use a masked language model, for example BERT"
+        )
+    return config
 
 
 def head_over_states(whole: Any) -> nn.Module:

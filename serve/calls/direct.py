@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from indexing.exact import Hits
 from serve.calls.protocols import (
     Encoded,
     EncodeRequest,
@@ -16,6 +15,7 @@ from serve.calls.protocols import (
     PassagesRequest,
     Reply,
     ScoreRequest,
+    SourceHits,
     SourceRequest,
 )
 
@@ -45,7 +45,7 @@ class DirectSearcher:
 
     part: SourcePart
 
-    def search(self, request: SourceRequest) -> Reply[Hits]:
+    def search(self, request: SourceRequest) -> Reply[SourceHits]:
         return _answered(self.part.search, request)
 
 

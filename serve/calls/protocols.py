@@ -80,6 +80,18 @@ class SourceRequest:
     deadline: float | None = None
 
 
+class SourceHits(NamedTuple):
+    """Hits of a source.
+
+    Attributes:
+        hits: The hits of each query; none of a query that is refused.
+        refused: Why a query cannot be answered, by its number in the request.
+    """
+
+    hits: Hits
+    refused: dict[int, str]
+
+
 @dataclass(frozen=True)
 class PassagesRequest:
     """Passages to look up. rows: int64 [n]."""
@@ -112,7 +124,7 @@ class EncoderClient(Protocol):
 class SearcherClient(Protocol):
     """One shard of a part that searches sources."""
 
-    def search(self, request: SourceRequest) -> Reply[Hits]: ...
+    def search(self, request: SourceRequest) -> Reply[SourceHits]: ...
 
 
 class PassagesClient(Protocol):
@@ -133,13 +145,13 @@ class Clients:
     """The parts of a service.
 
     Attributes:
-        encoder: The encoder.
+        encoder: The encoder; None: the service has none.
         searchers: The shards of each part that searches sources, by the name of the part.
         passages: The passages.
         reranker: The re-ranker; None: the service has none.
     """
 
-    encoder: EncoderClient
+    encoder: EncoderClient | None
     searchers: Mapping[str, Sequence[SearcherClient]]
     passages: PassagesClient
     reranker: RerankerClient | None = None

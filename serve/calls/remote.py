@@ -13,7 +13,6 @@ from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
-from indexing.exact import Hits
 from serve.batching import OverloadedError
 from serve.calls.protocols import (
     Encoded,
@@ -23,6 +22,7 @@ from serve.calls.protocols import (
     PassagesRequest,
     Reply,
     ScoreRequest,
+    SourceHits,
     SourceRequest,
 )
 
@@ -50,7 +50,7 @@ class RemoteSearcher:
 
     handle: Any
 
-    def search(self, request: SourceRequest) -> Reply[Hits]:
+    def search(self, request: SourceRequest) -> Reply[SourceHits]:
         return Sent(self.handle.search.remote, request)
 
 

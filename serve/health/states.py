@@ -57,7 +57,8 @@ class PartStates:
 
 def parts_of(release: Release) -> list[str]:
     """Returns the names of the parts that a release needs."""
-    return [ENCODER, *searching_parts(release), PASSAGES, *([RERANKER] if release.reranker is not None else [])]
+    encoder = [] if release.encoder is None else [ENCODER]
+    return [*encoder, *searching_parts(release), PASSAGES, *([RERANKER] if release.reranker is not None else [])]
 
 
 def searching_parts(release: Release) -> list[str]:

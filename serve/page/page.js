@@ -10,7 +10,8 @@ const made = (name, text, className) => {
 };
 const NAMES = { dense: "Dense", exact: "Exact", bm25: "BM25", hybrid: "Hybrid" };
 const SOURCE = "source:"; // before the value of an option that is a source, not a mode
-let modes = ["dense", "exact"];
+let modes = ["dense", "exact"]; // of the chosen task
+let tasksOf = {}; // the tasks of the release, by name
 let asked = 0;
 
 async function call(path, body) {
@@ -49,25 +50,35 @@ function show(page) {
 
 async function begin() {
   const [info, tasks] = await Promise.all([call("/v1/info"), call("/v1/tasks")]);
-  modes = info.modes;
   one("about").textContent =
-    `${info.passages.toLocaleString("en")} passages · ${info.encoder} · ${info.tasks.length} ${info.tasks.length === 1 ? "task" : "tasks"} · release ${info.release}`;
-  for (const option of document.querySelectorAll("#mode > option")) {
-    option.hidden = option.value !== "side" && !modes.includes(option.value);
-  }
-  const sources = [...new Set(tasks.tasks.flatMap((task) => task.sources))];
-  one("sources").replaceChildren(...sources.map((source) => new Option(source, `${SOURCE}${source}`)));
+    `${info.passages.toLocaleString("en")} passages${info.encoder ? ` · ${info.encoder}` : ""} · ${info.tasks.length} ${info.tasks.length === 1 ? "task" : "tasks"} · release ${info.release}`;
+  tasksOf = Object.fromEntries(tasks.tasks.map((task) => [task.name, task]));
   const chosen = one("task").value || new URLSearchParams(location.search).get("task");
   one("task").replaceChildren(...tasks.tasks.map((task) => new Option(task.name, task.name, false, task.name === chosen)));
+  listModes();
   one("rows").replaceChildren(...tasks.tasks.map((task) => {
     const row = made("tr");
     const sides = Object.entries(task.length).map(([side, length]) => `${length} (${side})`).join(", ");
-    const index = task.index || `${task.embeddings} (every vector)`;
+    const index = task.index || (task.embeddings ? `${task.embeddings} (every vector)` : "none");
     for (const text of [task.name, task.prompt ? task.prompt.slice(0, 12) : "none", sides, index, task.bm25 || ""]) {
       row.append(made("td", text));
     }
     return row;
   }));
+}
+
+// Lists the modes and the sources of the chosen task. If the task lacks what was chosen, its first one is chosen.
+function listModes() {
+  const chosen = one("mode").value;
+  const task = tasksOf[one("task").value] || { modes: [], sources: [] };
+  modes = task.modes;
+  for (const option of document.querySelectorAll("#mode > option")) {
+    option.hidden = !(option.value === "side" ? modes.length : modes.includes(option.value));
+  }
+  one("sources").replaceChildren(...task.sources.map((source) => new Option(source, `${SOURCE}${source}`)));
+  const options = [...one("mode").options].filter((option) => !option.hidden);
+  const option = options.find(({ value }) => value === chosen) || options[0];
+  if (option) one("mode").value = option.value;
 }
 
 function column(mode, found) {
@@ -123,7 +134,8 @@ async function search() {
 }
 
 one("ask").addEventListener("submit", (event) => { event.preventDefault(); search(); });
-for (const id of ["task", "mode"]) one(id).addEventListener("change", search);
+one("task").addEventListener("change", () => { listModes(); search(); });
+one("mode").addEventListener("change", search);
 one("give").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", one("secret").value);

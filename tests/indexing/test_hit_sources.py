@@ -190,7 +190,7 @@ class Names:
     def names(self, kind: str) -> list[str]:
         return self._names.get(kind, [])
 
-    def only(self, kind: str, name: str | None = None) -> str:
+    def only(self, kind: str, name: str | None = None, fits: object = None) -> str:
         [found] = [name] if name else self.names(kind)
         return found
 

@@ -61,9 +61,12 @@ class Page:
         self.until(lambda: self.text("#about"))
 
     def until(self, met: Any) -> Any:
+        from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.browser, 240).until(lambda _: met())
+        # An element may be replaced between the call that finds it and the one that reads it.
+        replaced = [StaleElementReferenceException]
+        return WebDriverWait(self.browser, 240, ignored_exceptions=replaced).until(lambda _: met())
 
     def all(self, selector: str) -> list[Any]:
         return list(self.browser.find_elements("css selector", selector))
@@ -107,6 +110,28 @@ def test_search_by_hand_in_every_mode_and_task(browser: Any, address: str, root:
     hits = client.search(query, source="bm25", task="ours")
     assert page.hits() == [hit.id for hit in hits]
     assert f"from bm25 {hits[0].score:.4f}" in page.text("#columns li .from")
+
+
+def test_the_sources_are_those_of_the_chosen_task(
+    browser: Any, address: str, root: Path, model: str, tmp_path: Path
+) -> None:
+    task_files(tmp_path, model, 6)
+    client = Client(address)
+    client.put_task("flat", tmp_path, index="enc")  # every vector is scored: no source index:idx
+    try:
+        page = Page(browser, address)
+        sources = {task["name"]: task["sources"] for task in client.tasks()}
+        assert "index:idx" in sources["default"]
+        assert "index:idx" not in sources["flat"]
+        page.choose("#mode", "source:index:idx")
+        for task in ("default", "flat"):
+            page.choose("#task", task)
+            page.until(lambda task=task: [option.text for option in page.all("#sources option")] == sources[task])
+        assert page.all("#mode")[0].get_attribute("value") == "dense"  # the chosen source is gone
+        page.ask(next(iter(questions(root).values())))
+        page.until(lambda: page.text("#status").startswith("10 hits for task flat"))
+    finally:
+        client.drop_task("flat")
 
 
 def test_hits_are_walked_through_with_the_keyboard(browser: Any, address: str, root: Path) -> None:

@@ -197,7 +197,7 @@ def test_sharded_weights_are_used_and_saved_whole(two_deepspeed_workers: TwoWork
     large = save_bert(tmp_path / "large", hidden=256, spread=0.1)
     out = tmp_path / "out"
     out.mkdir()
-    results = two_deepspeed_workers.run(cases.sharded_weights, large, out)
+    results = two_deepspeed_workers.run(cases.sharded_weights, large, out, {})
     expected = Encoder(str(out), ENCODER).encode(LONG_AND_SHORT, side="passage")
     assert len({row.tobytes() for row in expected.round(3)}) == 2
     for vectors, first in results:

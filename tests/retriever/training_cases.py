@@ -202,13 +202,15 @@ def losses_with_dropout(
     return result
 
 
-def sharded_weights(rank: int, patch: pytest.MonkeyPatch, bert: Path, out: Path) -> tuple[np.ndarray, np.ndarray]:
+def sharded_weights(
+    rank: int, patch: pytest.MonkeyPatch, bert: Path, out: Path, tuning: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
     """Encodes and saves with weights that DeepSpeed shards; the workers have unequal numbers of chunks.
 
     Returns:
         Vectors of LONG_AND_SHORT, and of its first text alone, for which the second worker has no text.
     """
-    system = dual_system(bert, dropout=0.0, chunk=100, method="finetune")
+    system = dual_system(bert, dropout=0.0, chunk=100, method="finetune", **tuning)
     loop = LoopOptions(steps=6, lr=1e-3, zero=3)
     trainer = Trainer(system, loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
     system.module.train()

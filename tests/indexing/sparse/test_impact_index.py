@@ -179,7 +179,7 @@ def test_a_product_that_lucene_would_round_is_refused(tmp_path: Path) -> None:
     index = build_index(tmp_path, 1)
     equal(index.search(from_dense(np.full((1, WIDTH), 16.0, np.float32)), 2, NOTHING),
           Hits(np.full((1, 2), 4.8e9, np.float32), np.array([[0, 1]])))  # fmt: skip
-    with pytest.raises(InputError, match="index/i1: a word of a query has the impact 1,700, and one of a passage has"):
+    with pytest.raises(InputError, match="query 0: a word has the impact 1,700, and one of a passage of index/i1 has"):
         index.search(from_dense(np.full((1, WIDTH), 17.0, np.float32)), 2, NOTHING)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
-from indexing.sparse.files import read_vectors, save_vectors
+from indexing.sparse import files
+from indexing.sparse.files import open_spool, read_vectors, save_vectors
 from retriever.errors import InputError
 from retriever.sparse.vectors import SparseVectors, from_dense
 
@@ -30,6 +32,46 @@ def test_vectors_are_read_as_they_were_written(tmp_path: Path) -> None:
         found = read_vectors(files[0], len(vectors), 40, "it")
         for name in ("indices", "values", "offsets"):
             np.testing.assert_array_equal(getattr(found, name), getattr(vectors, name))
+
+
+def whole_bytes(vectors: SparseVectors) -> bytes:
+    """Returns the bytes of a file, by safetensors' own writer."""
+    arrays = {name: getattr(vectors, name) for name in ("indices", "values", "offsets")}
+    return save(arrays, metadata={"width": str(vectors.width)})
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_files_have_the_bytes_of_safetensors_own_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Of any block, also for vectors that come in another order; headers of several lengths."""
+    monkeypatch.setattr(files, "_BLOCK", block)
+    for rows, width in ((9, 40), (0, 40), (1, 40), (70, 300)):
+        vectors = some_vectors(rows, width) if rows > 1 else some_vectors().take(np.arange(rows))
+        save_vectors(vectors, tmp_path / "f")
+        assert (tmp_path / "f").read_bytes() == whole_bytes(vectors)
+        order = np.random.default_rng(1).permutation(rows)
+        with open_spool(tmp_path, width) as spool:
+            for batch in np.array_split(order, 4):
+                spool.add(batch, vectors.take(batch))
+            spool.save(tmp_path / "g")
+        assert (tmp_path / "g").read_bytes() == whole_bytes(vectors)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "g"]
+
+
+def test_memory_does_not_grow_with_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 vectors of 2,000 words: 32 MB of numbers."""
+    monkeypatch.setattr(files, "_BLOCK", 20_000)
+    full = from_dense(np.ones((50, 2_000), np.float32))
+    tracemalloc.start()
+    with open_spool(tmp_path, 2_000) as spool:
+        for first in range(0, 2_000, 50):
+            spool.add(np.arange(first, first + 50)[::-1], full)
+        spool.save(tmp_path / "f")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "f").stat().st_size > 32_000_000
+    assert peak < 3_000_000
 
 
 GOOD: dict[str, Any] = {

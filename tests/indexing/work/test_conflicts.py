@@ -108,6 +108,11 @@ def test_the_option_for_another_name_is_that_of_the_kinds_job(kind: str, remedy:
             {"source": [{"file": "a.jsonl", "bytes": 1200, "samples": "4f"}]},
             "another source; give the same options",
         ),
+        (
+            {"loop": {"lr": 0.1}},
+            {"loop": {"lr": 0.1, "optimizer": "adafactor"}},
+            "loop.optimizer adamw, now adafactor; give the same options",
+        ),
     ],
 )
 def test_no_option_is_named_that_a_job_does_not_have(pinned: dict, requested: dict, expected: str) -> None:

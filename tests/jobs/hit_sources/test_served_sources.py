@@ -155,10 +155,25 @@ def test_the_job_names_further_sources(store: Store, release: Release, done: Don
     assert "has a live release" in refused(*at, "--sources", "fixed:best")
 
 
+def test_a_new_release_keeps_the_sources_of_the_live_one(
+    store: Store, release: Release, done: Done, refused: Callable[..., str]
+) -> None:
+    """Unless others are named, or none."""
+    renew = ("serve_search", "--store", store.url, "--renew", "--plan")
+    assert f"release   {release.id} of" in done(*renew)
+    save_fixed(store, "other", ROWS)
+    assert "task      default: index/idx, bm25/bm25, fixed:other\n" in done(*renew, "--sources", "fixed:other")
+    assert "task      default: index/idx, bm25/bm25\n" in done(*renew, "--sources")
+    shutil.rmtree(Path(store.url) / "fixed/best")
+    line = refused(*renew)
+    assert "fixed/best: there is no such artifact" in line
+    assert line.endswith("the live release serves this source: name the sources to serve with --sources")
+
+
 def test_a_cluster_deploys_the_part_of_a_new_kind(store: Store, release: Release) -> None:
     from serve.deployments import Application, Scale, _parts, needed
 
-    assert needed(release) == {"dense": "search", "bm25": "words", "fixed": "fixed"}
+    assert needed(release) == {"encoder": "encoder", "dense": "search", "bm25": "words", "fixed": "fixed"}
     application = Application(store=store.url, shards=2, sources={"fixed": Scale(replicas=3)})
     deployments = _parts(application, release)
     assert set(deployments) == {"encoder", "passages", "search-000", "search-001", "words", "fixed"}

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from jobs import encode_corpus
+
 import numpy as np
 import pytest
 from samples import files_of, make_passages, write_beir
@@ -52,6 +54,18 @@ def test_vectors_are_those_of_the_encoder(world, masked: Path, encode, done: Don
     assert made.config["encoder"] == encoder.config
     assert made.config["numerics"] == encoder.numerics
     assert not [finding for finding in verify(Store(str(world.store))) if finding.problem]
+
+
+def test_vectors_of_too_many_words_are_warned_of(world, encode, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, after the first part, and not for vectors that are cut."""
+    monkeypatch.setattr(encode_corpus, "MOST_WORDS", 50)
+    lines = [line for line in done(*encode()).splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 1
+    [words] = re.findall(r"the first part have (\d+) words on average, \d+\.\d kB in all", lines[0])
+    counts = opened(world.store).vectors(opened(world.store).parts[0]).counts
+    assert abs(int(words) - counts.mean()) < 5
+    assert "give --passage-terms N under another --name" in lines[0]
+    assert "warning" not in done(*encode("--name", "cut", "--passage-terms", 40))
 
 
 def test_an_interrupted_encoding_is_resumed_to_the_same_bytes(world, encode, done: Done, interrupt) -> None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
+from local_cluster import port
 from ready_client import ReadyClient
-from serving import K, questions, task_files
+from serving import K, questions, started, task_files
 from splade_stores import brute_force, encode_queries, run_of
 
 from indexing.corpus import Corpus
 from indexing.store import Store
+from retriever.encoder import Encoder
 from retriever.errors import InputError
 from serve.app import build_app
+from serve.client import Client
+from serve.deployments import Application, _parts, needed
 from serve.engine import Query
+from serve.health.states import parts_of
 from serve.local import LocalService, open_local
 from serve.release import Opened, Release, current, make_current, plan, renewed
 from serve.security import Tokens
@@ -105,6 +113,68 @@ def test_filters_and_new_tasks(store: Store, client: TestClient, masked: Path, m
     assert hits(task="other") == hits()  # the prompt is one for dense vectors
 
 
+def without_dense(store: Store, *more: str) -> None:
+    """Removes the dense embeddings and the release, and further folders."""
+    for folder in ("embeddings/enc", "index/idx", "releases", "serving", *more):
+        shutil.rmtree(Path(store.url) / folder)
+
+
+def test_a_service_without_dense_embeddings(
+    store: Store, masked: Path, model: str, tmp_path: Path, done: Done, refused: Done
+) -> None:
+    """Its only source is the index of impacts."""
+    without_dense(store, "bm25")
+    at = ("serve_search", "--store", store.url, "--plan")
+    assert "search the index of these by the source splade:NAME" in refused(*at)
+    out = done(*at, "--sources", SPLADE)
+    assert "task      default: splade:impacts\n" in out
+    assert "backbone  none" in out
+    assert "task ours: a prompt is one of an encoder of dense vectors" in refused(
+        *at, "--sources", SPLADE, "--tasks", "ours"
+    )
+    made, _ = plan(store, sources=[SPLADE])
+    assert make_current(store, made, None)
+    assert Release.load(store, made.id) == made == renewed(store, made)
+    service = open_local(store, threads=2)
+    texts = list(questions(tmp_path / "root").values())[:5]
+    expected = brute_force(store, "sparse", encode_queries(masked, texts), K)
+    with ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1") as client:
+        body = client.post("/v1/search", json={"queries": texts, "k": K, "source": SPLADE}).json()
+        assert [[(hit["id"], hit["score"]) for hit in result["hits"]] for result in body["results"]] == expected
+        assert set(client.get("/readyz").json()["parts"]) == {"splade", "passages"}
+        info = client.get("/v1/info").json()
+        assert (info["encoder"], info["dim"], info["modes"]) == (None, None, [])
+        [task] = client.get("/v1/tasks").json()["tasks"]
+        assert (task["embeddings"], task["modes"], task["sources"]) == (None, [], [SPLADE])
+        answer = client.post("/v1/search", json={"query": "bafa"})
+        message = "task 'default' has no dense embeddings, which mode dense searches: name a source (splade:impacts)"
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+        assert client.post("/v1/embeddings", json={"input": "bafa"}).status_code == 400
+        put = client.put("/v1/tasks/other", files=task_files(tmp_path / "prompt", model, 3))
+        assert (put.status_code, "this release has no dense embeddings" in put.text) == (400, True)
+        assert client.put("/v1/release", json={"release": None}).status_code == 200
+        assert client.get("/openapi.json").status_code == 200
+
+
+def test_a_service_of_bm25_alone(store: Store, tmp_path: Path) -> None:
+    without_dense(store, "embeddings/sparse", "index/impacts")
+    made, _ = plan(store)
+    assert (made.encoder, parts_of(made)) == (None, ["bm25", "passages"])
+    assert needed(made) == {"bm25": "words"}
+    assert set(_parts(Application(store=store.url), made)) == {"passages", "words"}
+    assert make_current(store, made, None)
+    service = open_local(store, threads=2)
+    [text, *_] = questions(tmp_path / "root").values()
+    with ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1") as client:
+        answers = [
+            client.post("/v1/search", json={"query": text, **by}) for by in ({"mode": "bm25"}, {"source": "bm25"})
+        ]
+        first, second = ([hit["id"] for hit in answer.json()["results"][0]["hits"]] for answer in answers)
+        assert first == second != []
+        assert client.get("/v1/info").json()["modes"] == ["bm25"]
+        assert client.post("/v1/search", json={"query": text, "mode": "hybrid"}).status_code == 400
+
+
 def test_a_release_pins_what_the_source_needs(store: Store, release: Release, masked: Path, done: Done) -> None:
     assert {"index/impacts/g0001", "embeddings/sparse/g0000", "embeddings/sparse/g0001"} <= release.fingerprints.keys()
     assert renewed(store, release) == release
@@ -117,3 +187,65 @@ def test_a_release_pins_what_the_source_needs(store: Store, release: Release, ma
         plan(store, index="idx", sources=["splade:idx"])
     with pytest.raises(InputError, match="embeddings/sparse: holds sparse vectors, expected dense ones"):
         plan(store, index="impacts")
+
+
+@pytest.mark.ray_serve
+@pytest.mark.slow
+def test_ray_serve_has_the_hits_of_the_vectors(
+    store: Store, release: Release, masked: Path, tmp_path: Path, done: Done
+) -> None:
+    """The index of impacts is a deployment of its own."""
+    texts = list(questions(tmp_path / "root").values())[:8]
+    at = ("--store", store.url, "--topology", "distributed", "--port", port("127.0.0.1"))
+    with started(*at) as (process, address):
+        client = Client(address)
+        found = client.search_all(texts, source=SPLADE, k=K)
+        assert [[(hit.id, hit.score) for hit in hits] for hits in found] == brute_force(
+            store, "sparse", encode_queries(masked, texts), K
+        )
+        assert all(hit.scores == {SPLADE: hit.score} for hits in found for hit in hits)
+        done("search", "--store", store.url, "--source", SOURCES[2], "--k", K, "--name", "fused")
+        fused = client.search_all(texts, source=SOURCES[2], k=K)
+        runs = list(run_of(store, "fused").values())[:8]
+        assert [[hit.id for hit in hits] for hits in fused] == [[id for id, _ in run] for run in runs]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(240) == 0
+
+
+@pytest.mark.parametrize("weight", [np.nan, 3e7, 2e5])
+def test_a_query_that_cannot_be_searched_fails_alone(
+    store: Store,
+    service: LocalService,
+    client: TestClient,
+    weight: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """In a batch with others: a vector that is not finite, a weight that is no impact, a product that is rounded."""
+    asked = list(questions(tmp_path / "root").values())[:6]
+    body = {"k": K, "source": "0.5*bm25+0.5*splade:impacts"}
+    expected = client.post("/v1/search", json={"queries": asked, **body}).json()["results"]
+    bad, original = asked[2], Encoder.pooled_batches
+
+    def overflowing(self: Encoder, tokens: Any, **options: Any) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        wanted = self.tokenize([bad], side="query").ids.tolist()
+        for rows, weights in original(self, tokens, **options):
+            for place, row in enumerate(rows):
+                start = tokens.starts[row]
+                if tokens.ids[start : start + tokens.lengths[row]].tolist() == wanted:
+                    weights[place, 7] = weight
+            yield rows, weights
+
+    monkeypatch.setattr(Encoder, "pooled_batches", overflowing)
+    live = service.live
+    assert live is not None
+    task = live.tasks["default"]
+    queries = [Query(text, task, K, search_of(task, str(body["source"])), float("inf")) for text in asked]
+    answers = service.engine.search(live.release, queries)
+    assert [isinstance(answer.error, InputError) for answer in answers] == [text == bad for text in asked]
+    assert str(answers[2].error).startswith("source splade:impacts: ")
+    for answer, result in zip(answers, expected, strict=True):
+        assert answer.error or [hit.id for hit in answer.hits] == [hit["id"] for hit in result["hits"]]
+    refused = client.post("/v1/search", json={"query": bad, **body})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert client.get("/readyz").json()["ready"]

@@ -1,4 +1,4 @@
-"""The source splade:NAME in search, fusion, mining and evaluation, against a product of the same whole weights."""
+"""The source splade:NAME in search, fusion, mining and evaluation, and on S3, against a product of whole weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from samples import make_passages, write_beir
+from samples import make_passages, make_queries, write_beir
 from splade_stores import Ranking, brute_force, encode_queries, run_of, save_prompt
 
 from indexing.artifact import fingerprint_of
@@ -161,9 +161,9 @@ def test_mining_pools_its_hits(store: Store, masked: Path, done: Done) -> None:
 def test_evaluation_measures_its_run(store: Store, done: Done, tmp_path: Path) -> None:
     at = ("evaluate", "--store", store.url, "--metrics", "RR@10")
     out = done(*at, "--source", "splade:impacts", "splade:impacts+bm25", "--json", tmp_path / "new.json")
-    names = ["tiny-test-splade-impacts", "tiny-test-splade-impacts-bm25"]
+    names = ["tiny-test-splade-impacts-top10", "tiny-test-splade-impacts-bm25-top10"]
     assert all(name in out for name in names)
-    done(*at, "--run", *names, "--json", tmp_path / "old.json")  # the runs are those of search
+    done(*at, "--run", *names, "--json", tmp_path / "old.json")
     assert json.loads((tmp_path / "new.json").read_text()) == json.loads((tmp_path / "old.json").read_text())
 
 
@@ -185,3 +185,41 @@ def test_a_source_of_another_kind_is_refused(store: Store, refused: Done, docume
     assert line == "error: --nprobe 3: splade:impacts has no use for it, it goes with an index"
     line = refused(*at, "index:idx+splade:impacts+splade:impacts")
     assert line.endswith("a source is given twice")
+
+
+def test_a_store_on_s3_has_the_bytes_and_the_hits_of_a_local_one(
+    masked: Path, bucket: str, tmp_path: Path, done: Done
+) -> None:
+    passages = make_passages(24)
+    queries, judged = make_queries(passages, 6)
+    source = write_beir(tmp_path / "tiny", passages, queries, {"test": judged})
+    hashes = []
+    for url in (str(tmp_path / "store"), f"{bucket}/store"):
+        at = ("--store", url)
+        done("import_corpus", *at, "--source", source, "--part-size", 12)
+        done("encode_corpus", *at, "--encoder", masked, "--name", "sparse", *EXACT)
+        hashes.append([part.sha256 for part in Store(url).open("embeddings", "sparse/g0000").parts])
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0]) == 2
+    done("build_index", *at, "--shards", 2)
+    done("search", *at, "--source", "splade:sparse", "--k", 5, "--name", "found")
+    store = Store(url)
+    split = Queries.open(store).split("test")
+    expected = brute_force(store, "sparse", encode_queries(masked, split.texts), 5)
+    assert run_of(store, "found") == dict(zip(split.ids, expected, strict=True))
+
+
+def test_a_mode_takes_the_only_artifact_of_its_kind(store: Store, done: Done, refused: Done) -> None:
+    """The store has dense and sparse embeddings, and an index over each; one of them is searched without its name."""
+    at = ("--store", store.url)
+    sources = {"dense": "index:idx", "exact": "exact:enc", "hybrid": "0.5*bm25+0.5*index:idx"}
+    for mode, source in sources.items():
+        assert f"source   {source}, over" in done("search", *at, "--mode", mode, "--plan")
+    assert "task      default: index/idx, bm25/bm25\n" in done("serve_search", *at, "--renew", "--plan")
+    shutil.copytree(Path(store.url) / "index/impacts", Path(store.url) / "index/other")
+    assert "source   index:idx, over" in done("search", *at, "--mode", "dense", "--plan")
+    shutil.rmtree(Path(store.url) / "index/other")
+    shutil.rmtree(Path(store.url) / "index/idx")
+    assert "source   0.5*bm25+0.5*exact:enc, over" in done("search", *at, "--mode", "hybrid", "--plan")
+    line = refused("search", *at, "--mode", "dense")
+    assert line.endswith("index/impacts holds the impacts of sparse embeddings: search it by the source splade:impacts")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mined import mine
+from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM
 
@@ -69,7 +71,7 @@ def test_the_model_is_an_encoder(world, done: Done) -> None:
     assert store.dependents("models/rip") == ["embeddings/rip/g0000"]
 
 
-def test_a_prompt_is_opened_by_task_and_starts_another(world, done: Done, refused: Done) -> None:
+def test_a_prompt_is_opened_by_task_and_starts_another(world, done: Done, refused: Done, tmp_path: Path) -> None:
     out = done(*command(world, "--unit", "span", "--name", "begun", "--train", "prompts",
                          "--prompt-length", 5, "--steps", 2))  # fmt: skip
     assert "prompts/begun: 2 steps" in out
@@ -81,7 +83,14 @@ def test_a_prompt_is_opened_by_task_and_starts_another(world, done: Done, refuse
              "--dtype", "float32", "--steps", 1, "--batch", 4, "--pooling", "cls", "--length", 5)  # fmt: skip
     done(*tuned, "--task", "on", "--init", "prompts/begun")
     assert Store(str(world.store)).inputs("prompts/on")["init"]["artifact"] == "prompts/begun"
-    assert "use its length" in refused(*tuned, "--task", "x", "--init", "begun", "--length", 3)
+    for more, message in (
+        (("--length", 3), "--init begun --length 3: its prompt of the query side has 5 tokens; give --length 5"),
+        (("--prompt", "mlp"), "--init begun --prompt mlp: the parameters of the network cannot be found"),
+        (("--backbone", save_tiny_bert(tmp_path / "other", seed=1)), f"--init begun --backbone {tmp_path}/other: the "
+         "prompt is for another backbone (weights differ): "),
+    ):  # fmt: skip
+        for plan in ((), ("--plan",)):
+            assert message in refused(*tuned, "--task", "x", "--init", "begun", *more, *plan)
     assert "fine-tuning starts from the backbone alone" in refused(
         *tuned, "--task", "x", "--init", "begun", "--method", "finetune"
     )

@@ -97,7 +97,7 @@ def test_values_that_are_true_or_false() -> None:
 def test_runs_are_measured_in_the_same_way() -> None:
     options = TrainRetriever(store="s", task="t", backbone="b", train="prompts", curves="s3://bucket/curves")
     for name, values in (("queries", "a,b"), ("dev_split", "a,b"), ("dev_passages", "10,20"), ("evaluate_every", "0")):
-        with pytest.raises(InputError, match=f"{name} is not an option that can be swept"):
+        with pytest.raises(InputError, match=f"all runs of a sweep have the same {name}"):
             parse_grid([f"{name}={values}"], options, FIXED)
     assert options.as_run("t-seed0").curves == "s3://bucket/curves/t-seed0"
 

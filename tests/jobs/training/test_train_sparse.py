@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from jobs.cli import human
 from jobs.tuning import TrainRetriever
 
 import pytest
 from mined import weights
 from sentence_transformers import SparseEncoder as Peer
+from t5_folders import save_t5
 from tiny import add_masked_head
+from transformers import AutoModelForMaskedLM
 
 from indexing.corpus import Corpus
 from indexing.models import Checkpoints, model_folder
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
+from retriever.recipe import read_recipe
 
 Done = Callable[..., str]
 
@@ -67,11 +73,48 @@ def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
         assert peer.encode_query(["bada"]).shape == (1, config["backbone"]["dim"])
 
 
+def test_a_sweep_over_the_weight_of_the_regulariser(world, mined: Store, masked: Path, done: Done) -> None:
+    dev = ("--dev-split", "test", "--dev-limit", 5, "--dev-passages", 20, "--evaluate-every", 1)
+    ask = command(world, masked, "grid", "--train", "all", "--steps", 1, *dev, "--sweep", "flops_passages=1e-4,1e-1")
+    out = done(*ask)
+    names = ["grid-flops_passages0.0001", "grid-flops_passages0.1"]
+    assert sorted(mined.names("models")) == names
+    passages = [mined.open("models", name).config["tuning"]["flops"]["passages"] for name in names]
+    assert passages == [1e-4, 1e-1]
+    assert mined.open("sweeps", "grid").notes["chosen"] in [f"models/{name}" for name in names]
+    assert "chosen: models/grid-flops_passages0" in out
+
+
+def test_the_plan_counts_the_head(world, mined: Store, masked: Path, done: Done, refused: Done, tmp_path: Path) -> None:
+    whole = AutoModelForMaskedLM.from_pretrained(masked)
+    size = human(4 * sum(parameter.numel() for parameter in whole.parameters()))
+    assert f"trains    {size}, over" in done(*command(world, masked, "t", "--train", "all", "--steps", 2, "--plan"))
+    line = refused(*command(world, save_t5(tmp_path / "t5"), "t", "--train", "all", "--steps", 2, "--plan"))
+    assert "pooling=splade needs a masked-language-model head, and a t5 has none" in line
+
+
 def test_the_weights_of_margin_mse_are_others() -> None:
     options = TrainRetriever(store="", task="t", backbone="", train="all", loss="margin-mse")
     flops = options.flops("splade", 30)
     assert flops is not None
     assert (flops.queries, flops.passages, flops.warm_up) == (0.5, 0.4, 10)
+
+
+def test_a_splade_folder_keeps_its_lengths(masked: Path, tmp_path: Path) -> None:
+    """Also if --pooling splade names what the folder is; a masked language model gets naver/splade's 256 tokens."""
+    folder = Path(shutil.copytree(masked, tmp_path / "m"))
+    package = "sentence_transformers.sparse_encoder.models"
+    modules = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
+    entries = [{"path": path, "type": f"{package}.{name}"} for path, name in modules]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24}))
+    (folder / "1_SpladePooling").mkdir()
+    (folder / "1_SpladePooling" / "config.json").write_text("{}")
+    options = TrainRetriever(store="", task="t", backbone="", train="all", pooling="splade")
+    recipes = [read_recipe(path, options.encoder(str(path))) for path in (folder, masked)]
+    assert [(recipe.query_length, recipe.passage_length) for recipe in recipes] == [(24, 24), (64, 64)]
+    given = replace(options, query_length=9).encoder(str(folder))
+    assert (given.query_length, read_recipe(folder, given).passage_length) == (9, 24)
 
 
 def test_what_does_not_fit_is_refused(

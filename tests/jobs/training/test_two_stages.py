@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jobs.cli import human
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,9 @@ def test_the_second_stage_takes_the_weights_alone(
     first = mined.open("models", "stage1")
     assert len([role for role in first.inputs if "queries" in role]) == 2
     assert first.config["tuning"].items() >= {"projection": 48, "dropout": False, "negatives_per_query": 0}.items()
+    size = 4 * sum(value.numel() for value in starts[0].values())  # W included
+    for backbone, more in ((t5, (*SHAPE, "--negatives", "none")), ("models/stage1", ("--negatives", "hand"))):
+        assert f"trains    {human(size)}, over" in done(*command(world, "planned", backbone, *more, "--plan"))
 
     done(*command(world, "stage2", "models/stage1", "--negatives", "hand"))
     second = mined.open("models", "stage2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from two_workers import TwoWorkers
 
 from retriever import reranker_training, rip
 from retriever.encoder import Encoder
+from retriever.evaluation import dev as evaluation
 from retriever.evaluation.dev import DevLists, DevSet, mean_reciprocal_rank
 from retriever.evaluation.workers import share_items
 from retriever.options import EncoderOptions
@@ -79,6 +81,35 @@ def test_scores_of_a_reranker_are_those_of_the_saved_model(
     system.save(tmp_path / "saved")
     expected = Reranker(str(tmp_path / "saved"), RerankerOptions(dtype="float32")).score(queries, TEXTS)
     np.testing.assert_allclose(1 / (1 + np.exp(-logits.astype(np.float64))), expected, atol=1e-4)
+
+
+class WordWeights:
+    """A text is a number, which seeds the few words of its vector."""
+
+    dim = 20_000
+
+    def encode(self, texts: Sequence[str], side: str, rank: int = 0, world: int = 1) -> np.ndarray:
+        vectors = np.zeros((len(texts), self.dim), np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            draw = np.random.default_rng(int(text))
+            vector[draw.integers(300 if side == "query" else 310, size=60)] = draw.random(60)
+        return vectors
+
+
+def test_vectors_of_many_words_are_dense_in_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quality is that of a product of dense vectors, which have 8 MB a side; blocks have 0.8 MB."""
+    system, texts = WordWeights(), [str(number) for number in range(100)]
+    positives = [np.array([(7 * number) % 100, number]) for number in range(100)]
+    scores = system.encode(texts, "query") @ system.encode(texts, "passage").T
+    expected = mean_reciprocal_rank(scores, positives, 10)
+    assert 0.1 < expected < 0.9
+    monkeypatch.setattr(evaluation, "_BLOCK", 200_000)
+    tracemalloc.start()
+    assert DevSet(texts, positives, texts).mrr(system) == pytest.approx(expected)
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    tracemalloc.stop()
+    full = np.ones((2, 3), np.float32)
+    assert evaluation._compact(full) is full
 
 
 def test_a_better_model_has_the_higher_quality(bert: Path) -> None:

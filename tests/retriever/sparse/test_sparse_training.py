@@ -102,6 +102,35 @@ def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Pat
             torch.testing.assert_close(actual[name], expected[name], atol=1e-3, rtol=1e-2)
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_trains_the_weights_of_torch(two_deepspeed_workers: TwoWorkers, bert: Path, stage: int) -> None:
+    """Four steps, the last one from a state that was loaded; the head shares parameters with the backbone."""
+    method: Any = "prompt" if stage < 2 else "finetune"
+    system = dual_system(bert, dropout=0.0, method=method, flops=FLOPS)
+    trainer = Trainer(system, LoopOptions(steps=6, lr=1e-2), device=CPU, dtype=torch.float32)
+    losses = [trainer.step(number) for number in range(4)]
+    expected = trainer.stepper.state()
+    tuning = {"flops": FLOPS}
+    for actual in two_deepspeed_workers.run(cases.resumed_steps, bert, method, stage, tuning):
+        assert actual["loss"] == pytest.approx(losses[-1], rel=1e-3)
+        for name in [name for name in expected if not name.endswith("key.bias")]:  # only rounding
+            torch.testing.assert_close(actual[name], expected[name], atol=1e-3, rtol=1e-2)
+
+
+def test_sharded_weights_are_used_and_saved_whole(two_deepspeed_workers: TwoWorkers, tmp_path: Path) -> None:
+    """The head's largest weights are those of the backbone's word embeddings."""
+    large = add_masked_head(save_bert(tmp_path / "large", hidden=256), spread=0.1)  # DeepSpeed shards these weights
+    out = tmp_path / "out"
+    out.mkdir()
+    results = two_deepspeed_workers.run(cases.sharded_weights, large, out, {"flops": FLOPS})
+    encoder = SparseEncoder(str(out), EncoderOptions(dtype="float32"))
+    expected = encoder.encode(cases.LONG_AND_SHORT, side="passage").dense()
+    assert 0 < np.count_nonzero(expected) < expected.size
+    for vectors, first in results:
+        np.testing.assert_allclose(vectors, expected, atol=1e-4)
+        np.testing.assert_allclose(first, expected[:1], atol=1e-4)
+
+
 def test_the_regulariser_leaves_fewer_words(bert: Path) -> None:
     words = {}
     for options in (NONE, FlopsOptions(queries=0.3, passages=0.3, warm_up=5)):

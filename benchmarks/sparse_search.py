@@ -1,0 +1,287 @@
+"""Compares search of sparse vectors (SPLADE) with BM25 on the same Lucene: rankings, queries per second, sizes.
+
+    python benchmarks/sparse_search.py --store S --embeddings minilm-seed0 --queries sf --random-store W
+
+The rankings of the index of impacts, with one shard and with several, are compared with a brute-force product of the
+same quantised weights, in whole numbers, for all queries of the split: rows, their order and scores. So are those of
+random vectors over 30,522 words (--random-store), whose frequencies fall as in texts. Queries per second are those of
+search alone, without the encoder, in one process; all systems search the same queries one after the other in each
+round, and the order is reversed in every second round. Ratios are medians over rounds. Sizes are those of the files.
+
+Indexes are built by the jobs; the JSON file is written after each cell, and an interrupted run resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gtr_recipe import cpu_name, write_json, write_lines
+from scipy import sparse
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from indexing.corpus import Corpus  # noqa: E402
+from indexing.sparse.embeddings import SparseEmbeddings  # noqa: E402
+from indexing.sparse.index import ImpactIndex  # noqa: E402
+from indexing.store import Store, generation  # noqa: E402
+from retriever.sparse.vectors import SparseVectors, concatenate  # noqa: E402
+
+WORDS = 30_522  # of the vocabulary of random vectors; BERT's
+BLOCK = 64  # queries whose products are in memory at a time
+
+
+def quantised_matrix(vectors: SparseVectors) -> Any:
+    """Returns rint(100 v) of all weights as a SciPy matrix, int64 [vectors, words]."""
+    weights = np.rint(100 * vectors.values.astype(np.float64)).astype(np.int64)
+    return sparse.csr_array((weights, vectors.indices, vectors.offsets), shape=(len(vectors), vectors.width))
+
+
+def brute_force(queries: SparseVectors, passages: SparseVectors, k: int, deleted: np.ndarray) -> list[np.ndarray]:
+    """Returns the best passages of each query by the product of quantised weights, int64 [hits, 2]: row, score.
+
+    Equal scores are ordered by row, and passages of score 0 are no hits.
+    """
+    rows = quantised_matrix(passages).T.tocsr()
+    ranking = []
+    for first in range(0, len(queries), BLOCK):
+        block = queries.take(np.arange(first, min(first + BLOCK, len(queries))))
+        for scores in (quantised_matrix(block) @ rows).toarray():
+            scores[deleted] = 0
+            order = np.lexsort((np.arange(len(scores)), -scores))[:k]
+            order = order[scores[order] > 0]
+            ranking.append(np.stack([order, scores[order]], axis=1))
+    return ranking
+
+
+def count_differing(
+    index: ImpactIndex, queries: SparseVectors, expected: list[np.ndarray], k: int, deleted: np.ndarray, threads: int
+) -> int:
+    """Returns the number of queries whose rows, order or scores in an index are not the expected ones."""
+    hits = index.search(queries, k, deleted, threads=threads)
+    count = 0
+    for rows, scores, ranking in zip(hits.rows, hits.scores, expected, strict=True):
+        is_hit = rows >= 0
+        same_rows = np.array_equal(rows[is_hit], ranking[:, 0])
+        count += not (same_rows and np.array_equal(scores[is_hit], ranking[:, 1].astype(np.float32)))
+    return count
+
+
+def random_vectors(count: int, words: int, seed: int) -> SparseVectors:
+    """Returns random vectors of about some words each, whose frequencies fall with their number."""
+    random = np.random.default_rng(seed)
+    shares = 1 / (np.arange(WORDS) + 50.0)
+    words_of_rows = [np.unique(random.choice(WORDS, words, p=shares / shares.sum())) for _ in range(count)]
+    indices = np.concatenate(words_of_rows).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in words_of_rows])]).astype(np.int64)
+    return SparseVectors(indices, (3 * random.random(len(indices)) ** 2 + 0.01).astype(np.float32), offsets, WORDS)
+
+
+def make_random_store(url: str, passages: int, words: int) -> None:
+    """Makes a store of random sparse embeddings, unless it is complete. Its passages have no meaning."""
+    from jobs import import_corpus
+
+    from indexing.sparse.files import SUFFIX, save_vectors
+
+    raw = Path(f"{url}-raw") / "corpus.jsonl"
+    if not raw.exists():
+        write_lines(raw, ({"_id": str(number), "title": "", "text": f"word{number}"} for number in range(passages)))
+    import_corpus.main(import_corpus.ImportCorpus(store=url, source=str(raw.parent)))
+    store = Store(url)
+    corpus = Corpus.open(store)
+    if store.names("embeddings"):
+        return
+    config = {"encoder": {"pooling": "splade", "dim": WORDS}, "limit": None, "numerics": "random"}
+    inputs = {"corpus": corpus.generations[-1]}
+    with store.create("embeddings", f"random/{generation(0)}", inputs=inputs, config=config) as draft:
+        for number, part in enumerate(corpus.parts):
+            vectors = random_vectors(part.part.rows, words, seed=number)
+            draft.commit(f"part-{number:05d}", SUFFIX, partial(save_vectors, vectors), rows=len(vectors))
+        draft.note(encoder="random", options={}, task=None, dim=WORDS, similarity="dot")
+
+
+def build(store_url: str, embeddings: SparseEmbeddings, shards: int) -> ImpactIndex:
+    """Returns the index of embeddings with a number of shards, which is built unless it exists."""
+    from jobs import build_index
+
+    name = f"{embeddings.name}-{shards}-shards"
+    build_index.main(build_index.BuildIndex(store=store_url, embeddings=embeddings.name, name=name, shards=shards))
+    return ImpactIndex.open(Store(store_url), name, embeddings)
+
+
+def lucene_bytes(shards: Any) -> int:
+    """Returns the size of Lucene's files of an index."""
+    small = [content for _, part in shards for content in part.facts["small_files"].values()]
+    return sum(part.bytes for _, part in shards) + sum(len(base64.b64decode(content)) for content in small)
+
+
+def alternate(systems: dict[str, Callable[[], Any]], queries: int, rounds: int) -> dict[str, list[float]]:
+    """Returns the queries per second of each system by round, after a round that is not counted."""
+    rates: dict[str, list[float]] = {name: [] for name in systems}
+    for number in range(rounds + 1):
+        for name in list(systems) if number % 2 else reversed(systems):
+            started = time.perf_counter()
+            systems[name]()
+            if number:
+                rates[name].append(queries / (time.perf_counter() - started))
+    return rates
+
+
+def compare(
+    store_url: str, name: str, queries: SparseVectors, texts: list[str] | None, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Compares the indexes of some embeddings with a brute-force product, and with BM25 if there are texts.
+
+    Args:
+        store_url: The store.
+        name: Name of the sparse embeddings.
+        queries: The vectors of the queries.
+        texts: The queries' texts; None: BM25 is not compared.
+        options: The options of the benchmark.
+
+    Returns:
+        The figures of the cell.
+    """
+    from jobs import build_bm25
+
+    from indexing.bm25 import Bm25, search_alive
+
+    store = Store(store_url)
+    corpus = Corpus.open(store)
+    embeddings = SparseEmbeddings.open(store, name, corpus)
+    passages = concatenate([vectors for _, vectors in embeddings.between(0, corpus.num_rows)], embeddings.dim)
+    expected = brute_force(queries, passages, options.depth, corpus.deleted)
+    threads = max(options.threads)
+    differing, sizes = {}, {"embeddings": sum(part.part.bytes for part in embeddings.parts)}
+    systems: dict[str, Callable[[int], Any]] = {}
+    for shards in options.shards:
+        index = build(store_url, embeddings, shards)
+        differing[shards] = count_differing(index, queries, expected, options.depth, corpus.deleted, threads)
+        sizes[f"splade, {shards}"] = lucene_bytes(index.shards)
+        systems[f"splade, {shards}"] = impact_search(index, queries, options.k, corpus.deleted)
+        if texts is not None:
+            bm25_name = f"bm25-{shards}-shards"
+            build_bm25.main(build_bm25.BuildBm25(store=store_url, name=bm25_name, shards=shards))
+            bm25 = Bm25.open(store, bm25_name, corpus)
+            sizes[f"bm25, {shards}"] = lucene_bytes(bm25.shards)
+            systems[f"bm25, {shards}"] = partial(search_alive, bm25.searcher(), texts, options.k, corpus.deleted)
+    speeds: dict[str, dict[str, list[float]]] = {}
+    for count in options.threads:
+        calls = {system: partial(call, count) for system, call in systems.items()}
+        speeds[str(count)] = alternate(calls, len(queries), options.rounds)
+    return {
+        "passages": corpus.num_rows,
+        "queries": len(queries),
+        "words of a passage": float(passages.counts.mean()),
+        "words of a query": float(queries.counts.mean()),
+        "hits": int(sum(map(len, expected))),
+        "differing": differing,
+        "bytes": sizes,
+        "queries per second": speeds,
+    }
+
+
+def impact_search(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray) -> Callable[[int], Any]:
+    """Returns a function that searches an index of impacts with a number of threads."""
+    searcher = index.searcher()  # the index itself keeps few shards open
+    return lambda threads: index.search(queries, k, deleted, threads=threads, searcher=searcher)
+
+
+def encode_queries(store_url: str, name: str, texts: list[str]) -> tuple[SparseVectors, float]:
+    """Returns the vectors of queries by the encoder of embeddings, and the queries per second of the encoder."""
+    from indexing.hit_sources.options import SearchOptions
+    from indexing.hit_sources.query_encoder import QueryEncoder
+    from indexing.work.tasks import Place, ignore
+
+    store = Store(store_url)
+    embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
+    encoder: QueryEncoder[SparseVectors] = QueryEncoder(store, embeddings, SearchOptions())
+    work = encoder.task.open(Place(os.cpu_count() or 1, "cpu"))
+    work(texts[:8], ignore)
+    started = time.perf_counter()
+    vectors: SparseVectors = work(texts, ignore)[0]
+    return vectors, len(texts) / (time.perf_counter() - started)
+
+
+def report(cells: dict[str, dict[str, Any]]) -> None:
+    """Prints Markdown tables of rankings, sizes and queries per second."""
+    print("\n| vectors | passages | words | queries | words | hits | shards | rankings that differ |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, cell in cells.items():
+        words = cell["words of a passage"], cell["words of a query"]
+        shape = f"{cell['passages']:,} | {words[0]:,.1f} | {cell['queries']:,} | {words[1]:,.1f} | {cell['hits']:,}"
+        for shards, count in cell["differing"].items():
+            print(f"| {name} | {shape} | {shards} | {count} |")
+    print("\n| vectors | system, shards | MB | bytes per passage |\n| --- | --- | --- | --- |")
+    for name, cell in cells.items():
+        for system, size in cell["bytes"].items():
+            print(f"| {name} | {system} | {size / 1e6:,.2f} | {size / cell['passages']:,.0f} |")
+    print("\n| vectors | system, shards | threads | queries/s | ratio to BM25 |\n| --- | --- | --- | --- | --- |")
+    for name, cell in cells.items():
+        for threads, rates in cell["queries per second"].items():
+            for system, by_round in rates.items():
+                peer = rates.get(system.replace("splade", "bm25"))
+                ratios = [a / b for a, b in zip(by_round, peer, strict=True)] if peer else []
+                ratio = f"{statistics.median(ratios):.3f}" if ratios else ""
+                print(f"| {name} | {system} | {threads} | {statistics.median(by_round):,.0f} | {ratio} |")
+        if "encoder, queries per second" in cell:
+            print(f"| {name} | encoder | {os.cpu_count()} | {cell['encoder, queries per second']:,.0f} | |")
+
+
+def main() -> None:
+    """Reads the options, compares each set of vectors, prints and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", help="folder of a store with sparse embeddings and queries")
+    parser.add_argument("--embeddings", nargs="+", default=[], help="names of sparse embeddings of the store")
+    parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
+    parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
+    parser.add_argument("--random-store", help="folder of a store of random vectors, which is made; default: none")
+    parser.add_argument("--passages", type=int, default=20_000, help="random passages (default: %(default)s)")
+    parser.add_argument("--words", type=int, nargs=2, default=[200, 40], help="words drawn for a random passage, query")
+    parser.add_argument("--num-queries", type=int, default=300, help="random queries (default: %(default)s)")
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, 4], help="numbers of shards (default: 1 4)")
+    parser.add_argument("--depth", type=int, default=1000, help="hits whose ranking is compared (default: %(default)s)")
+    parser.add_argument("--k", type=int, default=100, help="hits of a query in the timed search (default: %(default)s)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of each system (default: 1 2)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds that are timed (default: %(default)s)")
+    parser.add_argument("--json", type=Path, default=Path("results/sparse_search.json"), help="output file")
+    options = parser.parse_args()
+    if bool(options.store) != bool(options.embeddings) or not (options.store or options.random_store):
+        parser.error("expected --store with --embeddings, --random-store, or both")
+    shown = {key: value for key, value in vars(options).items() if key not in ("json", "embeddings")}
+    document: dict[str, Any] = {"options": shown, "cpu": cpu_name(), "cells": {}}
+    if options.json.exists():
+        document = json.loads(options.json.read_text())
+        if document["options"] != shown:
+            parser.error(f"--json {options.json}: it has figures of other options; name another file")
+    cells = document["cells"]
+    for name in options.embeddings:
+        if name not in cells:
+            from indexing.queries import Queries
+
+            texts = Queries.open(Store(options.store), options.queries).split(options.split).texts
+            queries, speed = encode_queries(options.store, name, texts)
+            cells[name] = compare(options.store, name, queries, texts, options) | {"encoder, queries per second": speed}
+            write_json(options.json, document)
+    if options.random_store and "random" not in cells:
+        make_random_store(options.random_store, options.passages, options.words[0])
+        queries = random_vectors(options.num_queries, options.words[1], seed=1_000_000)
+        cells["random"] = compare(options.random_store, "random", queries, None, options)
+        write_json(options.json, document)
+    report(json.loads(json.dumps(cells)))
+    print(f"\nCPU: {document['cpu']}, {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Makes what `arms/splade.yaml` trains on, for a store S: pairs of texts from its corpus, and backbones with a head.
+
+    python benchmarks/splade_setup.py --store S
+    python benchmarks/compare_training.py benchmarks/arms/splade.yaml --store S --metrics nDCG@10 RR@10 R@100
+
+S-splade/pairs is a store with pairs that need no queries: the title of a passage finds its text, and a sentence of it
+finds the other sentences. S-splade/small and S-splade/minilm are masked language models: the backbone of examples/ with
+the head that it was trained with, and MiniLM, whose weights have no head, with a fresh one: the identity, then the word
+embeddings, transposed. A constant is subtracted from the bias of every word, so that a passage of the corpus has about
+--words non-zero words. The softmax of masked language modelling does not depend on it, and without it all words are
+above zero: 7,000 of 8,192, and 30,500 of 30,522. An interrupted run resumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gtr_recipe import write_lines, write_qrels
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+BACKBONES = {"small": str(ROOT / "examples/backbone"), "minilm": MINILM}
+LENGTH = 128  # tokens of a passage
+
+
+def write_pairs(store_url: str, folder: Path, seed: int) -> Path:
+    """Writes pairs of each passage of a store as a BEIR folder: title and text; a sentence and the others."""
+    from indexing.corpus import Corpus
+    from indexing.store import Store
+    from retriever.sentences import split_sentences
+
+    if (folder / "qrels" / "train.tsv").exists():  # written last
+        return folder
+    corpus = Corpus.open(Store(store_url))
+    random = np.random.default_rng(seed)
+    pairs: dict[str, tuple[str, str]] = {}
+    for passage in corpus.passages(np.arange(corpus.num_rows)):
+        if passage.title.strip() and passage.text.strip():
+            pairs[f"title-{passage.row}"] = passage.title, passage.text
+        sentences = split_sentences(passage.text, "en")
+        if len(sentences) >= 3:
+            number = int(random.integers(len(sentences)))
+            rest = " ".join(sentences[:number] + sentences[number + 1 :])
+            pairs[f"sentence-{passage.row}"] = sentences[number], rest
+    write_lines(
+        folder / "corpus.jsonl", ({"_id": name, "title": "", "text": text} for name, (_, text) in pairs.items())
+    )
+    write_lines(folder / "queries.jsonl", ({"_id": name, "text": query} for name, (query, _) in pairs.items()))
+    write_qrels(folder / "qrels" / "train.tsv", ((name, name) for name in pairs))
+    return folder
+
+
+def import_pairs(store_url: str, folder: Path, seed: int) -> None:
+    """Makes the store of pairs, unless it is complete."""
+    from jobs import import_corpus
+
+    source = write_pairs(store_url, folder / "raw" / "pairs", seed)
+    import_corpus.main(import_corpus.ImportCorpus(store=str(folder / "pairs"), source=str(source)))
+
+
+def set_identity(model: Any) -> None:
+    """Sets the layer of a BERT's head before the word embeddings to the identity; its GELU and norm stay."""
+    transform = model.cls.predictions.transform
+    with torch.no_grad():
+        transform.dense.weight.copy_(torch.eye(len(transform.dense.weight)))
+        transform.dense.bias.zero_()
+
+
+def largest_logits(model: Any, tokenizer: Any, texts: list[str]) -> torch.Tensor:
+    """Returns the largest logit of each word over the tokens of each text, float32 [texts, vocabulary]."""
+    rows = []
+    for first in range(0, len(texts), 8):
+        batch = tokenizer(
+            texts[first : first + 8], padding=True, truncation=True, max_length=LENGTH, return_tensors="pt"
+        )
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        with torch.inference_mode():
+            logits = model(input_ids=ids, attention_mask=mask).logits.float()
+        rows.append(logits.masked_fill(mask[..., None] == 0, -torch.inf).amax(1))
+    return torch.cat(rows)
+
+
+def save_backbone(name: str, folder: Path, store_url: str, words: int) -> None:
+    """Saves a backbone with a head for which passages of a store have a number of non-zero words on average."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    from indexing.corpus import Corpus
+    from indexing.store import Store
+    from retriever.files import resolve
+    from retriever.loading.failures import without_loading_report
+
+    if (folder / "model.safetensors").exists():
+        return
+    source = resolve(BACKBONES[name])
+    with without_loading_report():  # MiniLM has no head
+        model = AutoModelForMaskedLM.from_pretrained(source, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    if name == "minilm":
+        set_identity(model)
+    corpus = Corpus.open(Store(store_url))
+    rows = np.random.default_rng(0).choice(corpus.num_rows, min(100, corpus.num_rows), replace=False)
+    texts = [f"{passage.title} {passage.text}".strip() for passage in corpus.passages(rows)]
+    logits = largest_logits(model, tokenizer, texts).flatten()
+    threshold = float(logits.topk(min(len(logits), words * len(texts))).values[-1])
+    with torch.no_grad():
+        model.cls.predictions.bias -= threshold
+    draft = folder.with_name(f"{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    model.save_pretrained(draft)
+    tokenizer.save_pretrained(draft)
+    draft.rename(folder)
+    print(f"{folder}: subtracted {threshold:.2f} from the bias: {words:,} non-zero words of a passage", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True, help="folder of a store with a corpus")
+    parser.add_argument("--words", type=int, default=500, help="non-zero words of a passage before training")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of sentences")
+    options = parser.parse_args()
+    folder = Path(f"{options.store.rstrip('/')}-splade")
+    import_pairs(options.store, folder, options.seed)
+    for name in BACKBONES:
+        save_backbone(name, folder / name, options.store, options.words)
+
+
+if __name__ == "__main__":
+    main()

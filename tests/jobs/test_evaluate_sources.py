@@ -1,0 +1,86 @@
+"""evaluate --source: the names and the depths of the runs that it makes, and the runs that it finds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexing.store import Store
+
+Done = Callable[..., str]
+EXACT, DENSE = "tiny-test-exact-enc", "tiny-test-dense-idx"
+
+
+@pytest.fixture
+def measured(world, done: Done, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """measured(*arguments) evaluates and returns the figures."""
+
+    def evaluate(*more: object) -> dict[str, Any]:
+        done("evaluate", "--store", world.store, "--json", tmp_path / "e.json", "--overwrite", *more)
+        return json.loads((tmp_path / "e.json").read_text())
+
+    return evaluate
+
+
+def test_runs_are_named_after_the_source_and_as_deep_as_the_metrics_need(
+    world, measured, done: Done, tmp_path: Path
+) -> None:
+    store = Store(str(world.store))
+    figures = measured("--source", "exact:enc", "index:idx")["mean"]
+    assert list(figures) == [f"{EXACT}-top100", f"{DENSE}-top100"]
+    assert [store.open("runs", name).config["k"] for name in figures] == [100, 100]
+    given = measured("--run", "exact", "dense", "--metrics", "nDCG@10", "RR@10")["mean"]  # searched for 20 hits
+    for name, run in zip(figures, given, strict=True):
+        assert {metric: figures[name][metric] for metric in given[run]} == given[run]
+    for more, depth in [
+        (("--metrics", "nDCG@3", "RR@7"), "top7"),
+        (("--metrics", "nDCG@3", "AP"), "top1000"),
+        (("--metrics", "nDCG@3", "--median-length", 5), "top5"),
+        (("--metrics", "nDCG@3", "--limit", 4), "top3-first4"),
+    ]:
+        plan = done("evaluate", "--store", world.store, "--source", "exact:enc", *more, "--plan")
+        assert f"source exact:enc: run {EXACT}-{depth}\n" in plan
+
+
+def test_a_file_of_the_same_name_is_not_read(world, measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{EXACT}-top3").write_text("no run\n")
+    figures = measured("--source", "exact:enc", "--metrics", "RR@3")["mean"]
+    assert figures[f"{EXACT}-top3"]["RR@3"] > 0
+
+
+def test_the_run_that_search_makes_is_found(world, measured, done: Done, no_work: Callable[[], None]) -> None:
+    done("search", "--store", world.store, "--mode", "exact")
+    no_work()
+    assert list(measured("--source", "exact:enc")["mean"]) == [EXACT]
+
+
+def test_a_run_under_another_name_is_made_if_the_name_is_taken(
+    world, measured, done: Done, no_work: Callable[[], None]
+) -> None:
+    taken = ("--mode", "dense", "--name", f"{EXACT}-top3")
+    done("search", "--store", world.store, *taken)
+    [name] = measured("--source", "exact:enc", "--metrics", "RR@3")["mean"]
+    assert re.fullmatch(rf"{EXACT}-top3-[0-9a-f]{{8}}", name)
+    no_work()
+    assert list(measured("--source", "exact:enc", "--metrics", "RR@3")["mean"]) == [name]
+
+
+def test_sources_that_cannot_be_told_apart_are_refused(
+    world, refused: Done, documented: Callable[..., None], done: Done
+) -> None:
+    at = ("evaluate", "--store", world.store, "--source", "exact:enc")
+    before = Store(str(world.store)).names("runs")
+    line = refused(*at, "index:idx", "exact:enc")
+    assert line == "error: --source exact:enc: a source is given twice; leave one of them out"
+    documented("Evaluating", "a source given twice", line.removeprefix("error: "), 1)
+    assert "--metrics 'nDCG@ten': not one of ir-measures'" in refused(*at, "--metrics", "nDCG@ten")
+    assert Store(str(world.store)).names("runs") == before
+    done(*at, "--metrics", "RR@3", "--json", world.store.parent / "a.json")
+    line = refused(*at, "--metrics", "RR@3", "--run", f"{EXACT}-top3")
+    assert f"--run {EXACT}-top3: the run of --source exact:enc has this name too; leave one of them out" in line
