@@ -1,0 +1,160 @@
+"""Prompts that are computed from queries: saved, mixed with fixed ones in an encoder, refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from retriever.attention import PromptShape, reach
+from retriever.encoder import Encoder, EncoderOptions
+from retriever.errors import InputError
+from retriever.prompt_table import task_config
+from retriever.prompts import TaskPrompt, backbone_of, load_prompt
+from retriever.synthesis.options import SynthesisOptions
+from retriever.synthesis.saved import SavedSynthesis
+from retriever.synthesis.synthesiser import Synthesiser, largest_embedding
+
+Tiny = Callable[..., Path]
+SHAPE, WIDTH = PromptShape(2, 4, 8), 32
+FLOAT32 = EncoderOptions(dtype="float32", compile="never")
+KINDS = {"bert": FLOAT32, "t5": FLOAT32, "roberta": replace(FLOAT32, pooling="cls")}
+
+
+def synthesis(seed: int = 0, **changes: object) -> SavedSynthesis:
+    torch.manual_seed(seed)
+    options: dict[str, object] = {
+        "prompts": 3,
+        "length": 4,
+        "hidden": 6,
+        "bottleneck": 5,
+        "temperature": 0.1,
+        **changes,
+    }
+    module = Synthesiser(SHAPE, WIDTH, SynthesisOptions(**options))  # type: ignore[arg-type]
+    with torch.no_grad():
+        module.basic.mul_(4)  # so that the prompts of different queries differ
+    return SavedSynthesis.of(module)
+
+
+def computed(encoder: Encoder, **changes: object) -> TaskPrompt:
+    return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=synthesis(**changes))
+
+
+def fixed(encoder: Encoder, length: int) -> TaskPrompt:
+    generator = torch.Generator().manual_seed(length)
+    matrix = torch.randn(SHAPE.layers, 2, SHAPE.heads, length, SHAPE.head_dim, generator=generator)
+    return TaskPrompt(backbone_of(encoder.config), encoder.options, matrix, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixed_batch_equals_texts_on_their_own(tiny: Tiny, texts: list[str], kind: str) -> None:
+    texts = texts[:40]  # the others have no words
+    encoder = Encoder(str(tiny(kind)), KINDS[kind], tasks={})
+    encoder.put_task("before", computed(encoder))
+    encoder.put_task("after", computed(encoder, mix="after", length=9, seed=1))
+    encoder.put_task("fixed", fixed(encoder, 6))
+    encoder.put_task("short", fixed(encoder, 1))
+    names = ["before", "after", "fixed", None, "short"]
+    tasks = [names[row % 5] for row in range(len(texts))]
+    mixed = encoder.encode(texts, task=tasks)
+    for name in names:
+        rows = [row for row, task in enumerate(tasks) if task == name]
+        single = encoder.encode([texts[row] for row in rows], task=name)
+        np.testing.assert_allclose(mixed[rows], single, atol=1e-5, rtol=1e-5)
+    plain = encoder.encode(texts)
+    assert (np.abs(plain - mixed).max(1)[[task is not None for task in tasks]] > 1e-4).all()
+    np.testing.assert_array_equal(
+        encoder.encode(texts, side="passage", task="before"), encoder.encode(texts, side="passage")
+    )
+    encoder.drop_task("after")
+    np.testing.assert_allclose(encoder.encode(texts[:1], task="before"), mixed[:1], atol=1e-5, rtol=1e-5)
+
+
+def test_it_is_the_prompt_of_the_trained_module(tiny: Tiny, texts: list[str]) -> None:
+    """Against the module and the backbone called with one text; special tokens are no words."""
+    texts = texts[:40]
+    encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
+    prompt = computed(encoder)
+    encoder.put_task("task", prompt)
+    found = encoder.encode(texts, task="task")
+    assert prompt.synthesis is not None
+    module, backbone = prompt.synthesis.open(SHAPE), encoder._eager.backbone
+    assert reach(backbone) == SHAPE
+    for row, text in enumerate(texts):
+        tokens = encoder.tokenize([text], side="query")
+        ids = torch.from_numpy(tokens.ids.astype(np.int64))[None]
+        embeddings = backbone.get_input_embeddings()(ids)
+        rows, _ = module(
+            largest_embedding(embeddings, torch.from_numpy(encoder._tokenizer.are_words(tokens.ids))[None])
+        )
+        with torch.no_grad():
+            vector = encoder._head(encoder._eager(ids, torch.tensor([ids.shape[1]]), rows))
+        np.testing.assert_allclose(found[row], vector[0].numpy(), atol=1e-5, rtol=1e-5)
+
+
+def test_it_is_saved_and_opened(tiny: Tiny, tmp_path: Path) -> None:
+    encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
+    prompt = computed(encoder, mix="after")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        prompt.save(tmp_path / name)
+    for file in ("prompt.json", "prompt.safetensors"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    opened = load_prompt(tmp_path / "one")
+    assert opened.synthesis is not None
+    assert prompt.synthesis is not None
+    assert opened.synthesis.options == prompt.synthesis.options
+    assert all(torch.equal(opened.synthesis.tensors[name], tensor) for name, tensor in prompt.synthesis.tensors.items())
+    assert task_config(encoder.config, opened, "query") == task_config(encoder.config, prompt, "query")
+    assert task_config(encoder.config, opened, "query") != task_config(encoder.config, computed(encoder), "query")
+    assert task_config(encoder.config, opened, "passage") == encoder.config
+
+
+def test_a_query_without_a_known_word_is_refused(tiny: Tiny, texts: list[str]) -> None:
+    encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
+    encoder.put_task("task", computed(encoder))
+    asked = [texts[0], "", texts[1]]
+    with pytest.raises(InputError, match=r"^text 1 of 3 has no word that the backbone knows"):
+        encoder.encode(asked, task="task")
+    vectors = encoder.forward(encoder.tokenize(asked, side="query"), task="task", check=False)
+    assert np.isfinite(vectors).all(axis=1).tolist() == [True, False, True]
+    assert np.isfinite(encoder.encode(asked, task=["task", None, "task"])).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"prompts": 4}, r"synthesis.basic is torch.float32 \(3, 4, 32\), expected float32 \(4, 4, 32\)"),
+        ({"prompts": 0}, "synthesis: prompts=0 of the prompts of queries: expected at least 1"),
+        ({"mix": "between"}, "synthesis: mix='between' of the prompts of queries: expected before or after"),
+        ({"length": "long"}, "synthesis.length: expected int, got"),
+        ({"other": 1}, "synthesis: expected an object with prompts, length"),
+    ],
+)
+def test_damaged_settings_are_refused(tiny: Tiny, tmp_path: Path, change: dict[str, object], expected: str) -> None:
+    encoder = Encoder(str(tiny("bert")), FLOAT32)
+    computed(encoder).save(tmp_path)
+    file = tmp_path / "prompt.json"
+    settings = json.loads(file.read_text())
+    settings["synthesis"] |= change
+    file.write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=expected):
+        load_prompt(tmp_path)
+
+
+def test_a_synthesiser_of_another_backbone_is_refused(tiny: Tiny) -> None:
+    encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
+    other = Synthesiser(PromptShape(3, 4, 8), WIDTH, SynthesisOptions(prompts=2, length=2, hidden=2, bottleneck=2))
+    wrong = TaskPrompt(
+        backbone_of(encoder.config), encoder.options, None, None, synthesis=SavedSynthesis.of(other)
+    )  # fmt: skip
+    with pytest.raises(
+        InputError, match=r"^the prompt of a query has 192 numbers per token, the backbone has 2 layers"
+    ):
+        encoder.put_task("task", wrong)
