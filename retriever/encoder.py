@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -42,6 +43,9 @@ _LEAST = {torch.float32: 32, torch.bfloat16: 192}
 _BUDGET = {"cpu": 4096, "cuda": 65536}
 # Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
 _STEP = 16
+# Bytes of the prompts of a batch in which some are computed; larger batches are cut. Each row's prompt takes as many as
+# the longest. (On the CPU, blocks above 32 MiB are mapped anew for each batch.)
+_COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
 _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 
 
@@ -156,7 +160,8 @@ class Encoder:
         else:
             self._run, mode = self._compile(eager)
         self._eager = eager
-        self._compiled_offsets = mode != "compiled"  # nothing to compile
+        # (whether some prompts are computed, whether texts start later): the kinds of batches that are compiled
+        self._compiled = {(False, False)} if mode == "compiled" else None
         for name, prompt in (tasks or {}).items():
             self.put_task(name, prompt)
         self.numerics = describe_numerics(self.device, self.dtype, mode)
@@ -186,9 +191,7 @@ class Encoder:
         self._check(name, prompt)
         with self._lock:
             self._check_room(name, prompt)
-            if prompt.position_offset and not self._compiled_offsets:
-                warm_up(self._run, self._warm_ups(offsets=True), self.device)
-                self._compiled_offsets = True
+            self._compile_for(prompt)
             for side, table in self._tables.items():
                 matrix = prompt.of(side)
                 if matrix is not None:
@@ -203,11 +206,19 @@ class Encoder:
         assert self._shape is not None
         return KeptSynthesiser(synthesis.open(self._shape), self.dtype, self.device)
 
+    def _kept_bytes(self, synthesis: SavedSynthesis) -> int:
+        """Returns the bytes that the prompts of a task need: what is kept, and the float32 form while it is made."""
+        return synthesis.kept_numbers() * (4 + self.dtype.itemsize)
+
     def _check_room(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the tables with one more prompt exceed the free memory."""
+        free = free_memory(self.device)
+        if prompt.synthesis is not None and (kept := self._kept_bytes(prompt.synthesis)) > free:
+            raise InputError(f"task {name!r}: what computes its prompts takes {kept / 2**30:.1f} GiB, and "
+                             f"{free / 2**30:.1f} are free")  # fmt: skip
         matrices = {side: matrix for side in self._tables if (matrix := prompt.of(side)) is not None}
         size = sum(self._tables[side].growth(matrix.shape[3]) for side, matrix in matrices.items())
-        if size and size > (free := free_memory(self.device)):
+        if size and size > free:
             longest = max(matrix.shape[3] for matrix in matrices.values())
             raise InputError(f"task {name!r}: with a prompt of {longest} tokens the table of all prompts takes "
                              f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
@@ -239,8 +250,8 @@ class Encoder:
             float32 [n, dim].
 
         Raises:
-            InputError: If a task is unknown, a text is not a valid string, a vector is not finite, or a text whose
-                prompt is computed from its words has none; names the text.
+            InputError: If a task is unknown, a text is not a valid string, or a vector is not finite; names the text.
+            TextsError: If texts whose prompts are computed from their words have none.
         """
         return self.forward(self.tokenize(texts, side=side), side=side, task=task)
 
@@ -259,6 +270,15 @@ class Encoder:
         """Returns the number of tokens unknown to the vocabulary, and of all tokens, special tokens excluded."""
         return self._tokenizer.unknown(tokens)
 
+    def without_words(
+        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None
+    ) -> np.ndarray:
+        """Returns the numbers of the texts that lack the words from which their prompts are computed, int64 [n].
+
+        Arguments as in `forward`, which gives these texts vectors of NaN with check=False.
+        """
+        return np.flatnonzero(self._asked(task, side, tokens).wordless)
+
     def forward(
         self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
         check: bool = True, report: Callable[[int], object] | None = None,
@@ -271,7 +291,7 @@ class Encoder:
         """
         asked = self._asked(task, side, tokens)
         if check and len(wordless := np.flatnonzero(asked.wordless)):
-            raise no_words(f"text {wordless[0]} of {len(tokens)}")
+            raise no_words(wordless, len(tokens))
         done = _Done(report)
         vectors = (
             self._padded(tokens, asked, side, done)
@@ -297,7 +317,8 @@ class Encoder:
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
             done.add(len(rows))
 
-        team.run(fill, plan_packed(tokens.lengths, least=_LEAST[self.dtype]))
+        batches = plan_packed(tokens.lengths, least=_LEAST[self.dtype])
+        team.run(fill, [some for rows in batches for some in self._cut(rows, asked)])
         vectors[asked.wordless] = np.nan
         return vectors
 
@@ -325,7 +346,8 @@ class Encoder:
             torch.set_num_threads(self._threads)
         recipe = self._recipe
         terms = recipe.query_terms if side == "query" else recipe.passage_terms
-        batches = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
+        planned = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
+        batches = [(some, width) for rows, width in planned for some in self._cut(rows, asked)]
         for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
             inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
             with torch.no_grad():
@@ -337,6 +359,13 @@ class Encoder:
                 outputs[torch.from_numpy(asked.wordless[rows]).to(self.device)] = torch.nan
             yield rows, outputs
 
+    def _cut(self, texts: np.ndarray, asked: _Asked) -> list[np.ndarray]:
+        """Returns the texts of a batch in several ones if their prompts would take too much memory."""
+        if asked.prompts is None or not (size := asked.prompts.bytes_per_row(asked.slots[texts])):
+            return [texts]
+        most = max(1, _COMPUTED_BYTES[self.device.type] // size)
+        return [texts[start : start + most] for start in range(0, len(texts), most)]
+
     def _prompt_of(self, tokens: Tokens, asked: _Asked, texts: np.ndarray) -> PromptRows | None:
         """Returns the prompts of a batch, which holds some of the texts."""
         if asked.prompts is None:
@@ -345,22 +374,36 @@ class Encoder:
 
     @functools.cached_property
     def _words(self) -> Words:
+        return Words(self._word_embeddings(), self._tokenizer.are_words)
+
+    def _word_embeddings(self) -> torch.Tensor:
         backbone: Any = self._eager.backbone
-        return Words(backbone.get_input_embeddings().weight, self._tokenizer.are_words)
+        embeddings: torch.Tensor = backbone.get_input_embeddings().weight
+        return embeddings
 
     def _compile(self, eager: Pooled) -> tuple[Callable[..., torch.Tensor], Mode]:
         """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
         plain: tuple[object, ...] = warm_up_batch(self._tokenizer.pad_id, self.device)
-        warm_ups = [plain, *self._warm_ups(offsets=False)]
+        warm_ups = [plain, *self._warm_ups(computed=False, offsets=False)]
         run, compiled = compile_model(eager, self.options.compile, self.device, self.dtype, warm_ups)
         return run, "compiled" if compiled else "eager"
 
-    def _warm_ups(self, *, offsets: bool) -> list[tuple[object, ...]]:
+    def _compile_for(self, prompt: TaskPrompt) -> None:
+        """Compiles the model for the kinds of batches that occur only with this prompt, if it is compiled."""
+        if self._compiled is None:
+            return
+        computed = {False, prompt.synthesis is not None, *(computed for computed, _ in self._compiled)}
+        offsets = {False, prompt.position_offset, *(offsets for _, offsets in self._compiled)}
+        for kind in sorted({*itertools.product(computed, offsets)} - self._compiled):
+            warm_up(self._run, self._warm_ups(computed=kind[0], offsets=kind[1]), self.device)
+            self._compiled.add(kind)
+
+    def _warm_ups(self, *, computed: bool, offsets: bool) -> list[tuple[object, ...]]:
         """Returns batches with prompts to compile the model with."""
         if self._shape is None:
             return []
         ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
-        rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, offsets=offsets)
+        rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, computed=computed, offsets=offsets)
         return [(ids, lengths, prompt) for prompt in rows]
 
     def _serve(self, names: frozenset[str]) -> None:
@@ -368,7 +411,7 @@ class Encoder:
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
-        check_backbone(prompt, self.config, self._shape)
+        check_backbone(prompt, self.config, self._shape, self._word_embeddings().shape[1])
         if prompt.position_offset:
             self._eager.check_offsets()
             check_offsets(self._recipe, {side: prompt.offset(side) for side in SIDES})

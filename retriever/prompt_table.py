@@ -90,38 +90,53 @@ class Prompts:
         columns = torch.arange(table.shape[4], device=table.device)
         return PromptRows(table, rows, columns < self.lengths[:, None], offsets)
 
+    def bytes_per_row(self, slots: np.ndarray) -> int:
+        """Returns the bytes that a row's prompt takes in a batch in which some are computed; 0 if none is."""
+        if not (slots < 0).any():
+            return 0
+        return max(self._lengths_of(slots)) * self.numbers[0, :, :, 0].numel() * self.numbers.element_size()
+
+    def _lengths_of(self, slots: np.ndarray) -> list[int]:
+        """Returns the tokens of the prompts of slots."""
+        lengths = {slot.number: slot.length for slot in self.slots.values()}
+        computed = [synthesiser.options.length for synthesiser in self.synthesisers.values()]
+        return [computed[-slot - 1] if slot < 0 else lengths.get(slot, 0) for slot in slots.tolist()]
+
     def _computed(self, slots: np.ndarray, words: Callable[[np.ndarray], torch.Tensor]) -> PromptRows:
-        """Returns the prompts of a batch in which those of some rows are computed; arguments as in `rows`."""
+        """Returns the prompts of a batch in which those of some rows are computed; arguments as in `rows`.
+
+        A fixed prompt is copied once, and each computed prompt is written at its place: both lie in the order in which
+        attention reads them.
+        """
         fixed, places = np.unique(slots[slots >= 0], return_inverse=True)
         rows = np.empty(len(slots), np.int64)
         rows[slots >= 0] = places
-        parts, end = [], len(fixed)
-        for place, synthesiser in enumerate(self.synthesisers.values(), 1):
-            if len(own := np.flatnonzero(slots == -place)):
-                parts.append(synthesiser(words(own)).rows.table.permute(4, 0, 1, 2, 3, 5))
-                rows[own] = np.arange(end, end + len(own))
-                end += len(own)
-        device = self.numbers.device
-        kept = torch.from_numpy(fixed).to(device)
-        lengths = [self.lengths.index_select(0, kept)]
-        lengths += [torch.full((part.shape[3],), len(part), device=device) for part in parts]
-        longest = max(_LEAST, *(int(some.max()) for some in lengths if len(some)))
+        lengths, parts, synthesisers = self._lengths_of(fixed), [], list(self.synthesisers.values())
+        for slot in np.unique(slots[slots < 0]):
+            synthesiser, own = synthesisers[-slot - 1], np.flatnonzero(slots == slot)
+            rows[own] = np.arange(len(lengths), len(lengths) + len(own))
+            lengths += [synthesiser.options.length] * len(own)
+            parts.append((synthesiser, own))
+        device, longest = self.numbers.device, max(_LEAST, *lengths)
+        lengths += [0] * (_LEAST - len(lengths))
         _, layers, two, _, heads, head_dim = self.numbers.shape
-        numbers = self.numbers.new_zeros((longest, layers, two, max(_LEAST, end), heads, head_dim))
-        filled = self.numbers[:longest]
-        numbers[: len(filled), :, :, : len(fixed)] = filled.index_select(3, kept)
+        numbers = self.numbers.new_empty((len(lengths), layers, two, heads, longest, head_dim))
+        table, kept = self.numbers[:longest], torch.from_numpy(fixed).to(device)
+        numbers[: len(fixed), ..., : len(table), :] = table.index_select(3, kept).permute(3, 1, 2, 4, 0, 5)
+        numbers[: len(fixed), ..., len(table) :, :] = 0
         end = len(fixed)
-        for part in parts:
-            numbers[: len(part), :, :, end : end + part.shape[3]] = part
-            end += part.shape[3]
-        count = torch.zeros(numbers.shape[3], dtype=torch.int64, device=device)
-        count[:end] = torch.cat(lengths)
-        inside = torch.arange(longest, device=device) < count[:, None]
-        on_device = torch.from_numpy(rows).to(device)
+        for synthesiser, own in parts:
+            part, length = numbers[end : end + len(own)], synthesiser.options.length
+            synthesiser.fill(words(own), part[..., :length, :])
+            part[..., length:, :] = 0  # masked columns must be finite
+            end += len(own)
+        numbers[end:] = 0
+        inside = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
         offsets = None
         if any(slot.offset for slot in self.slots.values() if slot.number in set(fixed.tolist())):
             offsets = self.offsets.index_select(0, torch.from_numpy(np.maximum(slots, 0)).to(device))
-        return PromptRows(_in_order(numbers), on_device, inside, offsets)
+        on_device = torch.from_numpy(rows).to(device)
+        return PromptRows(numbers.permute(1, 2, 0, 3, 4, 5), on_device, inside, offsets)
 
 
 class PromptTable:
@@ -234,9 +249,10 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def warm_up_rows(
-    shape: PromptShape, batch: int, dtype: torch.dtype, device: torch.device, *, offsets: bool = False
-) -> list[PromptRows]:
-    """Returns a shared and a mixed prompt to compile with.
+    shape: PromptShape, batch: int, dtype: torch.dtype, device: torch.device, *, computed: bool = False,
+    offsets: bool = False,
+) -> list[PromptRows]:  # fmt: skip
+    """Returns a shared and a mixed prompt to compile with; or a mixed one, and one of which some are computed.
 
     Their sizes differ from all other dimensions: torch.compile takes dimensions of equal size for the same one.
 
@@ -245,6 +261,7 @@ def warm_up_rows(
         batch: Number of rows.
         dtype: The dtype of the prompts.
         device: Their device.
+        computed: Whether prompts are computed.
         offsets: Whether texts start later than usual.
     """
     taken = {*shape, batch, 2}
@@ -255,10 +272,11 @@ def warm_up_rows(
     lengths = torch.arange(prompts, device=device)
     inside = torch.arange(length, device=device) < lengths[:, None]
     later = torch.ones_like(rows) if offsets else None
-    return [
-        PromptRows(_in_order(numbers[:, :, :, :1]).contiguous(), offsets=later),
-        PromptRows(_in_order(numbers), rows, inside, later),
-    ]
+    mixed = PromptRows(_in_order(numbers), rows, inside, later)
+    if computed:
+        of_batch = numbers.permute(3, 1, 2, 4, 0, 5).contiguous()
+        return [mixed, PromptRows(of_batch.permute(1, 2, 0, 3, 4, 5), rows, inside, later)]
+    return [PromptRows(_in_order(numbers[:, :, :, :1]).contiguous(), offsets=later), mixed]
 
 
 def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side) -> dict[str, Any]:

@@ -344,15 +344,21 @@ def backbone_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in _BACKBONE}
 
 
-def check_backbone(prompt: TaskPrompt, config: Mapping[str, Any], shape: PromptShape | None = None) -> None:
+def check_backbone(
+    prompt: TaskPrompt, config: Mapping[str, Any], shape: PromptShape | None = None, width: int | None = None
+) -> None:
     """Raises InputError if the prompt does not fit an encoder's backbone, or was trained for vectors of another scale.
 
     Args:
         prompt: The prompt.
         config: The configuration of the encoder (`settings_of`).
         shape: The shape of the backbone's keys and values, if it is known.
+        width: Numbers of the embedding of a word of the backbone, if it is known.
     """
     check_initial_prompt(prompt, config, shape)
+    if width is not None and prompt.synthesis is not None and prompt.synthesis.width != width:
+        raise InputError(f"the prompt of a query is computed from word embeddings of {prompt.synthesis.width} numbers, "
+                         f"the backbone's have {width}")  # fmt: skip
     if prompt.backbone.get("head") != config["head"]:
         is_scaled = "normalize" in config["head"]
         trained, here = ("unscaled vectors", "vectors of length 1")[:: 1 if is_scaled else -1]

@@ -14,6 +14,7 @@ from retriever.errors import InputError, TextsError
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from retriever.prompts import TaskPrompt
 from retriever.sparse.vectors import SparseVectors, concatenate, from_dense
+from retriever.synthesis.words import no_words
 
 
 class SparseEncoder:
@@ -88,7 +89,8 @@ class SparseEncoder:
         """Returns the vectors of tokenised texts, in order. Arguments as of `Encoder.forward`.
 
         Raises:
-            TextsError: If vectors are not finite; it names those of one batch.
+            TextsError: If texts lack the words from which their prompts are computed, or if vectors are not finite; it
+                names all of the former, or those of one batch of the latter.
         """
         pieces: list[SparseVectors] = []
         order = [np.empty(0, np.int64)]
@@ -105,6 +107,8 @@ class SparseEncoder:
 
         Arguments and errors as of `Encoder.forward`.
         """
+        if len(wordless := self.dense.without_words(tokens, side=side, task=task)):
+            raise no_words(wordless, len(tokens))
         done = 0
         for rows, weights in self.dense.pooled_batches(tokens, side=side, task=task):
             finite = torch.isfinite(weights).all(1)

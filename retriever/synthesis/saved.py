@@ -48,6 +48,13 @@ class SavedSynthesis:
         """Numbers of a token of a prompt: layers * 2 * heads * head_dim."""
         return self.tensors["up.weight"].shape[0]
 
+    def kept_numbers(self) -> int:
+        """Returns about how many numbers a service keeps (`KeptSynthesiser`), and at most computes to keep them."""
+        options = self.options
+        tokens, prefix_encoder = options.prompts * options.length, options.bottleneck * self.numbers
+        banks = tokens * self.numbers if options.mix == "after" else tokens * options.bottleneck + prefix_encoder
+        return banks + self.width * (options.prompts + 2 * options.hidden + 2)
+
     def named(self) -> dict[str, torch.Tensor]:
         """Returns the tensors by the names that they have in a task's file."""
         return {PREFIX + name: tensor.contiguous() for name, tensor in self.tensors.items()}

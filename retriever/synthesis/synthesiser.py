@@ -12,6 +12,10 @@ from torch import nn
 from retriever.attention import PromptRows, PromptShape
 from retriever.synthesis.options import SynthesisOptions
 
+# Bytes of prompts that the prefix encoder computes at a time on a CPU: they are still in its cache when they are put in
+# the order of attention.
+_CACHE = 1 << 20
+
 
 class Synthesised(NamedTuple):
     """The prompts of some queries.
@@ -90,25 +94,50 @@ class KeptSynthesiser:
         self.shape, self.options = trained.shape, trained.options
         with torch.no_grad():
             self._keys = trained.keys().to(device)
-            is_after = self.options.mix == "after"
-            self._bank = (trained.encoded() if is_after else trained.down(trained.basic)).to(device, dtype)
-            self._up = None if is_after else trained.up.weight.detach().to(device, dtype)
+            if self.options.mix == "after":  # [N, layers * 2 * heads * m * head_dim], in the order of attention
+                self._bank = _in_order(trained.encoded(), self.shape).to(device, dtype).flatten(1).contiguous()
+                self._up = None
+            else:
+                self._bank = trained.down(trained.basic).to(device, dtype)
+                self._up = trained.up.weight.detach().to(device, dtype)
         # The part that computes weights, without the basic prompts.
         self._network = copy.deepcopy(nn.ModuleList([trained.adapter, trained.norm])).to(device).requires_grad_(False)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept."""
-        return sum(kept.numel() * kept.element_size() for kept in (self._bank, self._up) if kept is not None)
+        kept = [self._keys, self._bank, *self._network.parameters()] + ([] if self._up is None else [self._up])
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
-    def __call__(self, words: torch.Tensor) -> Synthesised:
-        """Returns the prompts of queries; arguments as in `Synthesiser.weights`."""
+    def fill(self, words: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Writes the prompts of queries, and returns the weights of the basic prompts, float32 [b, N].
+
+        Args:
+            words: As in `Synthesiser.forward`.
+            out: [b, layers, 2, heads, m, head_dim], which is overwritten; it may be a part of a larger tensor.
+        """
         with torch.no_grad():
             weights = mixture(words, self._keys, self._network, self.options)
-            numbers = _mixed(weights.to(self._bank.dtype), self._bank)
+            rounded = weights.to(self._bank.dtype)
             if self._up is not None:
-                numbers = numbers.tanh() @ self._up.T
-        return Synthesised(rows_of(numbers, self.shape), weights)
+                hidden = _mixed(rounded, self._bank).tanh()
+                size = out[0].numel() * out.element_size()
+                step = max(1, _CACHE // size) if out.device.type == "cpu" else len(out)
+                for some in map(slice, range(0, len(out), step), range(step, len(out) + step, step)):
+                    out[some] = _in_order(hidden[some] @ self._up.T, self.shape)
+            elif out.is_contiguous():
+                torch.mm(rounded, self._bank, out=out.view(len(out), -1))
+            else:
+                out.copy_((rounded @ self._bank).view(out.shape))
+        return weights
+
+    def __call__(self, words: torch.Tensor) -> Synthesised:
+        """Returns the prompts of queries; arguments as in `Synthesiser.forward`."""
+        layers, heads, head_dim = self.shape
+        numbers = self._bank.new_empty((len(words), layers, 2, heads, self.options.length, head_dim))
+        weights = self.fill(words, numbers)
+        rows = PromptRows(numbers.permute(1, 2, 0, 3, 4, 5), torch.arange(len(words), device=numbers.device))
+        return Synthesised(rows, weights)
 
 
 def mixture(
@@ -146,10 +175,14 @@ def rows_of(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
         numbers: [b, m, layers * 2 * heads * head_dim].
         shape: The shape of the backbone's keys and values.
     """
-    batch, length, _ = numbers.shape
+    table = _in_order(numbers, shape).permute(1, 2, 0, 3, 4, 5)
+    return PromptRows(table, torch.arange(len(numbers), device=numbers.device))
+
+
+def _in_order(numbers: torch.Tensor, shape: PromptShape) -> torch.Tensor:
+    """[b, m, layers * 2 * heads * head_dim] in the order of attention, [b, layers, 2, heads, m, head_dim]; a view."""
     layers, heads, head_dim = shape
-    table = numbers.view(batch, length, layers, 2, heads, head_dim).permute(2, 3, 0, 4, 1, 5)
-    return PromptRows(table, torch.arange(batch, device=numbers.device))
+    return numbers.unflatten(2, (layers, 2, heads, head_dim)).permute(0, 2, 3, 4, 1, 5)
 
 
 def _mixed(weights: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from retriever.batching import Tokens
-from retriever.errors import InputError
+from retriever.errors import TextsError
 
 
 class Words:
@@ -47,9 +47,11 @@ class Words:
         return torch.segment_reduce(self._table[flat].float(), "max", lengths=lengths, axis=0)
 
 
-def no_words(text: str) -> InputError:
-    """Returns the error for a text without words; `text` names it."""
-    return InputError(
-        f"{text} has no word that the backbone knows, from which its prompt could be computed: use words of the "
-        "backbone's language"
-    )
+NO_WORDS = (
+    "has no word that the backbone knows, from which its prompt could be computed: use words of the backbone's language"
+)
+
+
+def no_words(texts: np.ndarray, of: int) -> TextsError:
+    """Returns the error for texts without words. texts: their numbers, at least one. of: number of all texts."""
+    return TextsError(f"text {texts[0]} of {of} {NO_WORDS}", dict.fromkeys(texts.tolist(), f"the text {NO_WORDS}"))

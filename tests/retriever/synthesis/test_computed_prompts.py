@@ -10,17 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny import add_masked_head
 
-from retriever.attention import PromptShape, reach
+from retriever import encoder as encoder_module
+from retriever.attention import PromptRows, PromptShape, reach
 from retriever.encoder import Encoder, EncoderOptions
-from retriever.errors import InputError
-from retriever.prompt_table import task_config
+from retriever.errors import InputError, TextsError
+from retriever.prompt_table import Prompts, task_config
 from retriever.prompts import TaskPrompt, backbone_of, load_prompt
+from retriever.sparse.encoder import SparseEncoder
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.saved import SavedSynthesis
-from retriever.synthesis.synthesiser import Synthesiser, largest_embedding
+from retriever.synthesis.synthesiser import KeptSynthesiser, Synthesiser, largest_embedding
 
 Tiny = Callable[..., Path]
+Words = Callable[[np.ndarray], torch.Tensor]
 SHAPE, WIDTH = PromptShape(2, 4, 8), 32
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 KINDS = {"bert": FLOAT32, "t5": FLOAT32, "roberta": replace(FLOAT32, pooling="cls")}
@@ -120,8 +124,14 @@ def test_a_query_without_a_known_word_is_refused(tiny: Tiny, texts: list[str]) -
     encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
     encoder.put_task("task", computed(encoder))
     asked = [texts[0], "", texts[1]]
-    with pytest.raises(InputError, match=r"^text 1 of 3 has no word that the backbone knows"):
+    with pytest.raises(TextsError, match=r"^text 1 of 3 has no word that the backbone knows") as raised:
         encoder.encode(asked, task="task")
+    assert [*raised.value.reasons] == [1]
+    assert raised.value.reasons[1].startswith("the text has no word that the backbone knows")
+    tokens = encoder.tokenize(asked, side="query")
+    assert encoder.without_words(tokens, task="task").tolist() == [1]
+    assert encoder.without_words(tokens, task=["task", None, "task"]).tolist() == []
+    assert encoder.without_words(tokens).tolist() == []
     vectors = encoder.forward(encoder.tokenize(asked, side="query"), task="task", check=False)
     assert np.isfinite(vectors).all(axis=1).tolist() == [True, False, True]
     assert np.isfinite(encoder.encode(asked, task=["task", None, "task"])).all()
@@ -158,3 +168,85 @@ def test_a_synthesiser_of_another_backbone_is_refused(tiny: Tiny) -> None:
         InputError, match=r"^the prompt of a query has 192 numbers per token, the backbone has 2 layers"
     ):
         encoder.put_task("task", wrong)
+
+
+def test_a_synthesiser_of_other_word_embeddings_is_refused(tiny: Tiny) -> None:
+    encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
+    other = Synthesiser(SHAPE, 2 * WIDTH, SynthesisOptions(prompts=2, length=2, hidden=2, bottleneck=2))
+    wrong = replace(computed(encoder), synthesis=SavedSynthesis.of(other))
+    with pytest.raises(InputError, match=r"computed from word embeddings of 64 numbers, the backbone's have 32$"):
+        encoder.put_task("task", wrong)
+
+
+@pytest.mark.parametrize("mix", ["before", "after"])
+def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, mix: str) -> None:
+    encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
+    prompt = computed(encoder, mix=mix)
+    assert prompt.synthesis is not None
+    kept = KeptSynthesiser(prompt.synthesis.open(SHAPE), encoder.dtype, encoder.device)
+    assert kept.nbytes == 4 * prompt.synthesis.kept_numbers()
+    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * kept.nbytes - 1)
+    with pytest.raises(InputError, match=r"^task 'task': what computes its prompts takes 0\.0 GiB, and 0\.0 are free$"):
+        encoder.put_task("task", prompt)
+    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * kept.nbytes)
+    encoder.put_task("task", prompt)
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])  # packed and padded
+def test_a_batch_whose_prompts_take_much_memory_is_cut(
+    tiny: Tiny, texts: list[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    texts = texts[:40]
+    encoder = Encoder(str(tiny(kind)), KINDS[kind], tasks={})
+    encoder.put_task("computed", computed(encoder, mix="after"))
+    encoder.put_task("fixed", fixed(encoder, 6))
+    tasks = ["computed", "fixed", None, "computed"] * 10
+    whole = encoder.encode(texts, task=tasks)
+    sizes: list[int] = []
+    original = Prompts.rows
+
+    def rows(prompts: Prompts, slots: np.ndarray, words: Words) -> PromptRows | None:
+        sizes.append(len(slots))
+        return original(prompts, slots, words)
+
+    monkeypatch.setattr(Prompts, "rows", rows)
+    bytes_per_token = 4 * 2 * SHAPE.layers * SHAPE.heads * SHAPE.head_dim
+    monkeypatch.setitem(encoder_module._COMPUTED_BYTES, "cpu", 5 * 6 * bytes_per_token)
+    np.testing.assert_allclose(encoder.encode(texts, task=tasks), whole, atol=1e-5, rtol=1e-5)
+    assert max(sizes) <= 7  # 5 of the longest prompt, 7 where all are computed
+    sizes.clear()
+    encoder.encode(texts, task="fixed")
+    assert max(sizes) > 7
+
+
+def test_a_sparse_encoder_names_the_texts_without_words(tiny: Tiny, texts: list[str]) -> None:
+    options = replace(FLOAT32, pooling="splade")
+    encoder = SparseEncoder(str(add_masked_head(tiny("bert"))), options, tasks={})
+    encoder.put_task("task", computed(encoder.dense))
+    dense = encoder.dense.encode(texts[:3], task="task")
+    np.testing.assert_allclose(encoder.encode(texts[:3], task="task").dense(), dense, atol=1e-6)
+    with pytest.raises(TextsError, match=r"^text 1 of 3 has no word that the backbone knows") as raised:
+        encoder.encode([texts[0], " ", ""], task="task")
+    assert [*raised.value.reasons] == [1, 2]
+
+
+@pytest.mark.long
+def test_the_model_is_compiled_when_the_first_task_is_added(tiny: Tiny, texts: list[str]) -> None:
+    """Further tasks, batches and lengths need no compilation."""
+    options = replace(FLOAT32, compile="always", dtype="bfloat16", normalize=True, query_length=20)
+    folder = str(tiny("bert"))
+    encoder = Encoder(folder, options, tasks={})
+    exact = Encoder(folder, replace(options, compile="never", dtype="float32"), tasks={})
+    texts = texts[:12]
+    for one in (encoder, exact):
+        one.put_task("before", computed(one))
+        one.put_task("later", replace(fixed(one, 7), position_offset=True))
+    with torch._dynamo.config.patch(error_on_recompile=True):  # type: ignore[attr-defined]
+        for one in (encoder, exact):
+            one.put_task("after", computed(one, mix="after", length=9, seed=1))
+            one.put_task("fixed", fixed(one, 11))
+        for names in (["before"], ["after", "fixed"], ["before", "later", None], ["before", "after", "fixed", "later"]):
+            tasks = [names[row % len(names)] for row in range(len(texts))]
+            for count in (1, 2, 12):
+                vectors = encoder.encode(texts[:count], task=tasks[:count])
+                assert ((vectors * exact.encode(texts[:count], task=tasks[:count])).sum(1) > 0.998).all()

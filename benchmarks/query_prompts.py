@@ -1,0 +1,272 @@
+"""Measures prompts that are computed from each query (HYPER), served beside fixed prompts from one frozen backbone.
+
+    python benchmarks/query_prompts.py --json results/query_prompts.json
+
+The prompts are random, and the backbone is all-MiniLM-L6-v2. There are three figures:
+
+traffic   queries/s with batches of 32 queries, each of a random task: no prompts, fixed prompts alone, and half of the
+          tasks with computed prompts, for both mixes. The kinds alternate in one process.
+lengths   the time to encode such a batch for one task, by the length of its prompt (HYPER, Fig. 6).
+vectors   the largest difference between vectors of a mixed batch and of single-task calls.
+
+Needs torch, transformers, numpy and safetensors. Ratios compare with another kind in the same round; medians of rounds
+are reported, as JSON and as a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from retriever.encoder import Encoder  # noqa: E402
+from retriever.options import EncoderOptions  # noqa: E402
+from retriever.prompts import TaskPrompt, backbone_of  # noqa: E402
+from retriever.synthesis.options import Mix, SynthesisOptions  # noqa: E402
+from retriever.synthesis.saved import SavedSynthesis  # noqa: E402
+from retriever.synthesis.synthesiser import Synthesiser  # noqa: E402
+
+BATCH = 32  # queries of a batch
+MIXES: tuple[Mix, ...] = get_args(Mix)
+
+
+def fixed_prompt(encoder: Encoder, length: int, seed: int) -> TaskPrompt:
+    """Returns a random prompt for queries."""
+    shape = encoder._shape
+    assert shape is not None
+    torch.manual_seed(seed)
+    matrix = 0.3 * torch.randn(shape.layers, 2, shape.heads, length, shape.head_dim)
+    return TaskPrompt(backbone_of(encoder.config), encoder.options, matrix, None)
+
+
+def computed_prompt(encoder: Encoder, length: int, mix: Mix, seed: int) -> TaskPrompt:
+    """Returns a random synthesiser of the paper's sizes."""
+    shape = encoder._shape
+    assert shape is not None
+    torch.manual_seed(seed)
+    width = encoder._eager.backbone.get_input_embeddings().weight.shape[1]  # type: ignore[union-attr,operator]
+    module = Synthesiser(shape, width, SynthesisOptions(length=length, mix=mix))
+    saved = SavedSynthesis.of(module)
+    return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=saved)
+
+
+def put_tasks(encoder: Encoder, count: int, length: int) -> dict[str, list[str]]:
+    """Adds the tasks of all kinds of traffic; returns the names of the tasks of each kind with prompts."""
+    for number in range(count):
+        encoder.put_task(f"fixed{number}", fixed_prompt(encoder, length, number))
+    for mix, number in itertools.product(MIXES, range(count // 2)):
+        encoder.put_task(f"{mix}{number}", computed_prompt(encoder, length, mix, number))
+    fixed = [f"fixed{number}" for number in range(count)]
+    half = fixed[: count - count // 2]
+    return {"fixed": fixed} | {f"half {mix}": [*half, *(f"{mix}{n}" for n in range(count // 2))] for mix in MIXES}
+
+
+def in_turns(
+    functions: Mapping[str, Callable[[], object]], rounds: int, deadline: float = float("inf")
+) -> dict[str, list[float]]:
+    """Returns the seconds of each function in each round. The first round is a warm-up and is not counted.
+
+    Args:
+        functions: By name.
+        rounds: Number of rounds; fewer, but at least one, if time is short.
+        deadline: Value of time.monotonic() after which no round starts.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for number in range(rounds + 1):
+        if number > 1 and time.monotonic() > deadline:
+            break
+        for name, function in functions.items():
+            started = time.perf_counter()
+            function()  # its result is in main memory, so nothing runs on a device any more
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, Sequence[float]], name: str, to: str) -> float:
+    """Returns the median of the ratios of the seconds of two functions in the same round."""
+    return statistics.median(a / b for a, b in zip(seconds[name], seconds[to], strict=True))
+
+
+def measure_traffic(
+    encoder: Encoder, texts: Sequence[str], tasks: Mapping[str, Sequence[str]], rounds: int, deadline: float
+) -> dict[str, dict[str, float]]:
+    """Returns queries/s of each kind of traffic, and its throughput as a share of that without and of fixed prompts."""
+    random = np.random.default_rng(0)
+    batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
+    names: dict[str, list[list[str] | None]] = {"none": [None] * len(batches)}
+    for kind, of_kind in tasks.items():
+        names[kind] = [[of_kind[n] for n in random.integers(0, len(of_kind), len(batch))] for batch in batches]
+
+    def run(kind: str) -> None:
+        for batch, task in zip(batches, names[kind], strict=True):
+            encoder.encode(batch, task=task)
+
+    seconds = in_turns({kind: lambda kind=kind: run(kind) for kind in names}, rounds, deadline)  # type: ignore[misc]
+    return {
+        kind: {
+            "queries_per_s": len(texts) / statistics.median(seconds[kind]),
+            "share_of_none": ratio(seconds, "none", kind),
+            "share_of_fixed": ratio(seconds, "fixed", kind),
+            "rounds": len(seconds[kind]),
+        }
+        for kind in names
+    }
+
+
+def measure_lengths(
+    encoder: Encoder, texts: Sequence[str], lengths: Sequence[int], rounds: int, deadline: float
+) -> dict[str, dict[str, float]]:
+    """Returns the time of a batch of one task by length and kind: seconds, and ratios to no prompt and to a fixed one.
+
+    The keys are "none" and "KIND LENGTH".
+    """
+    prompts = {f"fixed {length}": fixed_prompt(encoder, length, length) for length in lengths}
+    for mix, length in itertools.product(MIXES, lengths):
+        prompts[f"{mix} {length}"] = computed_prompt(encoder, length, mix, length)
+    for name, prompt in prompts.items():
+        encoder.put_task(name, prompt)
+    batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
+
+    def run(task: str | None) -> None:
+        for batch in batches:
+            encoder.encode(batch, task=task)
+
+    functions = {name or "none": lambda name=name: run(name) for name in (None, *prompts)}  # type: ignore[misc]
+    seconds = in_turns(functions, rounds, deadline)
+    for name in prompts:
+        encoder.drop_task(name)
+    return {
+        name: {
+            "batch_s": statistics.median(found) / len(batches),
+            "times_none": ratio(seconds, name, "none"),
+            "times_fixed": ratio(seconds, name, "none" if name == "none" else f"fixed {name.split()[1]}"),
+            "rounds": len(found),
+        }
+        for name, found in seconds.items()
+    }
+
+
+def largest_difference(encoder: Encoder, texts: Sequence[str], tasks: Sequence[str]) -> float:
+    """Returns the largest difference between vectors of one mixed batch and of single-task calls."""
+    names = [tasks[row % len(tasks)] for row in range(len(texts))]
+    mixed = encoder.encode(texts, task=names)
+    single = np.empty_like(mixed)
+    for task in set(names):
+        rows = [row for row, name in enumerate(names) if name == task]
+        single[rows] = encoder.encode([texts[row] for row in rows], task=task)
+    return float(np.abs(mixed - single).max())
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the name of the GPU, or of the CPU with the number of its cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def tables(document: Mapping[str, Any]) -> str:
+    """Returns the figures as tables in Markdown."""
+    options, traffic, lengths = document["options"], document["traffic"], document["lengths"]
+    lines = [
+        f"{document['device']}; {document['numerics']}; {options['threads']} threads; batches of {BATCH} queries.",
+        "",
+        f"| {options['tasks']} tasks, prompts of {options['length']} tokens | queries/s | of no prompts | of fixed |",
+        "| --- | --- | --- | --- |",
+    ]
+    for kind, found in traffic.items():
+        shares = f"{found['share_of_none']:.2f} | {found['share_of_fixed']:.2f}"
+        lines.append(f"| {kind} | {found['queries_per_s']:,.0f} | {shares} |")
+    lines += ["", "| tokens | none | fixed | before | after |", "| --- | --- | --- | --- | --- |"]
+    for length in options["lengths"]:
+        row = [f"{1000 * lengths['none']['batch_s']:.1f} ms"]
+        for kind in ("fixed", *MIXES):
+            found = lengths[f"{kind} {length}"]
+            beside = "" if kind == "fixed" else f" ({found['times_fixed']:.2f})"
+            row.append(f"{1000 * found['batch_s']:.1f} ms{beside}")
+        lines.append(f"| {length} | {' | '.join(row)} |")
+    differences = ", ".join(f"{value:.1e} in {name}" for name, value in document["largest_difference"].items())
+    lines += ["", "In brackets: times that of a fixed prompt.", ""]
+    lines += [f"Largest difference between vectors of a mixed batch and of single-task calls: {differences}."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Reads the options, measures, prints the tables, and writes them and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="backbone (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--questions",
+        default=str(ROOT / "examples/squad/queries.jsonl.gz"),
+        help="file of the queries, compressed BEIR (default: examples/squad/queries.jsonl.gz)",
+    )
+    parser.add_argument("--count", type=int, default=640, help="number of queries (default: %(default)s)")
+    parser.add_argument("--tasks", type=int, default=100, help="number of tasks (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=20, help="tokens of the prompts of traffic (default: 20)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[5, 20, 100], help="lengths (default: 5 20 100)")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3600, help="no round starts after this (default: 3600)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: %(default)s)")
+    parser.add_argument("--compile", default="auto", help="auto or never (default: %(default)s)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (default: all cores)")
+    parser.add_argument("--json", default="results/query_prompts.json", help="output file (default: %(default)s)")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    with gzip.open(options.questions, "rt") as file:
+        texts = [json.loads(line)["text"] for line in itertools.islice(file, options.count)]
+
+    def start(dtype: str) -> tuple[Encoder, dict[str, list[str]]]:
+        settings = EncoderOptions(dtype=dtype, compile=options.compile, pooling="mean", normalize=True)  # type: ignore[arg-type]
+        encoder = Encoder(options.model, settings, device=options.device, threads=options.threads, tasks={})
+        return encoder, put_tasks(encoder, options.tasks, options.length)
+
+    differences = {}
+    if options.dtype != "float32":
+        encoder, tasks = start("float32")
+        names = sorted({name for of_kind in tasks.values() for name in of_kind})
+        differences["float32"] = largest_difference(encoder, texts[:BATCH], names[:: max(1, len(names) // BATCH)])
+    encoder, tasks = start(options.dtype)
+    names = sorted({name for of_kind in tasks.values() for name in of_kind})
+    differences[str(encoder.dtype).removeprefix("torch.")] = largest_difference(
+        encoder, texts[:BATCH], names[:: max(1, len(names) // BATCH)]
+    )
+    document: dict[str, Any] = {
+        "options": vars(options),
+        "device": device_name(encoder.device),
+        "numerics": encoder.numerics,
+        "largest_difference": differences,
+        "traffic": measure_traffic(encoder, texts, tasks, options.rounds, deadline),
+        "lengths": measure_lengths(encoder, texts, options.lengths, options.rounds, deadline),
+    }
+    path = Path(options.json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    path.with_suffix(".md").write_text(tables(document))
+    print(tables(document), end="")
+
+
+if __name__ == "__main__":
+    main()
