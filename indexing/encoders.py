@@ -79,7 +79,14 @@ class EncoderSpec:
         """Returns the task's prompt; None without a task. Raises InputError if the prompt is damaged."""
         from retriever.prompts import load_prompt
 
-        return None if self.task is None else load_prompt(model_folder(self.store.open("prompts", self.task)))
+        if self.task is None:
+            return None
+        artifact = self.store.open("prompts", self.task)
+        folder = model_folder(artifact)
+        try:
+            return load_prompt(folder)
+        except InputError as error:  # the message names the folder of this node's cache
+            raise InputError(str(error).replace(str(folder), artifact.url)) from error
 
     def describe(self, side: Side) -> dict[str, Any]:
         """Returns the settings that shape the vectors of a side, JSON-able; loads no model.

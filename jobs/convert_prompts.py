@@ -26,7 +26,7 @@ from indexing.work.work import Target, complete_target
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.interchange.backbone import open_backbone
-from retriever.interchange.prompts import ReadPrompt, read_prompt, task_prompt, write_prompt
+from retriever.interchange.prompts import ReadPrompt, check_writable, read_prompt, task_prompt, write_prompt
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, load_prompt
 from retriever.recipe import read_recipe
@@ -164,6 +164,7 @@ def export(store: Store, options: ConvertPrompts, to: str) -> None:
     """Writes prompts/TASK for PEFT."""
     artifact = store.open("prompts", options.task)
     prompt = load_prompt(model_folder(artifact))
+    check_writable(prompt)
     name = artifact.notes.get("backbone")
     base_model = name if isinstance(name, str) and not name.startswith("models/") else None
     if "://" in to:

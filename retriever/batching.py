@@ -57,6 +57,7 @@ class TextTokenizer:
         self.separator: str | None = slow.sep_token or slow.eos_token
         self.pad_id = int(slow.pad_token_id if slow.pad_token_id is not None else slow.eos_token_id or 0)
         base: Tokenizer = slow.backend_tokenizer
+        self._size = base.get_vocab_size()
         base.no_padding()
         base.no_truncation()
         if recipe.lower_case and "Lowercase" not in repr(base.normalizer):
@@ -132,6 +133,10 @@ class TextTokenizer:
     def are_words(self, ids: np.ndarray) -> np.ndarray:
         """Returns whether tokens are neither special nor the one for unknown words: int [n] -> bool [n]."""
         return ~self._is_special[np.minimum(ids, len(self._is_special) - 1)] & (ids != self._unknown)
+
+    def first_word(self) -> int:
+        """Returns the lowest token id that is a word."""
+        return int(np.flatnonzero(self.are_words(np.arange(self._size)))[0])
 
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
         """Returns passages' strings by the title policy; an empty title adds nothing."""

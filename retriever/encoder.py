@@ -270,6 +270,20 @@ class Encoder:
         """Returns the number of tokens unknown to the vocabulary, and of all tokens, special tokens excluded."""
         return self._tokenizer.unknown(tokens)
 
+    def probe(self, text: str, *, task: str) -> None:
+        """Encodes a text on both sides with the prompts of a task, to check them.
+
+        If the text lacks the words for a computed prompt, the first word of the vocabulary takes its place.
+
+        Raises:
+            InputError: If a vector is not finite, or the task is unknown.
+        """
+        for side in SIDES:
+            tokens = self.tokenize([text], side=side)
+            if len(self.without_words(tokens, side=side, task=task)):
+                tokens = Tokens(np.array([self._tokenizer.first_word()], np.int32), np.ones(1, np.int64))
+            self.forward(tokens, side=side, task=task)
+
     def without_words(
         self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None
     ) -> np.ndarray:

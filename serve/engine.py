@@ -19,8 +19,10 @@ from indexing.hit_sources.fusion import fuse, source_depth
 from indexing.hit_sources.online import Target
 from indexing.rescoring import reranked
 from retriever.errors import InputError
+from retriever.synthesis.words import NO_WORDS
 from serve.calls.protocols import (
     Clients,
+    Encoded,
     EncodeRequest,
     LostError,
     Passage,
@@ -177,8 +179,8 @@ class Engine:
 
     def embed(
         self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: str, deadline: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the vectors of texts, float32 [n, dim], and their token counts [n].
+    ) -> Encoded:
+        """Returns the vectors of texts, and which of them lack the words for their prompts.
 
         Long lists are encoded TOGETHER texts at a time, so that the deadline is met.
 
@@ -192,17 +194,17 @@ class Engine:
         Raises:
             ExpiredError: If the deadline passes.
         """
-        batches = []
+        batches: list[Encoded] = []
         for start in range(0, len(texts), TOGETHER):
             batch = list(texts[start : start + TOGETHER]), list(tasks[start : start + TOGETHER])
             assert self.clients.encoder is not None
             reply = self.clients.encoder.encode(EncodeRequest(release.id, *batch, side, deadline))
-            vectors, tokens = self._taken(ENCODER, reply, deadline)
-            self.encoded(len(vectors), int(tokens.sum()))
-            batches.append((vectors, tokens))
+            encoded = self._taken(ENCODER, reply, deadline)
+            self.encoded(len(encoded.vectors), int(encoded.lengths.sum()))
+            batches.append(encoded._replace(wordless=encoded.wordless + start))
         if len(batches) == 1:
             return batches[0]
-        return np.concatenate([vectors for vectors, _ in batches]), np.concatenate([tokens for _, tokens in batches])
+        return Encoded(*map(np.concatenate, zip(*batches, strict=True)))
 
     def rerank(
         self, release: Release, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], deadline: float
@@ -230,10 +232,11 @@ class Engine:
 
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         clock = _Clock()
-        vectors = self._encode(release, queries)
+        vectors, wordless = self._encode(release, queries)
         for query, answer in zip(queries, answers, strict=True):
-            if query.search.needs_vectors and not finite(vectors[query.task.name, query.text]):
-                answer.error = not_finite(query.task.name)
+            key = query.task.name, query.text
+            if query.search.needs_vectors and not finite(vectors[key]):
+                answer.error = unusable(query.task.name, is_wordless=key in wordless)
         clock.lap("encode")
         results = self._find(release, queries, vectors, [answer.error is None for answer in answers])
         clock.lap("search")
@@ -255,14 +258,16 @@ class Engine:
                 answer.hits = _hits(query, hits, result, texts)
             answer.took = clock.laps
 
-    def _encode(self, release: Release, queries: Sequence[Query]) -> dict[tuple[str, str], np.ndarray]:
-        """Returns the query vectors by (task, text), of the queries that need them."""
+    def _encode(
+        self, release: Release, queries: Sequence[Query]
+    ) -> tuple[dict[tuple[str, str], np.ndarray], set[tuple[str, str]]]:
+        """Returns the query vectors by (task, text), of the queries that need them, and which queries lack words."""
         keys = list(dict.fromkeys((query.task.name, query.text) for query in queries if query.search.needs_vectors))
         if not keys:
-            return {}
+            return {}, set()
         deadline = max(query.deadline for query in queries)
-        vectors, _ = self.embed(release, [text for _, text in keys], [task for task, _ in keys], "query", deadline)
-        return dict(zip(keys, vectors, strict=True))
+        encoded = self.embed(release, [text for _, text in keys], [task for task, _ in keys], "query", deadline)
+        return dict(zip(keys, encoded.vectors, strict=True)), {keys[number] for number in encoded.wordless}
 
     def _find(
         self, release: Release, queries: Sequence[Query], vectors: dict[tuple[str, str], np.ndarray], valid: list[bool]
@@ -382,8 +387,16 @@ def finite(vectors: np.ndarray) -> np.ndarray:
     return result
 
 
-def not_finite(task: str, number: int | None = None) -> InputError:
-    """Returns the error for a text whose vector overflows. number: of the text in the request, if it has several."""
+def unusable(task: str, number: int | None = None, *, is_wordless: bool) -> InputError:
+    """Returns the error for a text without a finite vector.
+
+    Args:
+        task: The name of its task.
+        number: Number of the text in the request, if it has several.
+        is_wordless: Whether it lacks the words from which its prompt is computed; otherwise its vector overflows.
+    """
+    if is_wordless:
+        return InputError(f"task {task}: {'the text' if number is None else f'text {number}'} {NO_WORDS}")
     which = "" if number is None else f" of text {number}"
     return InputError(f"task {task}: the vector{which} is not finite")
 

@@ -23,7 +23,8 @@ class Live:
 
 
 def _lengths(store: Store, task: Task) -> dict[str, int]:
-    """Tokens of a task's prompt, by side."""
+    """Tokens of a task's prompt, by side; of each query's own prompt where it is computed."""
     file = model_folder(store.open("prompts", task.prompt or "")) / PROMPT_SETTINGS
-    sides = json.loads(file.read_text(encoding="utf-8"))["sides"]
-    return {side: place["length"] for side, place in sides.items() if place}
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    computed = {"query": settings["synthesis"]["length"]} if "synthesis" in settings else {}
+    return computed | {side: place["length"] for side, place in settings["sides"].items() if place}

@@ -30,7 +30,7 @@ from indexing.rescoring import open_reranker
 from indexing.store import Store
 from retriever.encoder import Encoder
 from retriever.errors import InputError, TextsError
-from retriever.options import SIDES, Side
+from retriever.options import Side
 from retriever.prompts import load_prompt
 from retriever.reranker import Reranker
 from serve.calls.protocols import (
@@ -212,7 +212,8 @@ class EncoderPart(Part):
     def encode(self, request: EncodeRequest) -> Encoded:
         """Encodes texts with the prompts of their tasks.
 
-        Vectors are not checked for being finite: other texts of the batch belong to other requests.
+        Vectors are not checked for being finite, and texts without words are no error: other texts of the batch belong
+        to other requests.
         """
         check_deadline(request.deadline)
         encoders, slots = self._of(request.release)
@@ -220,7 +221,8 @@ class EncoderPart(Part):
         encoder = encoders[side]
         tokens = encoder.tokenize(list(request.texts), side=side)
         tasks = [slots[task] for task in request.tasks]
-        return Encoded(encoder.forward(tokens, side=side, task=tasks, check=False), tokens.lengths)
+        wordless = encoder.without_words(tokens, side=side, task=tasks)
+        return Encoded(encoder.forward(tokens, side=side, task=tasks, check=False), tokens.lengths, wordless)
 
     @converted
     def describe(self, release_id: str) -> dict[str, Any]:
@@ -255,8 +257,7 @@ class EncoderPart(Part):
                     try:
                         encoder.put_task(slot, prompt)
                         try:
-                            for side in SIDES:
-                                encoder.encode([PROBE], side=side, task=slot)
+                            encoder.probe(PROBE, task=slot)
                         except InputError:
                             encoder.drop_task(slot)
                             raise

@@ -19,9 +19,15 @@ from retriever.options import SIDES
 from retriever.prompt_table import task_config
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_offsets, load_prompt
 from retriever.recipe import read_recipe
+from retriever.synthesis.saved import SavedSynthesis
 from serve.release import BASE, GIVEN, TASK_NAME, Opened, Release, Space, Task, check_passages, open_space
 
 MOST_TOKENS = 1_024  # tokens of a prompt
+# Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,
+# since what is kept grows with products of the sizes.
+MOST_BASIC = 1_024  # basic prompts
+MOST_HIDDEN = 16_384  # sizes of the hidden layers
+MOST_KEPT = 1 << 28  # numbers that the service keeps of a task: 1 GiB in float32
 MOST_SETTINGS = 1 << 20  # bytes of a prompt's settings
 
 
@@ -85,10 +91,25 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     for matrix in map(prompt.of, SIDES):
         if matrix is not None and not 1 <= matrix.shape[3] <= MOST_TOKENS:
             raise InputError(f"task {name}: a prompt of {matrix.shape[3]} tokens, expected 1 to {MOST_TOKENS}")
+    if prompt.synthesis is not None:
+        check_synthesis(name, prompt.synthesis)
     actual = describe(spec.folder, replace(prompt.options, dtype=spec.options.dtype, compile=spec.options.compile))
     if differ := differences(described, actual):
         raise InputError(f"task {name}: its prompt was trained with other settings than the release's: {differ}")
     check_passages(name, task_config(actual, prompt, "passage"), vectors)
+
+
+def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
+    """Raises InputError if what computes the prompts of a task's queries is larger than a service takes over HTTP."""
+    options = synthesis.options
+    limits = {"prompts": MOST_BASIC, "length": MOST_TOKENS, "hidden": MOST_HIDDEN, "bottleneck": MOST_HIDDEN}
+    for field, most in limits.items():
+        if getattr(options, field) > most:
+            raise InputError(f"task {name}: {SETTINGS}: synthesis.{field}: {getattr(options, field):,}, expected up to "
+                             f"{most:,}")  # fmt: skip
+    if (kept := synthesis.kept_numbers()) > MOST_KEPT:
+        raise InputError(f"task {name}: {SETTINGS}: synthesis: with these sizes {kept:,} numbers are kept, expected up "
+                         f"to {MOST_KEPT:,}: use fewer or shorter basic prompts")  # fmt: skip
 
 
 def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt: TaskPrompt) -> Artifact:

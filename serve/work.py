@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from serve.engine import Answer, Engine, Query, finite, not_finite
+from serve.engine import Answer, Engine, Query, finite, unusable
 from serve.release import Release
 
 Item = TypeVar("Item")
@@ -51,19 +51,21 @@ def search_all(engine: Engine, asked: Sequence[Asked]) -> list[Answer]:
 
 
 def embed_all(engine: Engine, asked: Sequence[Vectors]) -> list[tuple[np.ndarray, int] | Exception]:
-    """Requests of one release and side are encoded together; one whose vectors are not finite fails alone."""
+    """Requests of one release and side are encoded together; one with a text that cannot be used fails alone."""
     found: list[tuple[np.ndarray, int] | Exception] = [(np.empty(0), 0)] * len(asked)
     for members in _alike(asked, lambda one: (one.release.id, one.side)):
         release, side = asked[members[0]].release, asked[members[0]].side
         texts = [text for number in members for text in asked[number].texts]
         tasks = [asked[number].task for number in members for _ in asked[number].texts]
         deadline = max(asked[number].deadline for number in members)
-        vectors, tokens = engine.embed(release, texts, tasks, side, deadline)
-        ends = np.cumsum([len(asked[number].texts) for number in members])[:-1]
-        shares = zip(members, np.split(vectors, ends), np.split(tokens, ends), strict=True)
-        for number, rows, counts in shares:
-            bad = np.flatnonzero(~finite(rows))
-            found[number] = not_finite(asked[number].task, bad[0]) if len(bad) else (rows, int(counts.sum()))
+        vectors, tokens, wordless = engine.embed(release, texts, tasks, side, deadline)
+        ends = np.cumsum([len(asked[number].texts) for number in members])
+        starts = [0, *ends[:-1].tolist()]
+        shares = zip(members, starts, np.split(vectors, ends[:-1]), np.split(tokens, ends[:-1]), strict=True)
+        for number, start, rows, counts in shares:
+            found[number] = rows, int(counts.sum())
+            if len(bad := np.flatnonzero(~finite(rows))):
+                found[number] = unusable(asked[number].task, bad[0], is_wordless=start + bad[0] in wordless)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from indexing.online import Matches
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.work.tasks import Place, Runner, ignore
-from retriever.errors import InputError
+from retriever.errors import InputError, TextsError
 from retriever.sparse.vectors import SparseVectors
 
 
@@ -89,7 +90,8 @@ class OnlineSplade(OnlineSearch):
         return [readers.index.shards]
 
     def probe(self, searcher: SpladeSearcher) -> None:
-        searcher.search([PROBE], 1)
+        with contextlib.suppress(TextsError):  # the probe may have no word that the backbone of a task knows
+            searcher.search([PROBE], 1)
 
 
 Encode = Callable[[Sequence[str]], SparseVectors]

@@ -113,6 +113,18 @@ def task_prompt(
     return prompt
 
 
+def check_writable(prompt: TaskPrompt) -> None:
+    """Raises InputError if PEFT cannot hold a prompt."""
+    if prompt.synthesis is not None:
+        raise InputError("the prompt is computed from each query, and PEFT's prefix tuning has one prompt for all "
+                         "texts: it cannot be written for PEFT")  # fmt: skip
+    if (kind := prompt.backbone.get("model_type")) in _WITHOUT_PREFIX_TUNING:
+        raise InputError(
+            f"the prompt is for a backbone of type {kind}: PEFT's prefix tuning puts its prompts into the "
+            "decoder as well, so it cannot open this one"
+        )
+
+
 def write_prompt(folder: Path, prompt: TaskPrompt, base_model: str | None) -> None:
     """Writes a prompt for PEFT: one adapter in `folder` if the sides are tied, else query/ and passage/.
 
@@ -124,13 +136,10 @@ def write_prompt(folder: Path, prompt: TaskPrompt, base_model: str | None) -> No
         base_model: The name of the backbone; None: unknown.
 
     Raises:
-        InputError: If PEFT has no prefix tuning for the encoder of such a backbone.
+        InputError: If PEFT has no prefix tuning for the encoder of such a backbone, or if the prompt is computed from
+            each query.
     """
-    if (kind := prompt.backbone.get("model_type")) in _WITHOUT_PREFIX_TUNING:
-        raise InputError(
-            f"the prompt is for a backbone of type {kind}: PEFT's prefix tuning puts its prompts into the "
-            "decoder as well, so it cannot open this one"
-        )
+    check_writable(prompt)
     if prompt.query is not None and prompt.query is prompt.passage:
         write_prefix_tuning(folder, prompt.query, base_model)
         return

@@ -93,9 +93,13 @@ def read_options(content: Any, file: Path) -> SynthesisOptions:
         InputError: If a field is unknown, missing, of a wrong type or out of range.
     """
     types = {field.name: type(field.default) for field in fields(SynthesisOptions)}
-    if not isinstance(content, dict) or set(content) != set(types):
-        raise InputError(f"{file}: synthesis: expected an object with {', '.join(types)}, got {shown(content)}")
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: synthesis: expected an object, got {shown(content)}")
+    if unknown := [name for name in content if name not in types]:
+        raise InputError(f"{file}: synthesis.{unknown[0]}: unknown field; expected {', '.join(types)}")
     for name, kind in types.items():
+        if name not in content:
+            raise InputError(f"{file}: synthesis.{name}: missing")
         if not has_type(content[name], kind):
             raise InputError(f"{file}: synthesis.{name}: expected {kind.__name__}, got {shown(content[name])}")
     try:

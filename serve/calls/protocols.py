@@ -51,10 +51,17 @@ class EncodeRequest:
 
 
 class Encoded(NamedTuple):
-    """vectors: float32 [n, dim]. lengths: tokens of each text, [n]."""
+    """Vectors of texts.
+
+    Attributes:
+        vectors: float32 [n, dim]; a text that the encoder cannot use has one that is not finite.
+        lengths: Tokens of each text, [n].
+        wordless: Numbers of the texts that lack the words from which their prompts are computed, int64 [texts].
+    """
 
     vectors: np.ndarray
     lengths: np.ndarray
+    wordless: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ from indexing.store import Store
 from retriever.attention import PromptShape
 from retriever.encoder import EncoderOptions, describe
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
+from retriever.synthesis.options import SynthesisOptions
+from retriever.synthesis.saved import SavedSynthesis
+from retriever.synthesis.synthesiser import Synthesiser
 from serve.release import make_current, plan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -65,7 +68,22 @@ def task_files(folder: Path, model: str, seed: int, length: int = 3, **changes: 
     """The multipart body of a random query-side prompt."""
     torch.manual_seed(seed)
     matrix = torch.randn(SHAPE.layers, 2, SHAPE.heads, length, SHAPE.head_dim)
-    prompt = TaskPrompt(backbone_of({**describe(model, OPTIONS), **changes}), OPTIONS, matrix, None)
+    return upload(folder, TaskPrompt(backbone_of({**describe(model, OPTIONS), **changes}), OPTIONS, matrix, None))
+
+
+def computed_prompt(model: str, seed: int, shape: PromptShape = SHAPE, width: int = 32, **sizes: Any) -> TaskPrompt:
+    """A random prompt that is computed from each query."""
+    torch.manual_seed(seed)
+    options = SynthesisOptions(**{"prompts": 3, "length": 4, "hidden": 6, "bottleneck": 5, "temperature": 0.1, **sizes})
+    module = Synthesiser(shape, width, options)
+    with torch.no_grad():
+        module.basic.mul_(4)  # so that the prompts of different queries differ
+    backbone = backbone_of(describe(model, OPTIONS))
+    return TaskPrompt(backbone, OPTIONS, None, None, synthesis=SavedSynthesis.of(module))
+
+
+def upload(folder: Path, prompt: TaskPrompt) -> dict[str, Any]:
+    """The multipart body of a prompt, which is saved in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     prompt.save(folder)
     return {

@@ -229,7 +229,7 @@ def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
     live = service.live
     assert live is not None
     names = [task for task in vectors for _ in texts]
-    mixed, _ = service.engine.embed(live.release, texts * len(vectors), names, "query", 4e9)
+    mixed = service.engine.embed(live.release, texts * len(vectors), names, "query", 4e9).vectors
     np.testing.assert_allclose(mixed, np.concatenate([vectors[task] for task in vectors]), atol=1e-5)
     assert not np.allclose(vectors["t0"], vectors["t1"], atol=1e-2)
     own = Encoder(model, OPTIONS, tasks={"t": load(tmp_path / "1")}).encode(texts, task="t")

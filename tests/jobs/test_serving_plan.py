@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from serving import OPTIONS, SHAPE
+from serving import OPTIONS, SHAPE, computed_prompt
 
 from indexing.encoders import EncoderSpec, check_prompt_settings
 from indexing.models import commit_files
@@ -32,6 +32,7 @@ WORDS = {
     "few": "embeddings/few cover 100 of the 240 passages",
     "damaged": "were committed; jobs/verify.py names every such file",
     "torn": "manifest.json",
+    "misshapen": "synthesis.basic is torch.float32 (3, 4, 32), expected float32 (4, 4, 32), as the settings say",
 }
 
 
@@ -40,6 +41,13 @@ def random_prompt(model: str, *, passage: bool = False, weights: list[str] | Non
     described = describe(model, OPTIONS) | ({} if weights is None else {"weights": weights})
     matrix = torch.randn(shape)
     return TaskPrompt(backbone_of(described), replace(OPTIONS, **options), matrix, matrix if passage else None)
+
+
+def misshapen(model: str) -> TaskPrompt:
+    """A computed prompt whose settings name more basic prompts than there are."""
+    prompt = computed_prompt(model, 1)
+    assert prompt.synthesis is not None
+    return replace(prompt, synthesis=replace(prompt.synthesis, options=replace(prompt.synthesis.options, prompts=4)))
 
 
 def keep(store: Store, name: str, model: str, prompt: TaskPrompt, folder: Path) -> None:
@@ -65,6 +73,7 @@ def store(served: Path, model: str, tmp_path: Path, done: Done) -> Store:
         "few": random_prompt(model, passage=True),
         "damaged": random_prompt(model),
         "torn": random_prompt(model),
+        "misshapen": misshapen(model),
     }
     for name, prompt in prompts.items():
         keep(made, name, model, prompt, tmp_path / name)
@@ -98,6 +107,7 @@ def test_a_prompt_that_does_not_fit_is_left_out_by_name_with_the_reason(
         "foreign": "a prompt of another backbone, by --tasks",
         "sides": "a prompt for passages, without embeddings of its own, by --tasks",
         "damaged": "a damaged prompt, by --tasks",
+        "misshapen": "a synthesiser of another shape than its settings say, by --tasks",
     }
     for name, case in cases.items():
         documented("Serving a store", case, left[name], 1)

@@ -144,7 +144,7 @@ def test_a_query_without_a_known_word_is_refused(tiny: Tiny, texts: list[str]) -
         ({"prompts": 0}, "synthesis: prompts=0 of the prompts of queries: expected at least 1"),
         ({"mix": "between"}, "synthesis: mix='between' of the prompts of queries: expected before or after"),
         ({"length": "long"}, "synthesis.length: expected int, got"),
-        ({"other": 1}, "synthesis: expected an object with prompts, length"),
+        ({"other": 1}, "synthesis.other: unknown field; expected prompts, length"),
     ],
 )
 def test_damaged_settings_are_refused(tiny: Tiny, tmp_path: Path, change: dict[str, object], expected: str) -> None:
