@@ -263,6 +263,34 @@ def measure_tasks(setting: Setting, tasks: int) -> dict[str, Any]:
     }
 
 
+def measure_query_prompts(setting: Setting) -> dict[str, Any]:
+    """Returns the figures of benchmarks/query_prompts.py: prompts that are computed from each query, beside fixed ones.
+
+    Raises:
+        RuntimeError: If the benchmark fails.
+    """
+    random = np.random.default_rng(0)
+    toy = ["--tasks", "4", "--length", "3", "--lengths", "2", "5", "--rounds", "1"]
+    count, sizes = (4_096, ["--batch", "256"]) if setting.gpu else (32, toy)
+    with tempfile.TemporaryDirectory() as folder:
+        model, file = save_model(Path(folder, "model"), large=setting.gpu), Path(folder, "query_prompts.json")
+        with gzip.open(Path(folder, "queries.jsonl.gz"), "wt") as queries:
+            for _ in range(count):
+                words = [f"w{n}" for n in random.integers(0, 5_000, random.integers(4, 16))]
+                queries.write(json.dumps({"text": " ".join(words)}) + "\n")
+        command = [
+            sys.executable, str(ROOT / "benchmarks/query_prompts.py"), "--model", str(model),
+            "--questions", str(queries.name), "--count", str(count), *sizes, "--dtype", "bfloat16",
+            "--device", setting.device, "--seconds", str(max(1.0, setting.left_s)), "--json", str(file),
+        ]  # fmt: skip
+        result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if result.returncode:
+            sys.stderr.write(result.stderr)
+            raise RuntimeError(last_line(result.stderr) or f"query_prompts.py ended with {result.returncode}")
+        document = dict(json.loads(file.read_text()))
+    return {name: document[name] for name in ("numerics", "largest_difference", "traffic", "lengths")}
+
+
 def measure_training(setting: Setting, runs: Sequence[str], needed: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the figures of benchmarks/training.py.
 
@@ -462,6 +490,10 @@ MEASUREMENTS: dict[str, Measurement] = {
         )
         for number in (10, 100, 1_000)
     },
+    "query-prompts": Measurement(
+        "100 tasks, half of them with prompts computed from each query, and time by length of the prompt",
+        measure_query_prompts,
+    ),
     "training-prompts": Measurement(
         "seconds and memory of a step: prompts of 32 and 128 tokens against fine-tuning",
         lambda setting: measure_training(setting, ("finetune", "prompt-32", "prompt-128")),

@@ -98,13 +98,17 @@ def test_every_module_of_the_retriever_is_imported(bare) -> None:
 
 def test_a_measurement_runs_and_a_second_call_continues_the_file(bare, tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
-    ended = bare(GPU, "--only", "exact-search", "training-trainer", "--out", file)
+    ended = bare(GPU, "--only", "exact-search", "training-trainer", "query-prompts", "--out", file)
     assert ended.returncode == 0, ended.stderr
     document = json.loads(file.read_text())
-    assert list(document["measurements"]) == ["exact-search", "training-trainer"]
+    assert list(document["measurements"]) == ["exact-search", "training-trainer", "query-prompts"]
     found = document["measurements"]["exact-search"]
     assert found["status"] == "done"
     assert found["figures"]["agreement_with_peer"] > 0.99
+    figures = document["measurements"]["query-prompts"]["figures"]
+    assert figures["largest_difference"]["float32"] < 1e-5
+    assert list(figures["traffic"]) == ["none", "fixed", "half before", "half after"]
+    assert list(figures["lengths"])[:3] == ["none", "fixed 2", "fixed 5"]
     assert document["measurements"]["training-trainer"]["status"] == "skipped"
     assert "datasets, accelerate not installed" in document["measurements"]["training-trainer"]["reason"]
     assert "exact-search: in the file already" in bare(GPU, "--only", "exact-search", "--out", file).stdout
