@@ -71,15 +71,17 @@ def task_files(folder: Path, model: str, seed: int, length: int = 3, **changes: 
     return upload(folder, TaskPrompt(backbone_of({**describe(model, OPTIONS), **changes}), OPTIONS, matrix, None))
 
 
-def computed_prompt(model: str, seed: int, shape: PromptShape = SHAPE, width: int = 32, **sizes: Any) -> TaskPrompt:
+def computed_prompt(
+    model: str, seed: int, shape: PromptShape = SHAPE, width: int = 32, encoder: EncoderOptions = OPTIONS, **sizes: Any
+) -> TaskPrompt:
     """A random prompt that is computed from each query."""
     torch.manual_seed(seed)
     options = SynthesisOptions(**{"prompts": 3, "length": 4, "hidden": 6, "bottleneck": 5, "temperature": 0.1, **sizes})
     module = Synthesiser(shape, width, options)
     with torch.no_grad():
         module.basic.mul_(4)  # so that the prompts of different queries differ
-    backbone = backbone_of(describe(model, OPTIONS))
-    return TaskPrompt(backbone, OPTIONS, None, None, synthesis=SavedSynthesis.of(module))
+    backbone = backbone_of(describe(model, encoder))
+    return TaskPrompt(backbone, encoder, None, None, synthesis=SavedSynthesis.of(module))
 
 
 def upload(folder: Path, prompt: TaskPrompt) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import torch
 from fastapi.testclient import TestClient
 from local_cluster import port
 from ready_client import ReadyClient
-from serving import K, questions, started, task_files
+from serving import OPTIONS, K, computed_prompt, questions, started, task_files, upload
 from splade_stores import brute_force, encode_queries, run_of
 
 from indexing.corpus import Corpus
+from indexing.models import commit_files
 from indexing.store import Store
 from retriever.encoder import Encoder
 from retriever.errors import InputError
+from retriever.sparse.encoder import SparseEncoder
 from serve.app import build_app
 from serve.client import Client
 from serve.deployments import Application, _parts, needed
@@ -249,3 +252,32 @@ def test_a_query_that_cannot_be_searched_fails_alone(
     refused = client.post("/v1/search", json={"query": bad, **body})
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
     assert client.get("/readyz").json()["ready"]
+
+
+def test_embeddings_of_a_task_whose_prompts_are_computed(
+    store: Store, masked: Path, tmp_path: Path, done: Done
+) -> None:
+    """The part encodes queries with their prompts; one without a word that the backbone knows fails alone."""
+    options = replace(OPTIONS, pooling="splade")
+    prompt = computed_prompt(str(masked), 1, encoder=options)
+    upload(tmp_path / "made", prompt)
+    with store.create("prompts", "computed", config={}, inputs={}) as draft:
+        draft.note(backbone=str(masked), options=asdict(options))
+        commit_files(draft, tmp_path / "made")
+    at = ("--store", store.url)
+    done("encode_corpus", *at, "--task", "computed", "--name", "computed", "--dtype", "float32")
+    done("build_index", *at, "--embeddings", "computed", "--name", "computed", "--shards", 3)
+    release, left = plan(store, index="idx", sources=["splade:computed"])
+    assert list(left) == ["computed"]  # a prompt of sparse vectors, which the dense encoder does not serve
+    release.save(store)
+    service = open_local(store, threads=2)
+    service.open(release.id)
+    service.check_parts(release)
+    task, texts = release.tasks[0], list(questions(tmp_path / "root").values())[:3]
+    queries = [Query(text, task, K, search_of(task, "splade:computed"), 4e9) for text in [texts[0], "漢字", *texts[1:]]]
+    answers = service.engine.search(release, queries)
+    assert str(answers.pop(1).error).startswith("source splade:computed: the text has no word that the backbone knows")
+    encoder = SparseEncoder(str(masked), options, tasks={"computed": prompt})
+    among = set(range(240)) - set(Corpus.open(store).deleted.tolist())
+    expected = brute_force(store, "computed", encoder.encode(texts, task="computed"), K, among)
+    assert [[(hit.id, hit.score) for hit in answer.hits] for answer in answers] == expected
