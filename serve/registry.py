@@ -117,6 +117,8 @@ def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.complete:
             draft.note(backbone=spec.name, options=prompt.options.stored())
+            if prompt.synthesis is not None:
+                draft.note(synthesis=prompt.synthesis.settings())
             commit_files(draft, folder)
     return store.open("prompts", name)
 

@@ -116,7 +116,8 @@ class MtebEncoder:
             float32 [n, dim].
 
         Raises:
-            InputError: If a text is not a valid string, or if another precision than float32 is requested.
+            InputError: If a text is not a valid string, if another precision than float32 is requested, or if a query
+                lacks the words from which its prompt is computed.
         """
         if (precision := options.get("precision")) not in (None, "float32"):
             raise InputError(f"precision={precision!r}: MtebEncoder makes float32 vectors; leave out precision")

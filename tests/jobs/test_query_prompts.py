@@ -121,7 +121,7 @@ def test_a_mixed_batch_has_the_hits_of_single_task_calls_and_of_the_search_job(
     ids = {id: text for id, text in questions(root).items() if text in by_query}
     for id, text in ids.items():
         assert_close([(row["id"], row["score"]) for row in rows if row["query_id"] == id], by_query[text])
-    assert done("store", "show", f"prompts/{stored}", "--store", store.url)
+    assert '"mix": "after"' in done("store", "show", f"prompts/{stored}", "--store", store.url)
 
 
 def test_a_query_without_a_known_word_fails_alone(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,14 @@ import riptide
 from indexing.exact import exact_search
 from indexing.metrics import per_query
 from retriever.adapters.mteb_encoder import MtebEncoder
+from retriever.attention import PromptShape
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.options import Side
 from retriever.prompts import TaskPrompt, backbone_of
+from retriever.synthesis.options import SynthesisOptions
+from retriever.synthesis.saved import SavedSynthesis
+from retriever.synthesis.synthesiser import Synthesiser
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", query_prefix="w1 w2 ", passage_prefix="w3 ", query_length=24)
 PASSAGES, QUERIES = 60, 20
@@ -147,6 +153,28 @@ def test_a_deep_prompt_for_all_tasks_and_by_name_of_the_task(corpus: Path, backb
 
 
 PAIRS = [(f"w{i} w{i + 1} w{3 * i}", f"w{i} w{i + 2} w{5 * i}", float(i * 7 % 5)) for i in range(1, 12)]
+
+
+def test_a_prompt_that_is_computed_from_each_query(backbone: str) -> None:
+    """Passages have no prompt; a query without a word that the backbone knows is named."""
+    encoder = Encoder(backbone, replace(OPTIONS, query_prefix=""), tasks={})
+    torch.manual_seed(0)
+    options = SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5)
+    synthesis = SavedSynthesis.of(Synthesiser(PromptShape(2, 4, 8), 32, options))
+    prompt = TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=synthesis)
+    model, texts = MtebEncoder(encoder, task=prompt), ["w5 w7 w9", "w11 w12"]
+    encoder.put_task("same", prompt)
+    metadata: dict[str, Any] = {"hf_split": "test", "hf_subset": "", "task_metadata": SimpleNamespace(name="any")}
+
+    def encode(texts: list[str], prompt_type: str | None) -> np.ndarray:
+        return model.encode([{"text": texts}], prompt_type=prompt_type, **metadata)
+
+    for prompt_type in ("query", None):
+        np.testing.assert_array_equal(encode(texts, prompt_type), encoder.encode(texts, task="same"))
+    np.testing.assert_array_equal(encode(texts, "document"), encoder.encode(texts, side="passage"))
+    assert model.mteb_model_meta.revision != MtebEncoder(encoder).mteb_model_meta.revision
+    with pytest.raises(InputError, match=r"^text 1 of 2 has no word that the backbone knows"):
+        encode([texts[0], "unknown"], "query")
 
 
 def test_a_symmetric_task_has_one_side(backbone: str) -> None:
