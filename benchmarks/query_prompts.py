@@ -150,12 +150,12 @@ def measure_lengths(
         encoder.drop_task(name)
     return {
         name: {
-            "batch_s": statistics.median(found) / len(batches),
+            "batch_s": statistics.median(of_rounds) / len(batches),
             "times_none": ratio(seconds, name, "none"),
             "times_fixed": ratio(seconds, name, "none" if name == "none" else f"fixed {name.split()[1]}"),
-            "rounds": len(found),
+            "rounds": len(of_rounds),
         }
-        for name, found in seconds.items()
+        for name, of_rounds in seconds.items()
     }
 
 
@@ -194,16 +194,16 @@ def tables(document: Mapping[str, Any]) -> str:
         f"| {options['tasks']} tasks, prompts of {options['length']} tokens | queries/s | of no prompts | of fixed |",
         "| --- | --- | --- | --- |",
     ]
-    for kind, found in traffic.items():
-        shares = f"{found['share_of_none']:.2f} | {found['share_of_fixed']:.2f}"
-        lines.append(f"| {kind} | {found['queries_per_s']:,.0f} | {shares} |")
+    for kind, figures in traffic.items():
+        shares = f"{figures['share_of_none']:.2f} | {figures['share_of_fixed']:.2f}"
+        lines.append(f"| {kind} | {figures['queries_per_s']:,.0f} | {shares} |")
     lines += ["", "| tokens | none | fixed | before | after |", "| --- | --- | --- | --- | --- |"]
     for length in options["lengths"]:
         row = [f"{1000 * lengths['none']['batch_s']:.1f} ms"]
         for kind in ("fixed", *MIXES):
-            found = lengths[f"{kind} {length}"]
-            beside = "" if kind == "fixed" else f" ({found['times_fixed']:.2f})"
-            row.append(f"{1000 * found['batch_s']:.1f} ms{beside}")
+            figures = lengths[f"{kind} {length}"]
+            beside = "" if kind == "fixed" else f" ({figures['times_fixed']:.2f})"
+            row.append(f"{1000 * figures['batch_s']:.1f} ms{beside}")
         lines.append(f"| {length} | {' | '.join(row)} |")
     differences = ", ".join(f"{value:.1e} in {name}" for name, value in document["largest_difference"].items())
     lines += ["", "In brackets: times that of a fixed prompt.", ""]

@@ -113,23 +113,23 @@ class Prompts:
         rows[slots >= 0] = places
         lengths, parts, synthesisers = self._lengths_of(fixed), [], list(self.synthesisers.values())
         for slot in np.unique(slots[slots < 0]):
-            synthesiser, own = synthesisers[-slot - 1], np.flatnonzero(slots == slot)
-            rows[own] = np.arange(len(lengths), len(lengths) + len(own))
-            lengths += [synthesiser.options.length] * len(own)
-            parts.append((synthesiser, own))
+            synthesiser, members = synthesisers[-slot - 1], np.flatnonzero(slots == slot)
+            rows[members] = np.arange(len(lengths), len(lengths) + len(members))
+            lengths += [synthesiser.options.length] * len(members)
+            parts.append((synthesiser, members))
         device, longest = self.numbers.device, max(_LEAST, *lengths)
         lengths += [0] * (_LEAST - len(lengths))
         _, layers, two, _, heads, head_dim = self.numbers.shape
         numbers = self.numbers.new_empty((len(lengths), layers, two, heads, longest, head_dim))
-        table, kept = self.numbers[:longest], torch.from_numpy(fixed).to(device)
-        numbers[: len(fixed), ..., : len(table), :] = table.index_select(3, kept).permute(3, 1, 2, 4, 0, 5)
+        table, numbers_of_fixed = self.numbers[:longest], torch.from_numpy(fixed).to(device)
+        numbers[: len(fixed), ..., : len(table), :] = table.index_select(3, numbers_of_fixed).permute(3, 1, 2, 4, 0, 5)
         numbers[: len(fixed), ..., len(table) :, :] = 0
         end = len(fixed)
-        for synthesiser, own in parts:
-            part, length = numbers[end : end + len(own)], synthesiser.options.length
-            synthesiser.fill(words(own), part[..., :length, :])
+        for synthesiser, members in parts:
+            part, length = numbers[end : end + len(members)], synthesiser.options.length
+            synthesiser.fill(words(members), part[..., :length, :])
             part[..., length:, :] = 0  # masked columns must be finite
-            end += len(own)
+            end += len(members)
         numbers[end:] = 0
         inside = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
         offsets = None
