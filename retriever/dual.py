@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.attention import reach
+from retriever.attention import PromptShape, reach
 from retriever.batching import TextTokenizer, Tokens, padded, plan
 from retriever.encoder import open_pooled
 from retriever.errors import Diverged, InputError
@@ -42,6 +42,10 @@ from retriever.recipe import Recipe, read_recipe, settings_of, with_projection
 from retriever.reranker_data import NegativeDraw, PositiveDraw, TrainingData, batch_at
 from retriever.saving import restored, save_encoder
 from retriever.sparse.flops import MIN_WORDS, FlopsOptions, flops, mean_words
+from retriever.synthesis.divergence import regulariser
+from retriever.synthesis.options import DivergenceOptions, SynthesisOptions
+from retriever.synthesis.provider import SynthesisedPrompt
+from retriever.synthesis.words import no_words
 from retriever.system import Batch, Chunk, Output, checkpoint_activations
 
 Method = Literal["prompt", "lora", "finetune"]
@@ -53,6 +57,8 @@ TEMPERATURE_LR = 1e-3
 _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
 # The output of a batch that is the sum of the sparse vectors of a side.
 _TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}
+_ATTENTION = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
+_QUERIES = 4096  # queries that are checked at a time
 _STEP = 16
 
 
@@ -65,7 +71,8 @@ class TuneOptions:
         sides: "tied" trains one prompt, or one encoder, for queries and passages, "untied" one for each (DPR; DPTDR on
             NQ; HYPER, Eq. 8), "query" one for queries only.
         length: Tokens of a prompt (DPTDR: 32; 128 on MS MARCO).
-        parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them.
+        parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them, "synthesised" a
+            network that computes a prompt for each query (HYPER).
         prompt_dropout: Fraction of the prompt's values that are dropped out, with a separate mask for each text.
         position_offset: The positions of a text start after the prompt; False: at their usual place.
         projection: Numbers of a vector after a new linear layer over the pooled vector, without bias and in float32
@@ -86,6 +93,9 @@ class TuneOptions:
         seed: Seed of all random numbers.
         lora: Options of the adapter; None unless the method is "lora".
         flops: Options of the regulariser of sparse vectors; None for dense ones.
+        synthesis: Options of prompts that are computed from each query, among them their length; None unless the
+            parametrisation is "synthesised".
+        divergence: Options of the regulariser of these prompts; None: there is none.
     """
 
     method: Method = "prompt"
@@ -108,6 +118,8 @@ class TuneOptions:
     seed: int = 0
     lora: LoraOptions | None = None
     flops: FlopsOptions | None = None
+    synthesis: SynthesisOptions | None = None
+    divergence: DivergenceOptions | None = None
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
@@ -156,9 +168,30 @@ class TuneOptions:
             raise InputError(
                 f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
             )
+        self._check_synthesis()
         if self.flops is not None and self.sides == "query":
             raise InputError("sides='query' pooling=splade: stored vectors are not read for sparse ones: use tied or "
                              "untied")  # fmt: skip
+
+    def _check_synthesis(self) -> None:
+        """Raises InputError for options that prompts of queries cannot be trained with."""
+        if (self.parametrisation == "synthesised") != (self.synthesis is not None):
+            raise InputError(f"parametrisation={self.parametrisation} synthesis={self.synthesis}: expected options of "
+                             "prompts of queries for parametrisation synthesised alone")  # fmt: skip
+        if self.synthesis is None:
+            if self.divergence is not None:
+                raise InputError(f"parametrisation={self.parametrisation} divergence={self.divergence}: regularises "
+                                 "prompts that are computed from each query: use synthesised")  # fmt: skip
+            return
+        if (self.method, self.sides) != ("prompt", "query"):
+            raise InputError(f"parametrisation=synthesised method={self.method} sides={self.sides}: expected method "
+                             "prompt and sides query, because only queries have computed prompts")  # fmt: skip
+        if self.position_offset:
+            raise InputError("parametrisation=synthesised position_offset=True: a text starts at its usual position "
+                             "after a computed prompt: leave out position_offset")  # fmt: skip
+        if self.divergence is not None and self.synthesis.attention == "uniform":
+            raise InputError("attention=uniform with a prompt regulariser: all queries have the same weights, which it "
+                             "cannot change: give it weight 0")  # fmt: skip
 
     @property
     def distills(self) -> bool:
@@ -185,7 +218,8 @@ class DualSystem:
             None: the model encodes them. Needed for training with sides "query".
 
     Raises:
-        InputError: If the backbone or the initial prompt cannot be used, or if stored vectors are missing.
+        InputError: If the backbone or the initial prompt cannot be used, if stored vectors are missing, or if a
+            training query has no word from which its prompt could be computed.
     """
 
     module: nn.Module
@@ -205,6 +239,10 @@ class DualSystem:
             raise InputError(f"{folder}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
                              "regulariser for pooling=splade, and none for other vectors")  # fmt: skip
         self.tokenizer = TextTokenizer(recipe, encoder)
+        if tuning.synthesis is not None and data is not None:
+            for first in range(0, len(data.queries), _QUERIES):
+                texts = data.queries[first : first + _QUERIES]
+                self._check_words(texts, self.tokenizer(texts, side="query"))
         self.autocast = tuning.method == "finetune" and dtype == torch.bfloat16
         self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
         self.pooled, self.head = self._open_encoder()
@@ -217,14 +255,11 @@ class DualSystem:
             if tuning.position_offset:
                 self.pooled.check_offsets()
                 check_offsets(recipe, offsets_of(tuning))
+            if start is not None:
+                check_initial_prompt(start, settings_of(recipe, encoder), shape)
             for name in names:
-                prompt = PROVIDERS[tuning.parametrisation](
-                    shape, tuning.length, tuning.prompt_dropout, position_offset=tuning.position_offset
-                )
-                if start is not None:
-                    check_initial_prompt(start, settings_of(recipe, encoder), shape)
-                    prompt.start(start.of("passage" if name == "passage" else "query"))
-                self.prompts[name] = prompt.to(device)
+                side: Side = "passage" if name == "passage" else "query"
+                self.prompts[name] = self._open_prompt(shape, side, start).to(device)
         elif tuning.sides == "untied":
             self.encoders["passage"] = self._open_encoder()
             modules["passage"] = nn.ModuleDict(dict(zip(("backbone", "head"), self.encoders["passage"], strict=True)))
@@ -270,6 +305,9 @@ class DualSystem:
             labels = labels._replace(groups=torch.from_numpy(places.reshape(rows.shape)), teacher=teacher)
         outputs = {"dense": Output(self.recipe.dim, len(queries) + len(passages))}
         given = {"queries": len(queries), **labels._asdict()}
+        if options.synthesis is not None and options.divergence is not None:
+            outputs[_ATTENTION] = Output(options.synthesis.prompts, len(queries))
+            given["tasks"] = torch.from_numpy(self.data.tasks_of(queries))
         if options.flops is not None:
             outputs |= {name: Output(self.recipe.dim) for name in _TOTALS.values()}
             given["step"] = step
@@ -293,35 +331,60 @@ class DualSystem:
         if not len(texts):
             return []
         tokens: Tokens = self.tokenizer(texts, side=side)
+        if side == "query" and self.tuning.synthesis is not None:
+            self._check_words(texts, tokens)
+        names = ["dense"] if side == "passage" or self.tuning.divergence is None else ["dense", _ATTENTION]
         batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
         filled = padded(tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id)
         return [
-            Chunk({"dense": rows[text_rows]}, (side, ids, lengths), ids.numel()) for text_rows, ids, lengths in filled
+            Chunk(dict.fromkeys(names, rows[text_rows]), (side, ids, lengths), ids.numel())
+            for text_rows, ids, lengths in filled
         ]
+
+    def _check_words(self, texts: Sequence[str], tokens: Tokens) -> None:
+        """Raises InputError for a query without a word, from which its prompt could be computed; names it."""
+        words = np.add.reduceat(self.tokenizer.are_words(tokens.ids).astype(np.int64), tokens.starts)
+        if not words.all():
+            raise no_words(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r}")
 
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
         """Returns the vectors of a chunk for the loss as "dense", float32 [n, dim].
 
         They are scaled if the temperature is learned. Of sparse vectors, the batch also gets the sum of each side.
         """
-        vectors = self._vectors(chunk)
+        vectors, weights = self._encode(chunk)
         outputs = {"dense": vectors if self.learned is None else vectors * self.learned()}
         if self.tuning.flops is not None:
             outputs[_TOTALS[chunk.inputs[0]]] = vectors.sum(0, keepdim=True)
+        if _ATTENTION in chunk.rows:
+            assert weights is not None
+            outputs[_ATTENTION] = weights
         return outputs, None
 
     def _vectors(self, chunk: Chunk) -> torch.Tensor:
-        """Returns the vectors of a chunk, float32 [n, dim]; stored ones are constants."""
+        """Returns the vectors of a chunk, float32 [n, dim]."""
+        return self._encode(chunk)[0]
+
+    def _encode(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns the vectors of a chunk, float32 [n, dim], and the weights of the basic prompts, float32 [n, N].
+
+        Stored vectors are constants. The weights are None unless prompts are computed from queries.
+        """
         if isinstance(chunk.inputs, torch.Tensor):
-            return chunk.inputs.to(self.device)
+            return chunk.inputs.to(self.device), None
         side, ids, lengths = chunk.inputs
-        ids, lengths = ids.to(self.device), lengths.to(self.device)
-        prompt, (model, head) = self._prompt(side), self.encoders[side]
-        extra = {} if prompt is None else {"prompt": prompt(PromptInputs(ids, lengths))}
+        inputs = PromptInputs(ids.to(self.device), lengths.to(self.device))
+        provider, (model, head) = self._prompt(side), self.encoders[side]
+        rows = weights = None
+        if isinstance(provider, SynthesisedPrompt):
+            rows, weights = provider.synthesise(inputs)
+        elif provider is not None:
+            rows = provider(inputs)
+        extra = {} if rows is None else {"prompt": rows}
+        count = len(chunk.rows["dense"])  # a single text is repeated
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            pooled = model(ids, lengths, **extra)
-        vectors: torch.Tensor = head(pooled[: len(chunk.rows["dense"])])
-        return vectors
+            pooled = model(*inputs, **extra)
+        return head(pooled[:count]), None if weights is None else weights[:count]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Returns the loss over all queries and passages of the batch."""
@@ -330,6 +393,9 @@ class DualSystem:
         temperature = self.temperature if self.learned is None else 1.0  # `forward` has applied it
         loss = batch_loss(options.loss, vectors[:queries], vectors[queries:], labels, temperature,
                           options.contrastive_weight)  # fmt: skip
+        if options.divergence is not None:
+            tasks = batch.given["tasks"].to(vectors.device)
+            loss = loss + regulariser(outputs[_ATTENTION], tasks, options.divergence)
         return loss if options.flops is None else loss + self._regulariser(options.flops, outputs, batch)
 
     def _regulariser(
@@ -403,11 +469,36 @@ class DualSystem:
     def prompt(self) -> TaskPrompt:
         """Returns the current prompts, in the form in which they are saved."""
         prompts: dict[str, Any] = dict(self.prompts.items())
+        backbone = backbone_of(settings_of(self.recipe, self.encoder))
+        options = replace(self.encoder, compile="auto")
+        if isinstance(provider := prompts.get("query"), SynthesisedPrompt):
+            return TaskPrompt(backbone, options, None, None, synthesis=provider.saved())
         matrices = {name: prompt.matrix().cpu() for name, prompt in prompts.items()}
         query, passage = matrices.get("query", matrices.get("both")), matrices.get("passage", matrices.get("both"))
-        config = settings_of(self.recipe, self.encoder)
-        options = replace(self.encoder, compile="auto")
-        return TaskPrompt(backbone_of(config), options, query, passage, self.tuning.position_offset)
+        return TaskPrompt(backbone, options, query, passage, self.tuning.position_offset)
+
+    def _open_prompt(self, shape: PromptShape, side: Side, start: TaskPrompt | None) -> nn.Module:
+        """Returns the provider of a side, which continues from `start`."""
+        tuning = self.tuning
+        if tuning.parametrisation == "synthesised":
+            assert tuning.synthesis is not None
+            backbone: Any = self.pooled.backbone
+            table = backbone.get_input_embeddings().weight
+            are_words = self.tokenizer.are_words(np.arange(len(table)))
+            provider = SynthesisedPrompt(shape, table, are_words, self.recipe.padding_side, tuning.synthesis,
+                                         tuning.prompt_dropout)  # fmt: skip
+            if start is not None:
+                provider.continue_from(start)
+            return provider
+        prompt = PROVIDERS[tuning.parametrisation](
+            shape, tuning.length, tuning.prompt_dropout, position_offset=tuning.position_offset
+        )
+        if start is not None:
+            if start.synthesis is not None:
+                raise InputError("the prompt to begin from is computed from each query: use parametrisation "
+                                 "synthesised, or another prompt")  # fmt: skip
+            prompt.start(start.of(side))
+        return prompt
 
     def _open_encoder(self) -> tuple[Pooled, Head]:
         """Returns an encoder with the backbone's weights, without attention dropout, which prevents fused kernels."""

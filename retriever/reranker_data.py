@@ -77,6 +77,13 @@ class TrainingData:
         first, end = self.corpora[self.mixture.sets_of(np.array([query]))[0]]
         return int(first), int(end)
 
+    def tasks_of(self, queries: np.ndarray) -> np.ndarray:
+        """Returns a number for the task of each query, the same for training sets of one name: int64 [n] both."""
+        if self.mixture is None:
+            return np.zeros(len(queries), np.int64)
+        _, numbers = np.unique(self.mixture.tasks, return_inverse=True)
+        return numbers[self.mixture.sets_of(queries)]
+
     def relevant(self, query: int) -> np.ndarray:
         """Returns the rows that are no negatives of a query: its positives and their copies."""
         if self.copies is None:
