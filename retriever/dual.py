@@ -23,7 +23,16 @@ from retriever.loading.configuration import load_config
 from retriever.lora.adapter import FOLDER as ADAPTER_FOLDER
 from retriever.lora.adapter import add_adapter, merge_adapter, save_adapter
 from retriever.lora.options import LoraOptions
-from retriever.losses import DISTILLATION, MAX_SCALE, Labels, LearnedTemperature, Loss, batch_loss, teacher_logits
+from retriever.losses import (
+    DISTILLATION,
+    MAX_SCALE,
+    Labels,
+    LearnedTemperature,
+    Loss,
+    NegativesFrom,
+    batch_loss,
+    teacher_logits,
+)
 from retriever.optimizers.groups import ParameterGroup
 from retriever.options import SIDES, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
@@ -78,8 +87,9 @@ class TuneOptions:
         projection: Numbers of a vector after a new linear layer over the pooled vector, without bias and in float32
             (GTR: 768); None: there is no new layer. Method "finetune" only.
         dropout: Train with the backbone's dropout of hidden states; False: without (GTR).
-        batch: Queries per step over all workers, each with one positive and `negatives_per_query` mined negatives; the
-            other passages of the batch are negatives too.
+        batch: Queries per step over all workers, each with one positive and `negatives_per_query` mined negatives.
+        negatives_from: "batch": the other passages of the batch are negatives of the contrastive loss too; "own": only
+            the query's mined ones are (HYPER, Eq. 6).
         negatives_per_query: Mined negatives per query.
         draw_positive: Which positive a query brings: "random" in each epoch, "weighted" by the weights of the
             positives, or always the "first".
@@ -107,6 +117,7 @@ class TuneOptions:
     projection: int | None = None
     dropout: bool = True
     batch: int = 32
+    negatives_from: NegativesFrom = "batch"
     negatives_per_query: int = 1
     draw_positive: PositiveDraw = "random"
     draw_negatives: NegativeDraw = "random"
@@ -127,6 +138,7 @@ class TuneOptions:
             ("method", get_args(Method)),
             ("sides", get_args(Sides)),
             ("parametrisation", get_args(Parametrisation)),
+            ("negatives_from", get_args(NegativesFrom)),
             ("draw_positive", get_args(PositiveDraw)),
             ("draw_negatives", get_args(NegativeDraw)),
             ("loss", get_args(Loss)),
@@ -147,6 +159,14 @@ class TuneOptions:
         if self.distills and not self.negatives_per_query:
             raise InputError(f"loss={self.loss} negatives_per_query=0: expected at least 1 negative, whose score is "
                              "compared with the teacher's")  # fmt: skip
+        has_contrastive = not self.distills or self.contrastive_weight
+        if self.negatives_from == "own" and (not self.negatives_per_query or "symmetric" in self.loss):
+            raise InputError(f"parameter negatives_from own, parameter negatives_per_query {self.negatives_per_query}, "
+                             f"parameter loss {self.loss}: expected at least 1 negative, and no symmetric loss, whose "
+                             "negatives are those of the batch")  # fmt: skip
+        if self.negatives_from == "own" and not has_contrastive:
+            raise InputError(f"parameter negatives_from own, parameter loss {self.loss}: expected a contrastive loss, "
+                             "whose negatives they are, or parameter contrastive_weight above 0")  # fmt: skip
         if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
             raise InputError(f"learn_temperature temperature={self.temperature}: expected at least {1 / MAX_SCALE}, "
                              "below which a learned temperature does not fall")  # fmt: skip
@@ -299,6 +319,8 @@ class DualSystem:
                              np.arange(rank, len(queries), world))  # fmt: skip
         chunks += self.passage_chunks(passages[rank::world], len(queries) + np.arange(rank, len(passages), world))
         labels = Labels(torch.from_numpy(positives), torch.from_numpy(ignored))
+        if options.negatives_from == "own":
+            labels = labels._replace(groups=torch.from_numpy(places.reshape(rows.shape)))
         if options.distills:
             scores = [self.data.teacher_scores(query, group) for query, group in zip(queries, rows, strict=True)]
             teacher = teacher_logits(torch.from_numpy(np.stack(scores)))
@@ -392,7 +414,7 @@ class DualSystem:
         labels = Labels(*(batch.given[name] for name in Labels._fields)).to(vectors.device)
         temperature = self.temperature if self.learned is None else 1.0  # `forward` has applied it
         loss = batch_loss(options.loss, vectors[:queries], vectors[queries:], labels, temperature,
-                          options.contrastive_weight)  # fmt: skip
+                          options.contrastive_weight, options.negatives_from)  # fmt: skip
         if options.divergence is not None:
             tasks = batch.given["tasks"].to(vectors.device)
             loss = loss + regulariser(outputs[_ATTENTION], tasks, options.divergence)
