@@ -8,6 +8,7 @@ r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weigh
     --train prompts --sides tied      one prompt for queries and passages (DPTDR on MS MARCO)
     --train prompts --sides untied    a prompt of each side (DPTDR on NQ)
     --train prompts --sides query     a prompt for queries; the index of the backbone serves the task
+      --prompt synthesised            a prompt for each query, computed from its words (HYPER)
     --train lora                      LoRA adapters in place of prompts, merged into encoders as with --train all
     --train all --sides tied          one fine-tuned encoder
     --train all --sides untied        an encoder of each side (DPR): models/TASK holds query/ and passage/
@@ -27,19 +28,24 @@ from jobs.sweeps.work import SweepWork, choose, read_outcomes
 from jobs.training import QUALITY, check_name, describe_best
 from jobs.tuning import Opened, TrainRetriever, open_all, serving_warnings
 
+import torch
+
 from indexing.artifact import Artifact, Reference
 from indexing.pairs.sets import SetName
 from indexing.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import complete_artifact, run_work
+from retriever.attention import PromptShape
 from retriever.dual import trained_recipe
-from retriever.encoder import encoder_bytes
+from retriever.encoder import empty_backbone, encoder_bytes
 from retriever.errors import InputError
 from retriever.files import resolve, weight_files
 from retriever.loading.configuration import load_config
 from retriever.lora.adapter import adapter_bytes
 from retriever.options import EncoderOptions
-from retriever.recipe import read_recipe
+from retriever.recipe import Recipe, read_recipe
+from retriever.synthesis.options import SynthesisOptions
+from retriever.synthesis.synthesiser import Synthesiser
 
 # Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
 # The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.
@@ -144,8 +150,10 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     loop, passages = opened.loop, options.batch * (1 + opened.maker.tuning.negatives_per_query)
     encoder = opened.spec.options
     recipe = trained_recipe(resolve(opened.spec.folder), encoder, opened.maker.tuning)
-    if options.train == "prompts":
-        written = size = options.length * prompt_bytes(opened.spec.folder)
+    if opened.maker.tuning.synthesis is not None:
+        written = size = synthesis_bytes(recipe, opened.spec.folder, opened.maker.tuning.synthesis)
+    elif options.train == "prompts":
+        written = size = opened.maker.tuning.length * prompt_bytes(opened.spec.folder)
     else:
         written = size = encoder_bytes(recipe)
     if (lora := opened.maker.tuning.lora) is not None:
@@ -183,6 +191,15 @@ def prompt_bytes(folder: Path | str) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
     return 4 * 2 * config.num_hidden_layers * heads * int(head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOptions) -> int:
+    """Returns the bytes of a network that computes prompts from queries, in float32; loads no weights."""
+    with torch.device("meta"):
+        width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
+        shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)  # as many numbers as the backbone's
+        module = Synthesiser(shape, width, options)
+    return 4 * sum(parameter.numel() for parameter in module.parameters())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Self
 
 from jobs.lora.options import LoraTraining
+from jobs.synthesis.options import SynthesisTraining
 from jobs.training import Contrastive, check_name, count_steps
 
 from indexing.artifact import Artifact, Reference
@@ -26,26 +27,35 @@ from retriever.options import SIDES, EncoderOptions
 from retriever.prompts import Parametrisation, Sides, TaskPrompt, check_initial_prompt, check_offsets, load_prompt
 from retriever.recipe import SPLADE, read_recipe
 from retriever.sparse.flops import MARGIN_MSE_WEIGHTS, SOFTMAX_WEIGHTS, WARM_UP, FlopsOptions
+from retriever.synthesis.options import SynthesisOptions
 from retriever.training import LoopOptions
 
 Train = Literal["prompts", "lora", "all"]
-Prompt = Literal["none", "matrix", "mlp"]
+Prompt = Literal["none", "matrix", "mlp", "synthesised"]
 # The names of these options in the configuration of an artifact.
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
 LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
+SYNTHESIS_LR = 1e-3  # of HYPER's modules
+LENGTH = 32  # tokens of a prompt that is the same for all texts (DPTDR)
+PROMPT_DROPOUT = 0.1  # of such a prompt
 WARM_UPS = (0.1, 0.04)  # fraction of the steps, for dense and for sparse vectors (naver/splade: 6,000 of 150,000)
 SPLADE_LENGTH = 256  # tokens of a text in naver/splade's configuration
-PARAMETRISATIONS: dict[Prompt, Parametrisation] = {"matrix": "embedding", "mlp": "mlp"}
+PARAMETRISATIONS: dict[Prompt, Parametrisation] = {
+    "matrix": "embedding",
+    "mlp": "mlp",
+    "synthesised": "synthesised",
+}
 # The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
 # made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
 _IF_SET: dict[str, Any] = {
     "position_offset": False, "loss": "contrastive", "contrastive_weight": 0.0, "learn_temperature": False,
     "temperature_lr": None, "lora": None, "projection": None, "dropout": True, "flops": None,
+    "negatives_from": "batch", "synthesis": None, "divergence": None,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRetriever(Contrastive, LoraTraining):
+class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     """--limit N trains on the first N queries of the split."""
 
     task: str
@@ -58,7 +68,8 @@ class TrainRetriever(Contrastive, LoraTraining):
     (fine-tuning)."""
     prompt: Prompt | None = None
     """none: no prompt; matrix: train the prompt's values; mlp: train a small network that computes them (Li & Liang
-    2021). Default: matrix with --train prompts, otherwise none."""
+    2021); synthesised: with --sides query, train a network that computes a prompt for each query from its words
+    (HYPER). Default: matrix with --train prompts, otherwise none."""
     sides: Sides = "tied"
     """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR); query:
     only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An index over
@@ -66,13 +77,13 @@ class TrainRetriever(Contrastive, LoraTraining):
     embeddings: str | None = None
     """Embeddings of the passages by the backbone, for --sides query; may be left out if the store has only one that was
     made with the same options."""
-    length: int = 32
-    """Length of each prompt, in tokens."""
     init: str | None = None
     """Start from prompts/NAME, of the same backbone and length (`pretrain_rip --train prompts` trains one). It may have
-    been trained for vectors of another scale (--normalize)."""
-    prompt_dropout: float = 0.1
-    """Fraction of the prompt's values that are dropped out, with a separate mask for each text."""
+    been trained for vectors of another scale (--normalize). With --prompt synthesised: continue training its network,
+    whose options are then the defaults."""
+    prompt_dropout: float | None = None
+    """Fraction of the prompt's values that are dropped out, with a separate mask for each text; default: 0.1, or 0 with
+    --prompt synthesised."""
     position_offset: bool = False
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
@@ -112,6 +123,9 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Negatives per query in each of these minings."""
     batch: int = 32
     """Queries per step, summed over all workers."""
+    negatives_from: Literal["batch", "own"] = "batch"
+    """batch: negatives of a query in the contrastive loss are its mined ones and all passages of the other queries of
+    the batch, and more of them make the loss harder; own: its mined ones alone (HYPER)."""
     negatives_per_query: int | None = None
     """Mined negatives per query and step; default: 1, or 0 if no training set has mined negatives. A query that has
     fewer gets random passages."""
@@ -123,8 +137,8 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
-    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for
-    fine-tuning, 1e-3 with --optimizer adafactor."""
+    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for synthesised ones (HYPER), 4e-4 for LoRA (Hu et
+    al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor."""
     warm_up: float | None = None
     """Fraction of the steps in which the learning rate rises; default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""
@@ -193,8 +207,11 @@ class TrainRetriever(Contrastive, LoraTraining):
         """The kind of the artifact."""
         return "prompts" if self.train == "prompts" else "models"
 
-    def tuning(self) -> TuneOptions:
-        """Returns the options of the trained weights and the batches.
+    def tuning(self, saved: SynthesisOptions | None = None) -> TuneOptions:
+        """Returns the options of the trained weights and the batches, without those of regularisers.
+
+        Args:
+            saved: The options of the computed prompts of --init; None: there are none.
 
         Raises:
             InputError: If options contradict each other.
@@ -203,14 +220,22 @@ class TrainRetriever(Contrastive, LoraTraining):
         trains_none = f"{'LoRA' if self.train == 'lora' else 'fine-tuning'} trains no prompt"
         prompt: Prompt = self.prompt or ("matrix" if has_prompt else "none")
         if has_prompt != (prompt != "none"):
-            expected = "matrix or mlp" if has_prompt else f"none: {trains_none}"
+            expected = "matrix, mlp or synthesised" if has_prompt else f"none: {trains_none}"
             raise InputError(f"--train {self.train} --prompt {prompt}: expected --prompt {expected}")
         if self.position_offset and not has_prompt:
             raise InputError(f"--train {self.train} --position-offset: {trains_none} after which a text could start")
         if self.embeddings is not None and self.sides != "query":
             raise InputError(f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
                              "--sides query, which trains queries only")  # fmt: skip
-        names = {"batch", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
+        if prompt != "synthesised":
+            self.check_unused(prompt)
+        elif self.sides != "query":
+            raise InputError(f"--prompt synthesised --sides {self.sides}: only queries have computed prompts, and "
+                             "passages keep the vectors of the backbone: give --sides query")  # fmt: skip
+        elif self.position_offset:
+            raise InputError("--prompt synthesised --position-offset: a text starts at its usual position after a "
+                             "computed prompt: leave it out")  # fmt: skip
+        names = {"batch", "negatives_from", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
                  "loss", "contrastive_weight", "learn_temperature", "temperature_lr", "projection",
                  "dropout"}  # fmt: skip
         values = {name: getattr(self, name) for name in names}
@@ -221,8 +246,15 @@ class TrainRetriever(Contrastive, LoraTraining):
             has_mined = self.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in self.also_train)
             values["negatives_per_query"] = 1 if has_mined else 0
         if has_prompt:
-            values |= {name: getattr(self, name) for name in ("length", "prompt_dropout", "position_offset")}
-            values["parametrisation"] = PARAMETRISATIONS[prompt]
+            synthesis = self.synthesis(saved) if prompt == "synthesised" else None
+            length, dropout = (self.length, PROMPT_DROPOUT) if synthesis is None else (synthesis.length, 0.0)
+            values |= {
+                "parametrisation": PARAMETRISATIONS[prompt],
+                "length": LENGTH if length is None else length,
+                "prompt_dropout": dropout if self.prompt_dropout is None else self.prompt_dropout,
+                "position_offset": self.position_offset,
+                "synthesis": synthesis,
+            }
         return TuneOptions(method=METHODS[self.train], lora=self.lora(self.train), **values)
 
     def flops(self, pooling: str, steps: int) -> FlopsOptions | None:
@@ -334,7 +366,13 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         raise InputError(f"--zero {options.zero} --sides {options.sides}: in stages 2 and 3 queries and passages must "
                          "train the same weights: give 0 or 1")  # fmt: skip
     check_name(options.kind, options.task)
-    tuning = options.tuning()
+    start = None if options.init is None else options.init.removeprefix("prompts/")
+    if start is not None and options.train != "prompts":
+        trained = "LoRA" if options.train == "lora" else "fine-tuning"
+        raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
+    init_inputs = {} if start is None else {"init": store.open("prompts", start)}
+    begun = next((load_prompt(model_folder(artifact)) for artifact in init_inputs.values()), None)
+    tuning = options.tuning(None if begun is None or begun.synthesis is None else begun.synthesis.options)
     spec = EncoderSpec(store, options.backbone, EncoderOptions())
     if spec.is_untied:
         raise InputError(f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
@@ -364,9 +402,10 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         raise InputError(f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
                          "--negatives-per-query too, at least 1")  # fmt: skip
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
+    lr = LEARNING_RATES[options.train] if tuning.synthesis is None else SYNTHESIS_LR
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
-        lr=options.peak_lr(options.lr, LEARNING_RATES[options.train]), optimizer=options.optimizer,
+        lr=options.peak_lr(options.lr, lr), optimizer=options.optimizer,
         seed=options.seed, warm_up=WARM_UPS[described["pooling"] == SPLADE] if options.warm_up is None
         else options.warm_up,
         weight_decay=options.decay(options.weight_decay, 0.0 if frozen else 0.01),
@@ -375,13 +414,12 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
     tuning = replace(tuning, flops=options.flops(described["pooling"], loop.steps))
-    start = None if options.init is None else options.init.removeprefix("prompts/")
-    if start is not None and options.train != "prompts":
-        trained = "LoRA" if options.train == "lora" else "fine-tuning"
-        raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
-    init_inputs = {} if start is None else {"init": store.open("prompts", start)}
-    for artifact in init_inputs.values():
-        check_start(options, load_prompt(model_folder(artifact)), described)
+    if tuning.synthesis is not None:
+        tasks = len({name.task or name.queries for name in sets})
+        divergence = options.divergence(tuning.synthesis.attention, tasks, options.batches)
+        tuning = replace(tuning, divergence=divergence)
+    if begun is not None:
+        check_start(options, begun, described, tuning.length)
     if data.corpora is not None and options.sides == "query":
         urls = " and ".join(dict.fromkeys(name.store or store.url for name in sets))
         raise InputError(f"--sides query --also-train: training reads stored vectors of the passages of one store, "
@@ -414,13 +452,14 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
 
 
-def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any]) -> None:
+def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any], length: int) -> None:
     """Checks that training can start from the prompt of --init, before the backbone is loaded.
 
     Args:
         options: The options of the job.
         prompt: The prompt of --init.
         described: The description of the backbone.
+        length: Tokens of the trained prompt.
 
     Raises:
         InputError: If the prompt is for another backbone, or does not fit the options.
@@ -430,6 +469,14 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
         check_initial_prompt(prompt, described)
     except InputError as error:
         raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
+    if (prompt.synthesis is not None) != (options.prompt == "synthesised"):
+        kind, expected = ("computed from each query", "synthesised") if prompt.synthesis else (
+            "the same for all queries", "matrix"
+        )  # fmt: skip
+        raise InputError(f"{init} --prompt {options.prompt or 'matrix'}: its prompt is {kind}; give --prompt "
+                         f"{expected}, or another prompt")  # fmt: skip
+    if prompt.synthesis is not None:
+        return
     if options.prompt == "mlp":
         raise InputError(
             f"{init} --prompt mlp: the parameters of the network cannot be found from the prompt that it "
@@ -442,9 +489,9 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
                 f"{init} --sides {options.sides}: it has no prompt for the {side} side, which training "
                 "starts from; give another prompt, or other --sides"
             )
-        if matrix.shape[3] != options.length:
+        if matrix.shape[3] != length:
             raise InputError(
-                f"{init} --length {options.length}: its prompt of the {side} side has {matrix.shape[3]} "
+                f"{init} --length {length}: its prompt of the {side} side has {matrix.shape[3]} "
                 f"tokens; give --length {matrix.shape[3]}, or another prompt"
             )
     if prompt.position_offset and not options.position_offset:
