@@ -166,7 +166,8 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
         f"{options.workers} workers")  # fmt: skip
     if opened.maker.embeddings is not None:
-        say(f"passages  are not encoded: their vectors are those of embeddings/{opened.maker.embeddings}")
+        names = " and ".join(f"embeddings/{name}" for name in dict.fromkeys(opened.maker.embeddings))
+        say(f"passages  are not encoded: their vectors are those of {names}")
         passages = 0
     if encoder.query_length and (encoder.passage_length or not passages):
         tokens = loop.steps * (options.batch * encoder.query_length + passages * (encoder.passage_length or 0))

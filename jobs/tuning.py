@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Self
 
@@ -13,10 +13,12 @@ from jobs.synthesis.options import SynthesisTraining
 from jobs.training import Contrastive, check_name, count_steps
 
 from indexing.artifact import Artifact, Reference
+from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec, differences, differing
 from indexing.models import model_folder
-from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set, resolve_stores
+from indexing.pairs.sets import NO_NEGATIVES, SetCorpus, SetName, open_sets, parse_set, resolve_stores
 from indexing.queries import Queries
+from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
 from indexing.tuning import TuneMaker, passage_embeddings
 from retriever.dual import TEMPERATURE_LR, Method, TuneOptions, offsets_of, trained_recipe
@@ -102,11 +104,15 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     split: str = "train"
     """The split to train on."""
     also_train: tuple[str, ...] = ()
-    """Further training sets, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL: without
-    negatives, the judged pairs are used; without a store, that of --store; the split is train if it is left out. A
-    query of weight 2 comes twice as often as one of --queries, whose weight is 1. Queries of several stores in one
+    """Further training sets, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL,size=N,
+    embeddings=NAME: without negatives, the judged pairs are used; without a store, that of --store; the split is train
+    if it is left out; size is --task-size of this set; embeddings are those of its store, for --sides query. A query of
+    weight 2 comes twice as often as one of --queries, whose weight is 1. Queries of several stores in one
     batch have each other's passages as negatives, equal texts too, unless --batches is one-task. To resume a run,
     leave its stores where they are."""
+    task_size: int | None = None
+    """Use at most N queries of each training set, drawn at random, the same ones with every --seed, so that a large set
+    does not outweigh the others. Unlike --limit, which takes the first ones. Default: all."""
     batches: Literal["mixed", "one-task"] = "mixed"
     """With --also-train: mixed: each batch holds queries of all training sets; one-task: queries of one set, and sets
     take turns."""
@@ -420,22 +426,19 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         tuning = replace(tuning, divergence=divergence)
     if begun is not None:
         check_start(options, begun, described, tuning.length)
-    if data.corpora is not None and options.sides == "query":
-        urls = " and ".join(dict.fromkeys(name.store or store.url for name in sets))
-        raise InputError(f"--sides query --also-train: training reads stored vectors of the passages of one store, "
-                         f"found sets of {urls}; leave the others out, or give --sides tied")  # fmt: skip
-    stored = passage_embeddings(store, spec, corpus, options.embeddings) if options.sides == "query" else None
-    vectors = {} if stored is None else {
-        f"embeddings/{number}": artifact
-        for number, artifact in enumerate(stored.generations[: len(corpus.generations)])
-    }  # fmt: skip
+    stored = stored_passages(store, spec, training.corpora) if options.sides == "query" else None
+    vectors: dict[str, Artifact | Reference] = {}
+    for each, embeddings in zip(training.corpora, stored or (), strict=stored is not None):
+        for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
+            role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
+            vectors[role] = Reference(artifact.url, artifact.fingerprint) if each.store else artifact
     maker = TuneMaker(
         store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus, sets=sets,
         fingerprints=training.fingerprints(), batches=options.batches, limit=options.limit,
         dev_split=options.dev_split, dev_limit=options.dev_limit, dev_passages=options.dev_passages,
         checkpointing=options.checkpointing, start=start,
         refresh_depth=options.refresh_depth if refresh_every else 0,
-        embeddings=None if stored is None else stored.name,
+        embeddings=None if stored is None else tuple(each.name for each in stored),
     )  # fmt: skip
     config: dict[str, Any] = {
         "backbone": described,
@@ -446,8 +449,10 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     }  # fmt: skip
     if options.also_train:
         # The location of a store is not part of the configuration: the inputs identify its content.
-        described_sets = [{key: value for key, value in asdict(name).items() if key != "store"} for name in sets[1:]]
+        described_sets = [described_set(name) for name in sets[1:]]
         config["also_train"], config["batches"] = described_sets, options.batches
+    if options.task_size is not None:
+        config["task_size"] = options.task_size
     inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
 
@@ -513,6 +518,33 @@ def tuning_config(tuning: TuneOptions) -> dict[str, Any]:
     return config
 
 
+def described_set(name: SetName) -> dict[str, Any]:
+    """Returns a training set for a configuration. The inputs identify its store and embeddings."""
+    extra = {} if name.size is None else {"size": name.size}
+    later = ("store", "size", "embeddings")
+    return {key: value for key, value in asdict(name).items() if key not in later} | extra
+
+
+def stored_passages(
+    store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]
+) -> list[Embeddings | SparseEmbeddings]:
+    """Returns the embeddings of each corpus by the backbone, from which training reads the vectors of passages.
+
+    Raises:
+        InputError: If there are no such embeddings or several, or if another backbone made them.
+    """
+    result = []
+    for each in corpora:
+        try:
+            of = Store(each.store) if each.store else store
+            result.append(passage_embeddings(of, spec, each.corpus, each.embeddings))
+        except InputError as error:
+            if not each.store or each.store in str(error):
+                raise
+            raise InputError(f"{each.store}: {error}") from None
+    return result
+
+
 def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[SetName, ...]:
     """Returns the training sets that the options name, the one of --queries first.
 
@@ -526,8 +558,14 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
         raise InputError(f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
                          "training without any; store them under another name")  # fmt: skip
     name = queries.artifact.key.partition("/")[2]
-    first = SetName(queries=name, split=options.split, negatives=negatives)
-    return resolve_stores(store, [first, *map(parse_set, options.also_train)])
+    first = SetName(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
+    further = [parse_set(text) for text in options.also_train]
+    for other in further:
+        if other.embeddings is not None and options.sides != "query":
+            raise InputError(f"--also-train embeddings={other.embeddings} --sides {options.sides}: stored vectors of "
+                             "passages are for --sides query, which trains queries only")  # fmt: skip
+    size = options.task_size
+    return resolve_stores(store, [each if each.size else replace(each, size=size) for each in (first, *further)])
 
 
 def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:
