@@ -215,7 +215,8 @@ def passage_embeddings(
 
     Args:
         store: The store.
-        backbone: The backbone, with the options that turn passages into vectors. The dtype may be another one.
+        backbone: The backbone, with the options that turn passages into vectors. The dtype may be another one, and the
+            embeddings may keep fewer words of sparse vectors.
         corpus: The corpus that they must cover.
         name: Name of the embeddings; None: the only ones that the backbone made with these options.
 
@@ -232,7 +233,8 @@ def passage_embeddings(
             if name is not None:
                 raise
             continue  # damaged, so the encoder of these embeddings is unknown
-        reasons[each] = differences(encoder, {**described, "dtype": encoder.get("dtype")}, passages=True)
+        free = [name for name in ("dtype", "passage_terms") if name in described]
+        reasons[each] = differences(encoder, described | {name: encoder.get(name) for name in free}, passages=True)
     fitting = [each for each, reason in reasons.items() if not reason]
     if len(fitting) > 1:
         raise InputError(f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "

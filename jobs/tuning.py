@@ -171,8 +171,8 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     """With sparse vectors: weight of the FLOPS regulariser of queries: larger values leave fewer words in a vector.
     Default: 3e-4, or 0.5 with --loss margin-mse (naver/splade)."""
     flops_passages: float | None = None
-    """With sparse vectors: weight of the FLOPS regulariser of passages. Default: 1e-4, or 0.4 with --loss
-    margin-mse."""
+    """With sparse vectors: weight of the FLOPS regulariser of passages. Default: 1e-4, or 0.4 with --loss margin-mse;
+    not with --sides query, which does not encode them."""
     flops_warm_up: float | None = None
     """With sparse vectors: fraction of the steps in which both weights rise quadratically from 0. Default: 1/3."""
     pooling: Literal["cls", "mean", "last", "splade"] | None = None
@@ -281,6 +281,11 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
                                      f"is {pooling}: give --pooling splade, or leave it out")  # fmt: skip
             return None
         defaults = MARGIN_MSE_WEIGHTS if self.loss == "margin-mse" else SOFTMAX_WEIGHTS
+        if self.sides == "query":
+            if self.flops_passages is not None:
+                raise InputError(f"--flops-passages {self.flops_passages} --sides query: vectors of passages are "
+                                 "stored, and no regulariser changes them: leave it out")  # fmt: skip
+            defaults = (defaults[0], 0.0)
         weights = zip((self.flops_queries, self.flops_passages), defaults, strict=True)
         queries, passages = (default if value is None else value for value, default in weights)
         share = WARM_UP if self.flops_warm_up is None else self.flops_warm_up

@@ -189,9 +189,9 @@ class TuneOptions:
                 f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
             )
         self._check_synthesis()
-        if self.flops is not None and self.sides == "query":
-            raise InputError("sides='query' pooling=splade: stored vectors are not read for sparse ones: use tied or "
-                             "untied")  # fmt: skip
+        if self.flops is not None and self.flops.passages and self.sides == "query":
+            raise InputError(f"sides=query flops_passages={self.flops.passages:g}: vectors of passages are stored, and "
+                             "no regulariser changes them: expected 0")  # fmt: skip
 
     def _check_synthesis(self) -> None:
         """Raises InputError for options that prompts of queries cannot be trained with."""
@@ -331,7 +331,7 @@ class DualSystem:
             outputs[_ATTENTION] = Output(options.synthesis.prompts, len(queries))
             given["tasks"] = torch.from_numpy(self.data.tasks_of(queries))
         if options.flops is not None:
-            outputs |= {name: Output(self.recipe.dim) for name in _TOTALS.values()}
+            outputs |= {_TOTALS[side]: Output(self.recipe.dim) for side in self.encoded_sides}
             given["step"] = step
         return Batch(outputs, chunks, given)
 
@@ -372,11 +372,12 @@ class DualSystem:
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
         """Returns the vectors of a chunk for the loss as "dense", float32 [n, dim].
 
-        They are scaled if the temperature is learned. Of sparse vectors, the batch also gets the sum of each side.
+        They are scaled if the temperature is learned. Of sparse vectors, the batch also gets the sum of each side that
+        is encoded. If prompts of queries are regularised, it gets the weights of the basic prompts as "attention".
         """
         vectors, weights = self._encode(chunk)
         outputs = {"dense": vectors if self.learned is None else vectors * self.learned()}
-        if self.tuning.flops is not None:
+        if self.tuning.flops is not None and not isinstance(chunk.inputs, torch.Tensor):
             outputs[_TOTALS[chunk.inputs[0]]] = vectors.sum(0, keepdim=True)
         if _ATTENTION in chunk.rows:
             assert weights is not None
@@ -423,14 +424,15 @@ class DualSystem:
     def _regulariser(
         self, options: FlopsOptions, outputs: Mapping[str, torch.Tensor], batch: Batch
     ) -> torch.Tensor:
-        """Returns the weighted FLOPS of queries and of passages, a scalar.
+        """Returns the weighted FLOPS of queries and of passages, a scalar; stored passages have none.
 
         Raises:
             Diverged: If the vectors of one side have less than one word on average: then they find nothing.
         """
         step, queries = batch.given["step"], batch.given["queries"]
-        sides = outputs["dense"].detach().split([queries, len(outputs["dense"]) - queries])
-        for side, vectors in zip(SIDES, sides, strict=True):
+        parts = outputs["dense"].detach().split([queries, len(outputs["dense"]) - queries])
+        sides = {side: part for side, part in zip(SIDES, parts, strict=True) if side in self.encoded_sides}
+        for side, vectors in sides.items():
             if (words := mean_words(vectors)) < MIN_WORDS:
                 name = "flops_queries" if side == "query" else "flops_passages"
                 raise Diverged(
@@ -438,11 +440,14 @@ class DualSystem:
                     f"average, expected at least {MIN_WORDS:g}: give a smaller parameter {name} than "
                     f"{getattr(options, name.removeprefix('flops_')):g}, or a smaller lr, under another name"
                 )
-        terms = [
-            weight * flops(outputs[_TOTALS[side]], len(vectors))
-            for side, vectors, weight in zip(SIDES, sides, (options.queries, options.passages), strict=True)
-        ]
-        return options.ramp(step) * (terms[0] + terms[1])
+        weights = {"query": options.queries, "passage": options.passages}
+        terms = [weights[side] * flops(outputs[_TOTALS[side]], len(vectors)) for side, vectors in sides.items()]
+        return options.ramp(step) * torch.stack(terms).sum()
+
+    @property
+    def encoded_sides(self) -> tuple[Side, ...]:
+        """The sides whose texts are encoded in training: queries alone if vectors of passages are stored."""
+        return SIDES if self.vectors is None else SIDES[:1]
 
     @property
     def dim(self) -> int:

@@ -18,6 +18,7 @@ from retriever import dual, training
 from retriever.dual import DualSystem, TuneOptions
 from retriever.lora.options import LoraOptions
 from retriever.options import EncoderOptions
+from retriever.recipe import read_recipe
 from retriever.reranker_data import TeacherScores, TrainingData
 from retriever.stepping import trained
 from retriever.training import Hooks, LoopOptions, Progress, Trainer
@@ -71,7 +72,10 @@ def dual_system(
     encoder = ENCODER if options.flops is None else replace(ENCODER, pooling="splade")
     data, vectors = make_data(), None
     if options.sides == "query":
-        stored = np.random.default_rng(0).normal(size=(data.num_passages, 32)).astype(np.float16)
+        draw, size = np.random.default_rng(0), (data.num_passages, read_recipe(bert, encoder).dim)
+        stored = draw.normal(size=size).astype(np.float16)
+        if options.flops is not None:
+            stored = np.where(draw.random(size) < 0.05, np.abs(stored), 0.0).astype(np.float32)
         vectors = stored.__getitem__
     system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors)
     for module in system.module.modules():

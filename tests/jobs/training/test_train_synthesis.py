@@ -130,9 +130,7 @@ def test_own_negatives_train_other_weights(world, mined: Store, done: Done, refu
         (("--prompt", "mlp", "--no-alignment"), "--no-alignment --prompt mlp: is for prompts that are computed"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(
-    world, several: Store, refused: Done, more: tuple, expected: str
-) -> None:
+def test_options_that_do_not_fit_are_refused(world, several: Store, refused: Done, more: tuple, expected: str) -> None:
     assert expected in refused(*synthesised(world, "x", "--plan", *more))
 
 
