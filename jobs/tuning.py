@@ -33,7 +33,7 @@ from retriever.synthesis.options import SynthesisOptions
 from retriever.training import LoopOptions
 
 Train = Literal["prompts", "lora", "all"]
-Prompt = Literal["none", "matrix", "mlp", "synthesised"]
+Prompt = Literal["none", "matrix", "mlp", "synthesised", "per-task"]
 # The names of these options in the configuration of an artifact.
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
 LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
@@ -46,6 +46,7 @@ PARAMETRISATIONS: dict[Prompt, Parametrisation] = {
     "matrix": "embedding",
     "mlp": "mlp",
     "synthesised": "synthesised",
+    "per-task": "per-task",
 }
 # The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
 # made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
@@ -71,7 +72,9 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     prompt: Prompt | None = None
     """none: no prompt; matrix: train the prompt's values; mlp: train a small network that computes them (Li & Liang
     2021); synthesised: with --sides query, train a network that computes a prompt for each query from its words
-    (HYPER). Default: matrix with --train prompts, otherwise none."""
+    (HYPER); per-task: with --sides query and --also-train, train a prompt for each task by one small network. It makes
+    prompts/TASK, the mean of them, for tasks that are not trained, and prompts/TASK-NAME for each task. Default: matrix
+    with --train prompts, otherwise none."""
     sides: Sides = "tied"
     """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR); query:
     only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An index over
@@ -216,6 +219,8 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     def tuning(self, saved: SynthesisOptions | None = None) -> TuneOptions:
         """Returns the options of the trained weights and the batches, without those of regularisers.
 
+        Prompts of tasks are those of one task.
+
         Args:
             saved: The options of the computed prompts of --init; None: there are none.
 
@@ -226,7 +231,7 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
         trains_none = f"{'LoRA' if self.train == 'lora' else 'fine-tuning'} trains no prompt"
         prompt: Prompt = self.prompt or ("matrix" if has_prompt else "none")
         if has_prompt != (prompt != "none"):
-            expected = "matrix, mlp or synthesised" if has_prompt else f"none: {trains_none}"
+            expected = "matrix, mlp, synthesised or per-task" if has_prompt else f"none: {trains_none}"
             raise InputError(f"--train {self.train} --prompt {prompt}: expected --prompt {expected}")
         if self.position_offset and not has_prompt:
             raise InputError(f"--train {self.train} --position-offset: {trains_none} after which a text could start")
@@ -235,11 +240,12 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
                              "--sides query, which trains queries only")  # fmt: skip
         if prompt != "synthesised":
             self.check_unused(prompt)
-        elif self.sides != "query":
-            raise InputError(f"--prompt synthesised --sides {self.sides}: only queries have computed prompts, and "
+        is_computed = prompt in ("synthesised", "per-task")
+        if is_computed and self.sides != "query":
+            raise InputError(f"--prompt {prompt} --sides {self.sides}: only queries have computed prompts, and "
                              "passages keep the vectors of the backbone: give --sides query")  # fmt: skip
-        elif self.position_offset:
-            raise InputError("--prompt synthesised --position-offset: a text starts at its usual position after a "
+        if is_computed and self.position_offset:
+            raise InputError(f"--prompt {prompt} --position-offset: a text starts at its usual position after a "
                              "computed prompt: leave it out")  # fmt: skip
         names = {"batch", "negatives_from", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
                  "loss", "contrastive_weight", "learn_temperature", "temperature_lr", "projection",
@@ -252,7 +258,9 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
             has_mined = self.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in self.also_train)
             values["negatives_per_query"] = 1 if has_mined else 0
         if has_prompt:
-            synthesis = self.synthesis(saved) if prompt == "synthesised" else None
+            synthesis = None
+            if is_computed:
+                synthesis = self.synthesis(saved) if prompt == "synthesised" else self.per_task()
             length, dropout = (self.length, PROMPT_DROPOUT) if synthesis is None else (synthesis.length, 0.0)
             values |= {
                 "parametrisation": PARAMETRISATIONS[prompt],
@@ -425,9 +433,11 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
     tuning = replace(tuning, flops=options.flops(described["pooling"], loop.steps))
-    if tuning.synthesis is not None:
-        tasks = len({name.task or name.queries for name in sets})
-        divergence = options.divergence(tuning.synthesis.attention, tasks, options.batches)
+    tasks = sorted({name.task or name.queries for name in sets})
+    if tuning.parametrisation == "per-task":
+        tuning = replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
+    elif tuning.synthesis is not None:
+        divergence = options.divergence(tuning.synthesis.attention, len(tasks), options.batches)
         tuning = replace(tuning, divergence=divergence)
     if begun is not None:
         check_start(options, begun, described, tuning.length)
@@ -462,6 +472,31 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
 
 
+def synthesis_of_tasks(
+    options: TrainRetriever, synthesis: SynthesisOptions | None, tasks: Sequence[str]
+) -> SynthesisOptions:
+    """Returns the options of a prompt for each task.
+
+    Args:
+        options: The options of the job.
+        synthesis: The options for one task.
+        tasks: The names of the tasks.
+
+    Raises:
+        InputError: If there are too few tasks, if a name cannot be that of prompts, or if options do not fit.
+    """
+    assert synthesis is not None
+    if len(tasks) < 2:
+        raise InputError(f"--prompt per-task: there is one task, {tasks[0]}, expected several: name others with "
+                         "--also-train, or give --prompt matrix")  # fmt: skip
+    if options.refresh_epochs is not None:
+        raise InputError(f"--prompt per-task --refresh-epochs {options.refresh_epochs}: negatives are mined with one "
+                         "prompt for all queries, and each task has another one: leave one of them out")  # fmt: skip
+    for task in tasks:
+        check_name("prompts", f"{options.task}-{task}")
+    return replace(synthesis, prompts=len(tasks))
+
+
 def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any], length: int) -> None:
     """Checks that training can start from the prompt of --init, before the backbone is loaded.
 
@@ -487,9 +522,9 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
                          f"{expected}, or another prompt")  # fmt: skip
     if prompt.synthesis is not None:
         return
-    if options.prompt == "mlp":
+    if options.prompt in ("mlp", "per-task"):
         raise InputError(
-            f"{init} --prompt mlp: the parameters of the network cannot be found from the prompt that it "
+            f"{init} --prompt {options.prompt}: the parameters of the network cannot be found from the prompt that it "
             "computes; give --prompt matrix"
         )
     for side in SIDES if options.sides == "untied" else SIDES[:1]:

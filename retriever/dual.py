@@ -54,6 +54,7 @@ from retriever.sparse.flops import MIN_WORDS, FlopsOptions, flops, mean_words
 from retriever.synthesis.divergence import regulariser
 from retriever.synthesis.options import DivergenceOptions, SynthesisOptions
 from retriever.synthesis.provider import SynthesisedPrompt
+from retriever.synthesis.task_prompts import TaskPrompts
 from retriever.synthesis.words import no_words
 from retriever.system import Batch, Chunk, Output, checkpoint_activations
 
@@ -67,6 +68,8 @@ _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
 # The output of a batch that is the sum of the sparse vectors of a side.
 _TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}
 _ATTENTION = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
+_COMPUTED: tuple[Parametrisation, ...] = ("synthesised", "per-task")  # prompts of queries alone, by networks
+TASKS = "tasks"  # the folder with the prompt of each task
 _QUERIES = 4096  # queries that are checked at a time
 _STEP = 16
 
@@ -81,7 +84,7 @@ class TuneOptions:
             NQ; HYPER, Eq. 8), "query" one for queries only.
         length: Tokens of a prompt (DPTDR: 32; 128 on MS MARCO).
         parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them, "synthesised" a
-            network that computes a prompt for each query (HYPER).
+            network that computes a prompt for each query (HYPER), "per-task" a prompt for each task.
         prompt_dropout: Fraction of the prompt's values that are dropped out, with a separate mask for each text.
         position_offset: The positions of a text start after the prompt; False: at their usual place.
         projection: Numbers of a vector after a new linear layer over the pooled vector, without bias and in float32
@@ -103,8 +106,8 @@ class TuneOptions:
         seed: Seed of all random numbers.
         lora: Options of the adapter; None unless the method is "lora".
         flops: Options of the regulariser of sparse vectors; None for dense ones.
-        synthesis: Options of prompts that are computed from each query, among them their length; None unless the
-            parametrisation is "synthesised".
+        synthesis: Options of prompts that are computed from each query, among them their length, or of prompts of each
+            task, whose number is that of the tasks; None unless the parametrisation is "synthesised" or "per-task".
         divergence: Options of the regulariser of these prompts; None: there is none.
     """
 
@@ -195,20 +198,21 @@ class TuneOptions:
 
     def _check_synthesis(self) -> None:
         """Raises InputError for options that prompts of queries cannot be trained with."""
-        if (self.parametrisation == "synthesised") != (self.synthesis is not None):
+        if (self.parametrisation in _COMPUTED) != (self.synthesis is not None):
             raise InputError(f"parametrisation={self.parametrisation} synthesis={self.synthesis}: expected options of "
-                             "prompts of queries for parametrisation synthesised alone")  # fmt: skip
+                             f"computed prompts for parametrisation {' and '.join(_COMPUTED)} alone")  # fmt: skip
+        if self.divergence is not None and self.parametrisation != "synthesised":
+            raise InputError(f"parametrisation={self.parametrisation} divergence={self.divergence}: regularises "
+                             "prompts that are computed from each query: use synthesised")  # fmt: skip
         if self.synthesis is None:
-            if self.divergence is not None:
-                raise InputError(f"parametrisation={self.parametrisation} divergence={self.divergence}: regularises "
-                                 "prompts that are computed from each query: use synthesised")  # fmt: skip
             return
         if (self.method, self.sides) != ("prompt", "query"):
-            raise InputError(f"parametrisation=synthesised method={self.method} sides={self.sides}: expected method "
-                             "prompt and sides query, because only queries have computed prompts")  # fmt: skip
+            raise InputError(f"parametrisation={self.parametrisation} method={self.method} sides={self.sides}: "
+                             "expected method prompt and sides query, because only queries have computed "
+                             "prompts")  # fmt: skip
         if self.position_offset:
-            raise InputError("parametrisation=synthesised position_offset=True: a text starts at its usual position "
-                             "after a computed prompt: leave out position_offset")  # fmt: skip
+            raise InputError(f"parametrisation={self.parametrisation} position_offset=True: a text starts at its usual "
+                             "position after a computed prompt: leave out position_offset")  # fmt: skip
         if self.divergence is not None and self.synthesis.attention == "uniform":
             raise InputError("attention=uniform with a prompt regulariser: all queries have the same weights, which it "
                              "cannot change: give it weight 0")  # fmt: skip
@@ -259,7 +263,7 @@ class DualSystem:
             raise InputError(f"{folder}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
                              "regulariser for pooling=splade, and none for other vectors")  # fmt: skip
         self.tokenizer = TextTokenizer(recipe, encoder)
-        if tuning.synthesis is not None and data is not None:
+        if tuning.parametrisation == "synthesised" and data is not None:
             for first in range(0, len(data.queries), _QUERIES):
                 texts = data.queries[first : first + _QUERIES]
                 self._check_words(texts, self.tokenizer(texts, side="query"))
@@ -317,6 +321,8 @@ class DualSystem:
             ignored[place, positives[place]] = False
         chunks = self.chunks([self.data.queries[query] for query in queries[rank::world]], "query",
                              np.arange(rank, len(queries), world))  # fmt: skip
+        if options.parametrisation == "per-task":
+            chunks = [with_tasks(chunk, self.data.tasks_of(queries)) for chunk in chunks]
         chunks += self.passage_chunks(passages[rank::world], len(queries) + np.arange(rank, len(passages), world))
         labels = Labels(torch.from_numpy(positives), torch.from_numpy(ignored))
         if options.negatives_from == "own":
@@ -353,7 +359,7 @@ class DualSystem:
         if not len(texts):
             return []
         tokens: Tokens = self.tokenizer(texts, side=side)
-        if side == "query" and self.tuning.synthesis is not None:
+        if side == "query" and self.tuning.parametrisation == "synthesised":
             self._check_words(texts, tokens)
         names = ["dense"] if side == "passage" or self.tuning.divergence is None else ["dense", _ATTENTION]
         batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
@@ -395,8 +401,8 @@ class DualSystem:
         """
         if isinstance(chunk.inputs, torch.Tensor):
             return chunk.inputs.to(self.device), None
-        side, ids, lengths = chunk.inputs
-        inputs = PromptInputs(ids.to(self.device), lengths.to(self.device))
+        side, *texts = chunk.inputs
+        inputs = PromptInputs(*(each.to(self.device) for each in texts))
         provider, (model, head) = self._prompt(side), self.encoders[side]
         rows = weights = None
         if isinstance(provider, SynthesisedPrompt):
@@ -406,7 +412,7 @@ class DualSystem:
         extra = {} if rows is None else {"prompt": rows}
         count = len(chunk.rows["dense"])  # a single text is repeated
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            pooled = model(*inputs, **extra)
+            pooled = model(inputs.ids, inputs.lengths, **extra)
         return head(pooled[:count]), None if weights is None else weights[:count]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
@@ -475,10 +481,14 @@ class DualSystem:
     def save(self, folder: Path) -> None:
         """Saves a task's prompt, or models for sentence-transformers: one, or untied ones in `query/`, `passage/`.
 
+        If each task has a prompt, the saved one is their mean, and `tasks/NAME` holds that of a task.
         The model of an adapter has it merged into its weights, and in its folder `adapter/` in PEFT's format.
         """
         if self.tuning.method == "prompt":
             self.prompt().save(folder)
+            for task, prompt in self.task_prompts().items():
+                (place := folder / TASKS / task).mkdir(parents=True)
+                prompt.save(place)
             return
         for side, (model, head) in self.encoders.items():
             if self.tuning.sides == "tied" and side == "passage":
@@ -504,13 +514,22 @@ class DualSystem:
         query, passage = matrices.get("query", matrices.get("both")), matrices.get("passage", matrices.get("both"))
         return TaskPrompt(backbone, options, query, passage, self.tuning.position_offset)
 
+    def task_prompts(self) -> dict[str, TaskPrompt]:
+        """Returns the prompts of the tasks by name, of which `prompt` is the mean; empty unless each task has one."""
+        prompts: dict[str, Any] = dict(self.prompts.items())
+        if not isinstance(provider := prompts.get("query"), TaskPrompts):
+            return {}
+        mean = self.prompt()
+        return {task: replace(mean, query=matrix.cpu()) for task, matrix in provider.matrices().items()}
+
     def _open_prompt(self, shape: PromptShape, side: Side, start: TaskPrompt | None) -> nn.Module:
         """Returns the provider of a side, which continues from `start`."""
         tuning = self.tuning
-        if tuning.parametrisation == "synthesised":
-            assert tuning.synthesis is not None
+        if tuning.synthesis is not None:
             backbone: Any = self.pooled.backbone
             table = backbone.get_input_embeddings().weight
+            if tuning.parametrisation == "per-task":
+                return self._open_task_prompts(shape, table.shape[1], start)
             are_words = self.tokenizer.are_words(np.arange(len(table)))
             provider = SynthesisedPrompt(shape, table, are_words, self.recipe.padding_side, tuning.synthesis,
                                          tuning.prompt_dropout)  # fmt: skip
@@ -549,6 +568,25 @@ class DualSystem:
         prompts: dict[str, Any] = dict(self.prompts.items())
         provider: PromptProvider | None = prompts.get("both", prompts.get(side))
         return provider
+
+
+    def _open_task_prompts(self, shape: PromptShape, width: int, start: TaskPrompt | None) -> TaskPrompts:
+        """Returns the provider of a prompt for each task. Raises InputError for prompts that it cannot be used for."""
+        assert self.tuning.synthesis is not None
+        if start is not None:
+            raise InputError("parametrisation per-task cannot start from an initial prompt: use embedding")
+        names = () if self.data is None else self.data.task_names()
+        if len(names) != self.tuning.synthesis.prompts:
+            raise InputError(f"parametrisation per-task: {self.tuning.synthesis.prompts} prompts for {len(names)} "
+                             f"tasks ({', '.join(names)}): expected a prompt for each")  # fmt: skip
+        return TaskPrompts(shape, width, names, self.tuning.synthesis, self.tuning.prompt_dropout)
+
+
+def with_tasks(chunk: Chunk, tasks: np.ndarray) -> Chunk:
+    """Returns a chunk of queries with their tasks; tasks: of all queries of the batch, int64 [queries]."""
+    side, ids, lengths = chunk.inputs
+    of_rows = np.resize(tasks[chunk.rows["dense"]], len(ids))  # a single text is repeated
+    return replace(chunk, inputs=(side, ids, lengths, torch.from_numpy(of_rows)))
 
 
 def trained_recipe(folder: Path, encoder: EncoderOptions, tuning: TuneOptions) -> Recipe:

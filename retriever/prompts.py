@@ -34,7 +34,7 @@ from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.recipe import Recipe
 from retriever.synthesis.saved import PREFIX, SavedSynthesis, read_options, saved_synthesis
 
-Parametrisation = Literal["embedding", "mlp", "synthesised"]
+Parametrisation = Literal["embedding", "mlp", "synthesised", "per-task"]
 Sides = Literal["tied", "untied", "query"]
 
 FORMAT = 1
@@ -65,10 +65,12 @@ class PromptInputs(NamedTuple):
     Attributes:
         ids: Token ids with padding, int64 [b, n].
         lengths: Tokens of each text, int64 [b].
+        tasks: The number of the task of each text, int64 [b]; None: unknown, or no provider needs it.
     """
 
     ids: torch.Tensor
     lengths: torch.Tensor
+    tasks: torch.Tensor | None = None
 
 
 class PromptProvider(Protocol):

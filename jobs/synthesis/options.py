@@ -1,4 +1,4 @@
-"""Options of prompts that are computed from each query, on the command line."""
+"""Options of prompts that are computed from each query, or for each task, on the command line."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class SynthesisTraining(Common):
     """Options of jobs that can train prompts that are computed from each query."""
 
     length: int | None = None
-    """Length of each prompt, in tokens; default: 32, or 100 with --prompt synthesised (HYPER)."""
+    """Length of each prompt, in tokens; default: 32, or 100 with --prompt synthesised (HYPER) or per-task."""
     basic_prompts: int | None = None
     """With --prompt synthesised: number of basic prompts, which are mixed for each query. Default: 20 (HYPER)."""
     prompt_hidden: int | None = None
     """With --prompt synthesised: size of the hidden layer over the words of a query. Default: 400 (HYPER)."""
     prompt_bottleneck: int | None = None
-    """With --prompt synthesised: size of the hidden layer of the prefix encoder, which makes keys and values for all
-    layers. Default: 100 (HYPER)."""
+    """With --prompt synthesised or per-task: size of the hidden layer of the prefix encoder, which makes keys and
+    values for all layers. Default: 100 (HYPER)."""
     prompt_temperature: float | None = None
     """With --prompt synthesised: the scores of the basic prompts are divided by this before their softmax; smaller
     values choose fewer of them. Default: e (HYPER)."""
@@ -56,8 +56,9 @@ class SynthesisTraining(Common):
     """--no-uniformity: leave the term of two queries of different tasks out of the prompt regulariser."""
 
     def check_unused(self, prompt: str) -> None:
-        """Raises InputError if an option of computed prompts is set, and the value of --prompt is another."""
-        defaults: dict[str, Any] = {name: None for name in _OPTIONS.values() if name != "length"} | _REGULARISER
+        """Raises InputError if an option of computed prompts is set that the given value of --prompt does not use."""
+        used = ("length", "prompt_bottleneck") if prompt == "per-task" else ("length",)
+        defaults: dict[str, Any] = {name: None for name in _OPTIONS.values() if name not in used} | _REGULARISER
         for name, default in defaults.items():
             if (value := getattr(self, name)) != default:
                 option = f"--no-{name}" if value is False else f"--{name.replace('_', '-')} {value}"
@@ -80,6 +81,13 @@ class SynthesisTraining(Common):
                 raise InputError(f"parameter init: its prompts have parameter {_OPTIONS[field]} {getattr(saved, field)}"
                                  f", and {value} is given: leave it out")  # fmt: skip
         return saved or SynthesisOptions(**given)
+
+    def per_task(self) -> SynthesisOptions:
+        """Returns the options of a prompt for each task, for one task. Raises InputError if an option has a bad value.
+        """
+        given = {"length": self.length, "bottleneck": self.prompt_bottleneck}
+        values: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+        return SynthesisOptions(prompts=1, hidden=1, mix="after", attention="uniform", **values)
 
     def divergence(self, attention: str, tasks: int, batches: str) -> DivergenceOptions | None:
         """Returns the options of the prompt regulariser; None if its weight is 0.

@@ -50,7 +50,7 @@ class SynthesisedPrompt(nn.Module):
 
     def synthesise(self, inputs: PromptInputs) -> Synthesised:
         """Returns the prompts of queries and the weights of the basic prompts. Each query has a word."""
-        ids, lengths = inputs
+        ids, lengths, _ = inputs
         [table] = self._table
         columns = torch.arange(ids.shape[1], device=ids.device)
         first = (ids.shape[1] - lengths if self._pads_left else torch.zeros_like(lengths))[:, None]

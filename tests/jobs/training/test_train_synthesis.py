@@ -10,6 +10,7 @@ from typing import Any
 from jobs.cli import human
 
 import pytest
+import torch
 from mined import weights
 from samples import write_beir
 
@@ -143,3 +144,32 @@ def test_a_query_without_a_word_is_named(
     done("import_queries", "--store", world.store, "--source", source)
     line = refused(*synthesised(world, "x", "--queries", "wordless", "--steps", 1))
     documented("Training", "train_retriever --prompt synthesised with a query without a known word", line, 1)
+
+
+def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store, done: Done, refused: Done) -> None:
+    more = ("--prompt", "per-task", "--length", 4, "--prompt-bottleneck", 5, "--steps", 3, "--lr", "1e-2")
+    ask = command(world, "many", *more, *MORE)
+    numbers = 2 * 4 * 32 + 32 * 5 + 5 * (2 * 2 * 32)
+    out = done(*ask, "--plan")
+    assert f"trains    {human(4 * numbers)}, over" in out
+    assert f"writes    {human(3 * 4 * 4 * 2 * 2 * 32)}, and" in out
+    done(*ask)
+    assert sorted(several.names("prompts")) == ["many", "many-more", "many-tiny"]
+    names = ("many", "many-more", "many-tiny")
+    mean, *own = (load_prompt(model_folder(several.open("prompts", name))) for name in names)
+    assert mean.query is not None
+    matrices = [prompt.query for prompt in own if prompt.query is not None]
+    torch.testing.assert_close(mean.query, (matrices[0] + matrices[1]) / 2)
+    assert not torch.equal(*matrices)
+    assert several.open("prompts", "many-tiny").inputs["tasks"]["artifact"] == "prompts/many"
+    several.remove("prompts/many-tiny")
+    done(*ask)  # makes what is missing
+    search = ("search", "--store", world.store, "--mode", "exact", "--queries", "tiny", "--embeddings", "enc", "--k", 5)
+    done(*search, "--task", "many-tiny", "--name", "t")
+    line = refused(*command(world, "x", *more))
+    assert "--prompt per-task: there is one task, tiny, expected several" in line
+    line = refused(*command(world, "x", *more, *MORE, "--basic-prompts", 3))
+    assert "--basic-prompts 3 --prompt per-task: is for prompts that are computed from each query" in line
+    line = refused(*command(world, "x", *more, "--also-train", "queries=more,task=a/b"))
+    assert "name 'x-a/b': expected one, and without '/'" in line
+    assert several.incomplete() == []
