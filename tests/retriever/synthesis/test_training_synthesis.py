@@ -173,8 +173,8 @@ def test_a_training_query_without_a_word_is_named(bert: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"synthesis": None, "divergence": None}, "expected options of prompts of queries for parametrisation synthes"),
-        ({"parametrisation": "embedding"}, "expected options of prompts of queries for parametrisation synthesised"),
+        ({"synthesis": None, "divergence": None}, "expected options of computed prompts for parametrisation synthes"),
+        ({"parametrisation": "embedding"}, "expected options of computed prompts for parametrisation synthesised"),
         ({"sides": "tied"}, "sides=tied: expected method prompt and sides query"),
         ({"position_offset": True}, "leave out position_offset"),
         ({"synthesis": replace(SYNTHESIS, attention="uniform")}, "all queries have the same weights"),
