@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from retriever.dual import DualSystem, TuneOptions
 from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.mixture.schedule import Mixture
+from retriever.options import EncoderOptions
 from retriever.prompts import PromptInputs, load_prompt
 from retriever.stepping import trained
 from retriever.synthesis.options import DivergenceOptions, SynthesisOptions
@@ -185,3 +187,20 @@ def test_options_that_do_not_fit_are_refused(change: dict[str, Any], expected: s
         TuneOptions(**{**TUNING, **change})
     with pytest.raises(InputError, match="regularises prompts that are computed from each query"):
         TuneOptions(divergence=DivergenceOptions())
+
+
+@pytest.mark.parametrize("kind", ["roberta", "t5", "qwen3"])
+@pytest.mark.parametrize("mix", ["before", "after"])
+def test_training_and_encoding_compute_the_same_vectors(
+    tiny: Callable[..., Path], texts: list[str], kind: str, mix: Any
+) -> None:
+    """Over other backbones too, one of which pads on the left; each text has another number of words."""
+    options = EncoderOptions(pooling="last" if kind == "qwen3" else "mean", dtype="float32", compile="never")
+    folder, tuning = tiny(kind), TuneOptions(**{**TUNING, "synthesis": replace(SYNTHESIS, mix=mix)})
+    system = DualSystem(folder, options, tuning, None, device=CPU, dtype=torch.float32)
+    with torch.no_grad():
+        system.prompts["query"].synthesiser.basic.mul_(4)  # type: ignore[union-attr,operator]
+    vectors = system.encode(texts[:20], "query")
+    encoder = Encoder(str(folder), options, tasks={"t": system.prompt()})
+    np.testing.assert_allclose(encoder.encode(texts[:20], task="t"), vectors, atol=2e-5)
+    assert np.abs(encoder.encode(texts[:20]) - vectors).max() > 1e-4
