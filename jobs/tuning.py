@@ -21,7 +21,7 @@ from indexing.queries import Queries
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
 from indexing.tuning import TuneMaker, passage_embeddings
-from retriever.dual import TEMPERATURE_LR, Method, TuneOptions, offsets_of, trained_recipe
+from retriever.dual import TEMPERATURE_LR, trained_recipe
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.lora.adapter import adapter_bytes
@@ -31,6 +31,7 @@ from retriever.recipe import SPLADE, read_recipe
 from retriever.sparse.flops import MARGIN_MSE_WEIGHTS, SOFTMAX_WEIGHTS, WARM_UP, FlopsOptions
 from retriever.synthesis.options import SynthesisOptions
 from retriever.training import LoopOptions
+from retriever.tuning_options import Method, TuneOptions, offsets_of
 
 Train = Literal["prompts", "lora", "all"]
 Prompt = Literal["none", "matrix", "mlp", "synthesised", "per-task"]
