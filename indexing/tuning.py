@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 
 from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
+from indexing.embeddings import Embeddings, is_sparse
 from indexing.encoders import EncoderSpec, differences
 from indexing.exact import ExactSearch
 from indexing.judging.dev import dev_set
 from indexing.models import model_folder
 from indexing.pairs.sets import SetName, open_sets
 from indexing.queries import Queries
+from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
 from retriever.dual import DualSystem, TuneOptions
 from retriever.errors import InputError
@@ -25,6 +26,9 @@ from retriever.files import resolve
 from retriever.mixture.schedule import Batches
 from retriever.prompts import load_prompt
 from retriever.system import Evaluate, Refresh
+
+ReadVectors = Callable[[np.ndarray], np.ndarray]
+"""Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
 
 _BLOCK = 65_536  # passages whose vectors are in memory at once
 
@@ -49,7 +53,8 @@ class TuneMaker:
         checkpointing: Recompute activations in the backward pass.
         start: Start from prompts/NAME; None: from random values.
         refresh_depth: Negatives per query in each mining by the current model; 0: no such mining.
-        embeddings: Read the vectors of passages from embeddings/NAME; None: the trained model encodes them.
+        embeddings: Read the vectors of passages from embeddings/NAME of the store of each corpus, in the order of
+            `OpenSets.corpora`; None: the trained model encodes them.
 
     Raises:
         InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
@@ -70,7 +75,7 @@ class TuneMaker:
     checkpointing: bool
     start: str | None = None
     refresh_depth: int = 0
-    embeddings: str | None = None
+    embeddings: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.refresh_depth and self.tuning.distills:
@@ -98,10 +103,17 @@ class TuneMaker:
         training.check(self.fingerprints)
         data = training.data
         start = None if self.start is None else load_prompt(model_folder(self.store.open("prompts", self.start)))
-        stored = None if self.embeddings is None else Embeddings.open(self.store, self.embeddings, self.corpus)
+        vectors = None
+        if self.embeddings is not None:
+            kind = SparseEmbeddings if tuning.flops is not None else Embeddings
+            readers: list[ReadVectors] = []
+            for each, name in zip(training.corpora, self.embeddings, strict=True):
+                of = Store(each.store) if each.store else self.store
+                readers.append(kind.open(of, name, each.corpus).open_vectors())
+            vectors = joined_vectors(readers, [each.corpus.num_rows for each in training.corpora])
         system = DualSystem(resolve(self.backbone.folder), self.backbone.options, self.tuning, data, device=device,
                             dtype=dtype, checkpointing=self.checkpointing, start=start,
-                            vectors=None if stored is None else stored.open_vectors())  # fmt: skip
+                            vectors=vectors)  # fmt: skip
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
             return system, None, refresh
@@ -173,12 +185,38 @@ class RefreshedNegatives:
         self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined.numpy()])
 
 
-def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None) -> Embeddings:
+def joined_vectors(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> ReadVectors:
+    """Returns a function that reads vectors of several corpora, whose rows are numbered one corpus after the other.
+
+    Args:
+        readers: For each corpus, a function that reads vectors by its own rows.
+        sizes: The number of passages of each corpus.
+    """
+    if len(readers) == 1:
+        return readers[0]
+    ends = np.cumsum(sizes)
+
+    def read(rows: np.ndarray) -> np.ndarray:
+        numbers = np.searchsorted(ends, rows, side="right")
+        pieces, order = [], []
+        for number in np.unique(numbers):
+            places = np.flatnonzero(numbers == number)
+            pieces.append(readers[number](rows[places] - (ends[number] - sizes[number])))
+            order.append(places)
+        return np.concatenate(pieces)[np.argsort(np.concatenate(order))]
+
+    return read
+
+
+def passage_embeddings(
+    store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None
+) -> Embeddings | SparseEmbeddings:
     """Returns the embeddings whose vectors training reads in place of encoding passages by the frozen backbone.
 
     Args:
         store: The store.
-        backbone: The backbone, with the options that turn passages into vectors. The dtype may be another one.
+        backbone: The backbone, with the options that turn passages into vectors. The dtype may be another one, and the
+            embeddings may keep fewer words of sparse vectors.
         corpus: The corpus that they must cover.
         name: Name of the embeddings; None: the only ones that the backbone made with these options.
 
@@ -195,7 +233,8 @@ def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name
             if name is not None:
                 raise
             continue  # damaged, so the encoder of these embeddings is unknown
-        reasons[each] = differences(encoder, {**described, "dtype": encoder.get("dtype")}, passages=True)
+        free = [name for name in ("dtype", "passage_terms") if name in described]
+        reasons[each] = differences(encoder, described | {name: encoder.get(name) for name in free}, passages=True)
     fitting = [each for each, reason in reasons.items() if not reason]
     if len(fitting) > 1:
         raise InputError(f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
@@ -208,7 +247,8 @@ def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name
         other, reason = next(iter(reasons.items()))
         raise InputError(f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
                          f"settings of the embeddings, or {encode} with these under another name")  # fmt: skip
-    embeddings = Embeddings.open(store, fitting[0], corpus)
+    kind = SparseEmbeddings if is_sparse(described) else Embeddings
+    embeddings = kind.open(store, fitting[0], corpus)
     if embeddings.num_rows < corpus.num_rows:
         raise InputError(f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "
                          f"{corpus.num_rows:,} passages: encode all of them, under another name")  # fmt: skip

@@ -8,6 +8,8 @@ r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weigh
     --train prompts --sides tied      one prompt for queries and passages (DPTDR on MS MARCO)
     --train prompts --sides untied    a prompt of each side (DPTDR on NQ)
     --train prompts --sides query     a prompt for queries; the index of the backbone serves the task
+      --prompt synthesised            a prompt for each query, computed from its words (HYPER)
+      --prompt per-task               a prompt for each of several tasks, and their mean for other tasks
     --train lora                      LoRA adapters in place of prompts, merged into encoders as with --train all
     --train all --sides tied          one fine-tuned encoder
     --train all --sides untied        an encoder of each side (DPR): models/TASK holds query/ and passage/
@@ -27,19 +29,25 @@ from jobs.sweeps.work import SweepWork, choose, read_outcomes
 from jobs.training import QUALITY, check_name, describe_best
 from jobs.tuning import Opened, TrainRetriever, open_all, serving_warnings
 
+import torch
+
 from indexing.artifact import Artifact, Reference
+from indexing.models import commit_files, model_folder
 from indexing.pairs.sets import SetName
 from indexing.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import complete_artifact, run_work
-from retriever.dual import trained_recipe
-from retriever.encoder import encoder_bytes
+from retriever.attention import PromptShape
+from retriever.dual import TASKS, trained_recipe
+from retriever.encoder import empty_backbone, encoder_bytes
 from retriever.errors import InputError
 from retriever.files import resolve, weight_files
 from retriever.loading.configuration import load_config
 from retriever.lora.adapter import adapter_bytes
 from retriever.options import EncoderOptions
-from retriever.recipe import read_recipe
+from retriever.recipe import Recipe, read_recipe
+from retriever.synthesis.options import SynthesisOptions
+from retriever.synthesis.synthesiser import Synthesiser
 
 # Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
 # The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.
@@ -124,8 +132,25 @@ def merge_inputs(
 def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     """Trains a task, unless it is complete."""
     notes = {"backbone": options.backbone, "options": opened.spec.options.stored(), "queries": opened.queries}
-    return options.make(store, options.kind, options.task, inputs=opened.inputs, config=opened.config,
-                        prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
+    artifact = options.make(store, options.kind, options.task, inputs=opened.inputs, config=opened.config,
+                            prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
+    if opened.maker.tuning.parametrisation == "per-task":
+        commit_task_prompts(store, artifact)
+    return artifact
+
+
+def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
+    """Returns prompts/TASK-NAME for each task of prompts/TASK; makes those that are missing."""
+    result = []
+    for folder in sorted((model_folder(artifact) / TASKS).iterdir()):
+        name = f"{artifact.key.partition('/')[2]}-{folder.name}"
+        config = {"backbone": artifact.config["backbone"], "task": folder.name}
+        with store.create("prompts", name, inputs={"tasks": artifact}, config=config) as draft:
+            if not draft.complete:
+                draft.note(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
+                commit_files(draft, folder)
+        result.append(store.open("prompts", name))
+    return result
 
 
 def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
@@ -135,6 +160,8 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
     say(f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
         f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
+    if options.prompt == "per-task":
+        say(f"{artifact.url}-NAME: the prompt of the task NAME; {artifact.url} is their mean")
     options.draw(artifact)
 
 
@@ -144,8 +171,12 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     loop, passages = opened.loop, options.batch * (1 + opened.maker.tuning.negatives_per_query)
     encoder = opened.spec.options
     recipe = trained_recipe(resolve(opened.spec.folder), encoder, opened.maker.tuning)
-    if options.train == "prompts":
-        written = size = options.length * prompt_bytes(opened.spec.folder)
+    if (synthesis := opened.maker.tuning.synthesis) is not None:
+        size, written = synthesis_bytes(recipe, opened.spec.folder, synthesis)
+        if opened.maker.tuning.parametrisation == "per-task":
+            written = (synthesis.prompts + 1) * synthesis.length * prompt_bytes(opened.spec.folder)
+    elif options.train == "prompts":
+        written = size = opened.maker.tuning.length * prompt_bytes(opened.spec.folder)
     else:
         written = size = encoder_bytes(recipe)
     if (lora := opened.maker.tuning.lora) is not None:
@@ -158,7 +189,8 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
         f"{options.workers} workers")  # fmt: skip
     if opened.maker.embeddings is not None:
-        say(f"passages  are not encoded: their vectors are those of embeddings/{opened.maker.embeddings}")
+        names = " and ".join(f"embeddings/{name}" for name in dict.fromkeys(opened.maker.embeddings))
+        say(f"passages  are not encoded: their vectors are those of {names}")
         passages = 0
     if encoder.query_length and (encoder.passage_length or not passages):
         tokens = loop.steps * (options.batch * encoder.query_length + passages * (encoder.passage_length or 0))
@@ -183,6 +215,21 @@ def prompt_bytes(folder: Path | str) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
     return 4 * 2 * config.num_hidden_layers * heads * int(head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOptions) -> tuple[int, int]:
+    """Returns the bytes of the trained weights of a network that computes prompts, and of all its weights, in float32.
+
+    Loads no weights. The layers that compute weights of basic prompts are not trained if all weights are the same.
+    """
+    with torch.device("meta"):
+        width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
+        shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)  # as many numbers as the backbone's
+        module = Synthesiser(shape, width, options)
+    numbers = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    frozen = ("adapter.", "norm.") if options.attention == "uniform" else ()
+    size = sum(number for name, number in numbers.items() if not name.startswith(frozen))
+    return 4 * size, 4 * sum(numbers.values())
 
 
 if __name__ == "__main__":

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Self
 
 from jobs.lora.options import LoraTraining
+from jobs.synthesis.options import SynthesisTraining
 from jobs.training import Contrastive, check_name, count_steps
 
 from indexing.artifact import Artifact, Reference
+from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec, differences, differing
 from indexing.models import model_folder
-from indexing.pairs.sets import NO_NEGATIVES, SetName, open_sets, parse_set, resolve_stores
+from indexing.pairs.sets import NO_NEGATIVES, SetCorpus, SetName, open_sets, parse_set, resolve_stores
 from indexing.queries import Queries
+from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
 from indexing.tuning import TuneMaker, passage_embeddings
-from retriever.dual import TEMPERATURE_LR, Method, TuneOptions, offsets_of, trained_recipe
+from retriever.dual import TEMPERATURE_LR, trained_recipe
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.lora.adapter import adapter_bytes
@@ -26,26 +29,37 @@ from retriever.options import SIDES, EncoderOptions
 from retriever.prompts import Parametrisation, Sides, TaskPrompt, check_initial_prompt, check_offsets, load_prompt
 from retriever.recipe import SPLADE, read_recipe
 from retriever.sparse.flops import MARGIN_MSE_WEIGHTS, SOFTMAX_WEIGHTS, WARM_UP, FlopsOptions
+from retriever.synthesis.options import SynthesisOptions
 from retriever.training import LoopOptions
+from retriever.tuning_options import Method, TuneOptions, offsets_of
 
 Train = Literal["prompts", "lora", "all"]
-Prompt = Literal["none", "matrix", "mlp"]
+Prompt = Literal["none", "matrix", "mlp", "synthesised", "per-task"]
 # The names of these options in the configuration of an artifact.
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
 LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
+SYNTHESIS_LR = 1e-3  # of HYPER's modules
+LENGTH = 32  # tokens of a prompt that is the same for all texts (DPTDR)
+PROMPT_DROPOUT = 0.1  # of such a prompt
 WARM_UPS = (0.1, 0.04)  # fraction of the steps, for dense and for sparse vectors (naver/splade: 6,000 of 150,000)
 SPLADE_LENGTH = 256  # tokens of a text in naver/splade's configuration
-PARAMETRISATIONS: dict[Prompt, Parametrisation] = {"matrix": "embedding", "mlp": "mlp"}
+PARAMETRISATIONS: dict[Prompt, Parametrisation] = {
+    "matrix": "embedding",
+    "mlp": "mlp",
+    "synthesised": "synthesised",
+    "per-task": "per-task",
+}
 # The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
 # made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
 _IF_SET: dict[str, Any] = {
     "position_offset": False, "loss": "contrastive", "contrastive_weight": 0.0, "learn_temperature": False,
     "temperature_lr": None, "lora": None, "projection": None, "dropout": True, "flops": None,
+    "negatives_from": "batch", "synthesis": None, "divergence": None,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRetriever(Contrastive, LoraTraining):
+class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     """--limit N trains on the first N queries of the split."""
 
     task: str
@@ -58,7 +72,10 @@ class TrainRetriever(Contrastive, LoraTraining):
     (fine-tuning)."""
     prompt: Prompt | None = None
     """none: no prompt; matrix: train the prompt's values; mlp: train a small network that computes them (Li & Liang
-    2021). Default: matrix with --train prompts, otherwise none."""
+    2021); synthesised: with --sides query, train a network that computes a prompt for each query from its words
+    (HYPER); per-task: with --sides query and --also-train, train a prompt for each task by one small network. It makes
+    prompts/TASK, the mean of them, for tasks that are not trained, and prompts/TASK-NAME for each task. Default: matrix
+    with --train prompts, otherwise none."""
     sides: Sides = "tied"
     """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR); query:
     only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An index over
@@ -66,13 +83,13 @@ class TrainRetriever(Contrastive, LoraTraining):
     embeddings: str | None = None
     """Embeddings of the passages by the backbone, for --sides query; may be left out if the store has only one that was
     made with the same options."""
-    length: int = 32
-    """Length of each prompt, in tokens."""
     init: str | None = None
     """Start from prompts/NAME, of the same backbone and length (`pretrain_rip --train prompts` trains one). It may have
-    been trained for vectors of another scale (--normalize)."""
-    prompt_dropout: float = 0.1
-    """Fraction of the prompt's values that are dropped out, with a separate mask for each text."""
+    been trained for vectors of another scale (--normalize). With --prompt synthesised: continue training its network,
+    whose options are then the defaults."""
+    prompt_dropout: float | None = None
+    """Fraction of the prompt's values that are dropped out, with a separate mask for each text; default: 0.1, or 0 with
+    --prompt synthesised."""
     position_offset: bool = False
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
@@ -91,11 +108,15 @@ class TrainRetriever(Contrastive, LoraTraining):
     split: str = "train"
     """The split to train on."""
     also_train: tuple[str, ...] = ()
-    """Further training sets, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL: without
-    negatives, the judged pairs are used; without a store, that of --store; the split is train if it is left out. A
-    query of weight 2 comes twice as often as one of --queries, whose weight is 1. Queries of several stores in one
+    """Further training sets, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL,size=N,
+    embeddings=NAME: without negatives, the judged pairs are used; without a store, that of --store; the split is train
+    if it is left out; size is --task-size of this set; embeddings are those of its store, for --sides query. A query of
+    weight 2 comes twice as often as one of --queries, whose weight is 1. Queries of several stores in one
     batch have each other's passages as negatives, equal texts too, unless --batches is one-task. To resume a run,
     leave its stores where they are."""
+    task_size: int | None = None
+    """Use at most N queries of each training set, drawn at random, the same ones with every --seed, so that a large set
+    does not outweigh the others. Unlike --limit, which takes the first ones. Default: all."""
     batches: Literal["mixed", "one-task"] = "mixed"
     """With --also-train: mixed: each batch holds queries of all training sets; one-task: queries of one set, and sets
     take turns."""
@@ -112,6 +133,9 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Negatives per query in each of these minings."""
     batch: int = 32
     """Queries per step, summed over all workers."""
+    negatives_from: Literal["batch", "own"] = "batch"
+    """batch: negatives of a query in the contrastive loss are its mined ones and all passages of the other queries of
+    the batch, and more of them make the loss harder; own: its mined ones alone (HYPER)."""
     negatives_per_query: int | None = None
     """Mined negatives per query and step; default: 1, or 0 if no training set has mined negatives. A query that has
     fewer gets random passages."""
@@ -123,8 +147,8 @@ class TrainRetriever(Contrastive, LoraTraining):
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
-    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for
-    fine-tuning, 1e-3 with --optimizer adafactor."""
+    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for synthesised ones (HYPER), 4e-4 for LoRA (Hu et
+    al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor."""
     warm_up: float | None = None
     """Fraction of the steps in which the learning rate rises; default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""
@@ -151,8 +175,8 @@ class TrainRetriever(Contrastive, LoraTraining):
     """With sparse vectors: weight of the FLOPS regulariser of queries: larger values leave fewer words in a vector.
     Default: 3e-4, or 0.5 with --loss margin-mse (naver/splade)."""
     flops_passages: float | None = None
-    """With sparse vectors: weight of the FLOPS regulariser of passages. Default: 1e-4, or 0.4 with --loss
-    margin-mse."""
+    """With sparse vectors: weight of the FLOPS regulariser of passages. Default: 1e-4, or 0.4 with --loss margin-mse;
+    not with --sides query, which does not encode them."""
     flops_warm_up: float | None = None
     """With sparse vectors: fraction of the steps in which both weights rise quadratically from 0. Default: 1/3."""
     pooling: Literal["cls", "mean", "last", "splade"] | None = None
@@ -193,8 +217,13 @@ class TrainRetriever(Contrastive, LoraTraining):
         """The kind of the artifact."""
         return "prompts" if self.train == "prompts" else "models"
 
-    def tuning(self) -> TuneOptions:
-        """Returns the options of the trained weights and the batches.
+    def tuning(self, saved: SynthesisOptions | None = None) -> TuneOptions:
+        """Returns the options of the trained weights and the batches, without those of regularisers.
+
+        Prompts of tasks are those of one task.
+
+        Args:
+            saved: The options of the computed prompts of --init; None: there are none.
 
         Raises:
             InputError: If options contradict each other.
@@ -203,14 +232,23 @@ class TrainRetriever(Contrastive, LoraTraining):
         trains_none = f"{'LoRA' if self.train == 'lora' else 'fine-tuning'} trains no prompt"
         prompt: Prompt = self.prompt or ("matrix" if has_prompt else "none")
         if has_prompt != (prompt != "none"):
-            expected = "matrix or mlp" if has_prompt else f"none: {trains_none}"
+            expected = "matrix, mlp, synthesised or per-task" if has_prompt else f"none: {trains_none}"
             raise InputError(f"--train {self.train} --prompt {prompt}: expected --prompt {expected}")
         if self.position_offset and not has_prompt:
             raise InputError(f"--train {self.train} --position-offset: {trains_none} after which a text could start")
         if self.embeddings is not None and self.sides != "query":
             raise InputError(f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
                              "--sides query, which trains queries only")  # fmt: skip
-        names = {"batch", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
+        if prompt != "synthesised":
+            self.check_unused(prompt)
+        is_computed = prompt in ("synthesised", "per-task")
+        if is_computed and self.sides != "query":
+            raise InputError(f"--prompt {prompt} --sides {self.sides}: only queries have computed prompts, and "
+                             "passages keep the vectors of the backbone: give --sides query")  # fmt: skip
+        if is_computed and self.position_offset:
+            raise InputError(f"--prompt {prompt} --position-offset: a text starts at its usual position after a "
+                             "computed prompt: leave it out")  # fmt: skip
+        names = {"batch", "negatives_from", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
                  "loss", "contrastive_weight", "learn_temperature", "temperature_lr", "projection",
                  "dropout"}  # fmt: skip
         values = {name: getattr(self, name) for name in names}
@@ -221,8 +259,17 @@ class TrainRetriever(Contrastive, LoraTraining):
             has_mined = self.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in self.also_train)
             values["negatives_per_query"] = 1 if has_mined else 0
         if has_prompt:
-            values |= {name: getattr(self, name) for name in ("length", "prompt_dropout", "position_offset")}
-            values["parametrisation"] = PARAMETRISATIONS[prompt]
+            synthesis = None
+            if is_computed:
+                synthesis = self.synthesis(saved) if prompt == "synthesised" else self.per_task()
+            length, dropout = (self.length, PROMPT_DROPOUT) if synthesis is None else (synthesis.length, 0.0)
+            values |= {
+                "parametrisation": PARAMETRISATIONS[prompt],
+                "length": LENGTH if length is None else length,
+                "prompt_dropout": dropout if self.prompt_dropout is None else self.prompt_dropout,
+                "position_offset": self.position_offset,
+                "synthesis": synthesis,
+            }
         return TuneOptions(method=METHODS[self.train], lora=self.lora(self.train), **values)
 
     def flops(self, pooling: str, steps: int) -> FlopsOptions | None:
@@ -243,6 +290,11 @@ class TrainRetriever(Contrastive, LoraTraining):
                                      f"is {pooling}: give --pooling splade, or leave it out")  # fmt: skip
             return None
         defaults = MARGIN_MSE_WEIGHTS if self.loss == "margin-mse" else SOFTMAX_WEIGHTS
+        if self.sides == "query":
+            if self.flops_passages is not None:
+                raise InputError(f"--flops-passages {self.flops_passages} --sides query: vectors of passages are "
+                                 "stored, and no regulariser changes them: leave it out")  # fmt: skip
+            defaults = (defaults[0], 0.0)
         weights = zip((self.flops_queries, self.flops_passages), defaults, strict=True)
         queries, passages = (default if value is None else value for value, default in weights)
         share = WARM_UP if self.flops_warm_up is None else self.flops_warm_up
@@ -334,7 +386,13 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         raise InputError(f"--zero {options.zero} --sides {options.sides}: in stages 2 and 3 queries and passages must "
                          "train the same weights: give 0 or 1")  # fmt: skip
     check_name(options.kind, options.task)
-    tuning = options.tuning()
+    start = None if options.init is None else options.init.removeprefix("prompts/")
+    if start is not None and options.train != "prompts":
+        trained = "LoRA" if options.train == "lora" else "fine-tuning"
+        raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
+    init_inputs = {} if start is None else {"init": store.open("prompts", start)}
+    begun = next((load_prompt(model_folder(artifact)) for artifact in init_inputs.values()), None)
+    tuning = options.tuning(None if begun is None or begun.synthesis is None else begun.synthesis.options)
     spec = EncoderSpec(store, options.backbone, EncoderOptions())
     if spec.is_untied:
         raise InputError(f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
@@ -364,9 +422,10 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         raise InputError(f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
                          "--negatives-per-query too, at least 1")  # fmt: skip
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
+    lr = LEARNING_RATES[options.train] if tuning.synthesis is None else SYNTHESIS_LR
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
-        lr=options.peak_lr(options.lr, LEARNING_RATES[options.train]), optimizer=options.optimizer,
+        lr=options.peak_lr(options.lr, lr), optimizer=options.optimizer,
         seed=options.seed, warm_up=WARM_UPS[described["pooling"] == SPLADE] if options.warm_up is None
         else options.warm_up,
         weight_decay=options.decay(options.weight_decay, 0.0 if frozen else 0.01),
@@ -375,29 +434,27 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
     tuning = replace(tuning, flops=options.flops(described["pooling"], loop.steps))
-    start = None if options.init is None else options.init.removeprefix("prompts/")
-    if start is not None and options.train != "prompts":
-        trained = "LoRA" if options.train == "lora" else "fine-tuning"
-        raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
-    init_inputs = {} if start is None else {"init": store.open("prompts", start)}
-    for artifact in init_inputs.values():
-        check_start(options, load_prompt(model_folder(artifact)), described)
-    if data.corpora is not None and options.sides == "query":
-        urls = " and ".join(dict.fromkeys(name.store or store.url for name in sets))
-        raise InputError(f"--sides query --also-train: training reads stored vectors of the passages of one store, "
-                         f"found sets of {urls}; leave the others out, or give --sides tied")  # fmt: skip
-    stored = passage_embeddings(store, spec, corpus, options.embeddings) if options.sides == "query" else None
-    vectors = {} if stored is None else {
-        f"embeddings/{number}": artifact
-        for number, artifact in enumerate(stored.generations[: len(corpus.generations)])
-    }  # fmt: skip
+    tasks = sorted({name.task or name.queries for name in sets})
+    if tuning.parametrisation == "per-task":
+        tuning = replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
+    elif tuning.synthesis is not None:
+        divergence = options.divergence(tuning.synthesis.attention, len(tasks), options.batches)
+        tuning = replace(tuning, divergence=divergence)
+    if begun is not None:
+        check_start(options, begun, described, tuning.length)
+    stored = stored_passages(store, spec, training.corpora) if options.sides == "query" else None
+    vectors: dict[str, Artifact | Reference] = {}
+    for each, embeddings in zip(training.corpora, stored or (), strict=stored is not None):
+        for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
+            role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
+            vectors[role] = Reference(artifact.url, artifact.fingerprint) if each.store else artifact
     maker = TuneMaker(
         store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus, sets=sets,
         fingerprints=training.fingerprints(), batches=options.batches, limit=options.limit,
         dev_split=options.dev_split, dev_limit=options.dev_limit, dev_passages=options.dev_passages,
         checkpointing=options.checkpointing, start=start,
         refresh_depth=options.refresh_depth if refresh_every else 0,
-        embeddings=None if stored is None else stored.name,
+        embeddings=None if stored is None else tuple(each.name for each in stored),
     )  # fmt: skip
     config: dict[str, Any] = {
         "backbone": described,
@@ -408,19 +465,47 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     }  # fmt: skip
     if options.also_train:
         # The location of a store is not part of the configuration: the inputs identify its content.
-        described_sets = [{key: value for key, value in asdict(name).items() if key != "store"} for name in sets[1:]]
+        described_sets = [described_set(name) for name in sets[1:]]
         config["also_train"], config["batches"] = described_sets, options.batches
+    if options.task_size is not None:
+        config["task_size"] = options.task_size
     inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
     return Opened(len(data.queries), spec, maker, loop, inputs, config)
 
 
-def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any]) -> None:
+def synthesis_of_tasks(
+    options: TrainRetriever, synthesis: SynthesisOptions | None, tasks: Sequence[str]
+) -> SynthesisOptions:
+    """Returns the options of a prompt for each task.
+
+    Args:
+        options: The options of the job.
+        synthesis: The options for one task.
+        tasks: The names of the tasks.
+
+    Raises:
+        InputError: If there are too few tasks, if a name cannot be that of prompts, or if options do not fit.
+    """
+    assert synthesis is not None
+    if len(tasks) < 2:
+        raise InputError(f"--prompt per-task: there is one task, {tasks[0]}, expected several: name others with "
+                         "--also-train, or give --prompt matrix")  # fmt: skip
+    if options.refresh_epochs is not None:
+        raise InputError(f"--prompt per-task --refresh-epochs {options.refresh_epochs}: negatives are mined with one "
+                         "prompt for all queries, and each task has another one: leave one of them out")  # fmt: skip
+    for task in tasks:
+        check_name("prompts", f"{options.task}-{task}")
+    return replace(synthesis, prompts=len(tasks))
+
+
+def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any], length: int) -> None:
     """Checks that training can start from the prompt of --init, before the backbone is loaded.
 
     Args:
         options: The options of the job.
         prompt: The prompt of --init.
         described: The description of the backbone.
+        length: Tokens of the trained prompt.
 
     Raises:
         InputError: If the prompt is for another backbone, or does not fit the options.
@@ -430,9 +515,17 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
         check_initial_prompt(prompt, described)
     except InputError as error:
         raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
-    if options.prompt == "mlp":
+    if (prompt.synthesis is not None) != (options.prompt == "synthesised"):
+        kind, expected = ("computed from each query", "synthesised") if prompt.synthesis else (
+            "the same for all queries", "matrix"
+        )  # fmt: skip
+        raise InputError(f"{init} --prompt {options.prompt or 'matrix'}: its prompt is {kind}; give --prompt "
+                         f"{expected}, or another prompt")  # fmt: skip
+    if prompt.synthesis is not None:
+        return
+    if options.prompt in ("mlp", "per-task"):
         raise InputError(
-            f"{init} --prompt mlp: the parameters of the network cannot be found from the prompt that it "
+            f"{init} --prompt {options.prompt}: the parameters of the network cannot be found from the prompt that it "
             "computes; give --prompt matrix"
         )
     for side in SIDES if options.sides == "untied" else SIDES[:1]:
@@ -442,9 +535,9 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
                 f"{init} --sides {options.sides}: it has no prompt for the {side} side, which training "
                 "starts from; give another prompt, or other --sides"
             )
-        if matrix.shape[3] != options.length:
+        if matrix.shape[3] != length:
             raise InputError(
-                f"{init} --length {options.length}: its prompt of the {side} side has {matrix.shape[3]} "
+                f"{init} --length {length}: its prompt of the {side} side has {matrix.shape[3]} "
                 f"tokens; give --length {matrix.shape[3]}, or another prompt"
             )
     if prompt.position_offset and not options.position_offset:
@@ -466,6 +559,33 @@ def tuning_config(tuning: TuneOptions) -> dict[str, Any]:
     return config
 
 
+def described_set(name: SetName) -> dict[str, Any]:
+    """Returns a training set for a configuration. The inputs identify its store and embeddings."""
+    extra = {} if name.size is None else {"size": name.size}
+    later = ("store", "size", "embeddings")
+    return {key: value for key, value in asdict(name).items() if key not in later} | extra
+
+
+def stored_passages(
+    store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]
+) -> list[Embeddings | SparseEmbeddings]:
+    """Returns the embeddings of each corpus by the backbone, from which training reads the vectors of passages.
+
+    Raises:
+        InputError: If there are no such embeddings or several, or if another backbone made them.
+    """
+    result = []
+    for each in corpora:
+        try:
+            of = Store(each.store) if each.store else store
+            result.append(passage_embeddings(of, spec, each.corpus, each.embeddings))
+        except InputError as error:
+            if not each.store or each.store in str(error):
+                raise
+            raise InputError(f"{each.store}: {error}") from None
+    return result
+
+
 def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[SetName, ...]:
     """Returns the training sets that the options name, the one of --queries first.
 
@@ -479,8 +599,14 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
         raise InputError(f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
                          "training without any; store them under another name")  # fmt: skip
     name = queries.artifact.key.partition("/")[2]
-    first = SetName(queries=name, split=options.split, negatives=negatives)
-    return resolve_stores(store, [first, *map(parse_set, options.also_train)])
+    first = SetName(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
+    further = [parse_set(text) for text in options.also_train]
+    for other in further:
+        if other.embeddings is not None and options.sides != "query":
+            raise InputError(f"--also-train embeddings={other.embeddings} --sides {options.sides}: stored vectors of "
+                             "passages are for --sides query, which trains queries only")  # fmt: skip
+    size = options.task_size
+    return resolve_stores(store, [each if each.size else replace(each, size=size) for each in (first, *further)])
 
 
 def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:

@@ -1,14 +1,15 @@
 """Deep prompts (DPTDR, section 3.1): the trained form, and the saved form: keys and values for every layer.
 
-A `PromptProvider` makes the prompts of a batch in the forward pass of training. `MatrixPrompt` and `MlpPrompt` are the
-two that exist. Both are saved as the same plain matrix.
+A `PromptProvider` makes the prompts of a batch in the forward pass of training. `MatrixPrompt` and `MlpPrompt` have the
+same prompt for all texts and are saved as the same plain matrix.
 
 A task's folder holds
 
     prompt.json          its backbone, the encoder options, and the prompt of each side
     prompt.safetensors   "query" and "passage", or "both": [layers, 2, heads, l, head_dim] each
 
-A prompt that is computed from each query is saved as the network that computes it (`retriever.synthesis`).
+A prompt that is computed from each query is trained by `retriever.synthesis.provider` and saved as the network that
+computes it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.recipe import Recipe
 from retriever.synthesis.saved import PREFIX, SavedSynthesis, read_options, saved_synthesis
 
-Parametrisation = Literal["embedding", "mlp"]
+Parametrisation = Literal["embedding", "mlp", "synthesised", "per-task"]
 Sides = Literal["tied", "untied", "query"]
 
 FORMAT = 1
@@ -64,10 +65,12 @@ class PromptInputs(NamedTuple):
     Attributes:
         ids: Token ids with padding, int64 [b, n].
         lengths: Tokens of each text, int64 [b].
+        tasks: The number of the task of each text, int64 [b]; None: unknown, or no provider needs it.
     """
 
     ids: torch.Tensor
     lengths: torch.Tensor
+    tasks: torch.Tensor | None = None
 
 
 class PromptProvider(Protocol):
@@ -79,19 +82,11 @@ class PromptProvider(Protocol):
     def __call__(self, inputs: PromptInputs) -> PromptRows:
         """Returns the prompts of a batch, with gradients to the provider's parameters."""
 
-    def start(self, matrix: torch.Tensor | None) -> None:
-        """Starts from a trained matrix [layers, 2, heads, l, head_dim].
-
-        Raises:
-            InputError: If the provider cannot start from it, or if it is None.
-        """
-
-    def matrix(self) -> torch.Tensor:
-        """Returns the saved form: [layers, 2, heads, l, head_dim], float32."""
-
 
 class DeepPrompt(nn.Module):
     """A PromptProvider whose prompt is the same for all texts; the base of `MatrixPrompt` and `MlpPrompt`.
+
+    `start` continues from a saved prompt, and `matrix` returns it.
 
     Args:
         shape: The shape of the backbone's keys and values.
@@ -111,7 +106,11 @@ class DeepPrompt(nn.Module):
         raise NotImplementedError
 
     def start(self, matrix: torch.Tensor | None) -> None:
-        """Starts from a trained matrix; see PromptProvider."""
+        """Starts from a trained matrix [layers, 2, heads, l, head_dim].
+
+        Raises:
+            InputError: If the provider cannot start from it, or if it is None.
+        """
         raise NotImplementedError
 
     def forward(self, inputs: PromptInputs) -> PromptRows:

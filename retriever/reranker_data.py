@@ -77,6 +77,21 @@ class TrainingData:
         first, end = self.corpora[self.mixture.sets_of(np.array([query]))[0]]
         return int(first), int(end)
 
+    def task_names(self) -> tuple[str, ...]:
+        """Returns the names of the tasks in the order of their numbers; empty if there is one training set.
+
+        Training sets of one name are one task.
+        """
+        return () if self.mixture is None else tuple(sorted(set(self.mixture.tasks)))
+
+    def tasks_of(self, queries: np.ndarray) -> np.ndarray:
+        """Returns the number of the task of each query: int64 [n] both."""
+        if self.mixture is None:
+            return np.zeros(len(queries), np.int64)
+        names = self.task_names()
+        numbers = np.array([names.index(task) for task in self.mixture.tasks], np.int64)
+        return numbers[self.mixture.sets_of(queries)]
+
     def relevant(self, query: int) -> np.ndarray:
         """Returns the rows that are no negatives of a query: its positives and their copies."""
         if self.copies is None:

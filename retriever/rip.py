@@ -29,7 +29,7 @@ from retriever.evaluation.workers import ITEMS, share_items
 from retriever.kernels import swap_dropout
 from retriever.masking import MaskedBackbone, Masking
 from retriever.options import EncoderOptions, Side
-from retriever.prompts import MatrixPrompt, PromptInputs, PromptProvider, TaskPrompt, backbone_of
+from retriever.prompts import MatrixPrompt, PromptInputs, TaskPrompt, backbone_of
 from retriever.recipe import read_recipe, settings_of
 from retriever.saving import save_encoder
 from retriever.sentences import count_words, spans, split_sentences
@@ -321,7 +321,7 @@ class RipSystem:
         modules: dict[str, nn.Module] = {"model": self.model}
         if options.train == "prompts":
             modules["prompt"] = prompt = MatrixPrompt(reach(model.backbone), options.prompt_length).to(device)
-            self.prompt: PromptProvider | None = prompt
+            self.prompt: MatrixPrompt | None = prompt
             model.head.requires_grad_(model.fresh_head and options.has_masks)
             model.backbone.requires_grad_(False)
         else:

@@ -11,11 +11,11 @@ from indexing.corpus import Corpus
 from indexing.pairs.judged import judged_pairs
 from indexing.queries import Queries
 from retriever.errors import InputError
-from retriever.evaluation.dev import DevLists, DevSet
+from retriever.evaluation.dev import DevLists, DevSet, read_blocks
 from retriever.reranker_data import TrainingData
 
 Compose = Callable[[Sequence[str], Sequence[str]], list[str]]  # n titles and n texts to n texts of passages
-Vectors = Callable[[np.ndarray], np.ndarray]  # corpus rows int64 [n] to float16 [n, dim]
+Vectors = Callable[[np.ndarray], np.ndarray]  # corpus rows int64 [n] to float16 or float32 [n, dim]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def dev_set(
     pool = np.sort(np.concatenate([needed, sample])).astype(np.int64)
     positives = [np.searchsorted(pool, np.sort(rows)) for rows in pairs.rows]
     if vectors is not None:
-        return DevSet(pairs.texts, positives, [], vectors(pool).astype(np.float32))
+        dim = vectors(pool[:1]).shape[1]
+        return DevSet(pairs.texts, positives, [], read_blocks(vectors, pool, dim))
     members = corpus.passages(pool)
     composed = compose([passage.title for passage in members], [passage.text for passage in members])
     return DevSet(pairs.texts, positives, composed)

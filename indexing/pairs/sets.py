@@ -16,7 +16,7 @@ from indexing.queries import ALL, Queries
 from indexing.store import Store
 from retriever.errors import InputError
 from retriever.mixture.schedule import Batches
-from retriever.mixture.sets import TrainingSet, mix
+from retriever.mixture.sets import TrainingSet, draw, mix
 from retriever.reranker_data import TrainingData
 
 NO_NEGATIVES = "none"  # the name that stands for training on judged pairs alone
@@ -33,6 +33,8 @@ class SetName:
         weight: How often a query comes, relative to queries of other sets.
         task: Name of the task; "": that of the query set.
         store: URL or folder of the store of the query set, its negatives and their corpus; "": the store of the run.
+        size: Use at most N queries, drawn at random, the same ones in every run; None: all.
+        embeddings: Name of the embeddings from which vectors of passages are read; None: the only ones that fit.
     """
 
     queries: str
@@ -41,6 +43,8 @@ class SetName:
     weight: float = 1.0
     task: str = ""
     store: str = ""
+    size: int | None = None
+    embeddings: str | None = None
 
 
 def resolve_stores(store: Store, names: Sequence[SetName]) -> tuple[SetName, ...]:
@@ -69,7 +73,8 @@ def _canonical(url: str) -> str:
 def parse_set(text: str) -> SetName:
     """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL` names.
 
-    `queries` is required. Without `negatives`, or with `negatives=none`, the judged pairs are used alone.
+    `size=N` and `embeddings=NAME` may be added; `queries` is required. Without `negatives`, or with `negatives=none`,
+    the judged pairs are used alone.
 
     Raises:
         InputError: If the text has another form.
@@ -88,8 +93,29 @@ def parse_set(text: str) -> SetName:
         weight = float(values.pop("weight", "1"))
     except ValueError:
         raise InputError(f"{form}weight must be a number") from None
+    size = values.pop("size", None)
+    if size is not None and not (size.isdecimal() and int(size)):
+        raise InputError(f"{form}size must be a number of queries, at least 1")
     negatives = values.pop("negatives", NO_NEGATIVES)
-    return SetName(**values, negatives=None if negatives == NO_NEGATIVES else negatives, weight=weight)
+    return SetName(**values, negatives=None if negatives == NO_NEGATIVES else negatives, weight=weight,
+                   size=None if size is None else int(size))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SetCorpus:
+    """A corpus of training sets.
+
+    Attributes:
+        number: The number of the first set over it, from 1.
+        store: URL of its store; "": the store of the run.
+        corpus: The corpus, up to the last generation that a set needs.
+        embeddings: Name of the embeddings from which vectors of its passages are read; None: the only ones that fit.
+    """
+
+    number: int
+    store: str
+    corpus: Corpus
+    embeddings: str | None
 
 
 @dataclass(frozen=True)
@@ -97,15 +123,20 @@ class OpenSets:
     """Opened training sets.
 
     Attributes:
-        corpus: The corpus of the first set, up to the last generation that a set needs.
+        corpora: The corpora of the sets, in the order of their rows in the training data; the first set's comes first.
         data: The training data.
         inputs: The query sets and negatives by role: "queries" and "negatives" of the first set, "queries:2" and
             "negatives:2" of the second, and so on. A set of another store has its corpus too, and URLs as keys.
     """
 
-    corpus: Corpus
+    corpora: tuple[SetCorpus, ...]
     data: TrainingData
     inputs: dict[str, Artifact | Reference]
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus of the first set."""
+        return self.corpora[0].corpus
 
     def fingerprints(self) -> dict[str, str]:
         """Returns the fingerprint of each input by role."""
@@ -145,7 +176,8 @@ def open_sets(
         teacher: Read the scores of a re-ranker too, for distillation.
 
     Raises:
-        InputError: If an artifact is missing or does not fit the others, or if a set has no query to train on.
+        InputError: If an artifact is missing or does not fit the others, if a set has no query to train on, or if sets
+            of one corpus name different embeddings.
     """
     inputs: dict[str, Artifact | Reference] = {}
     artifacts: list[tuple[SetName, Queries, Artifact | None]] = []
@@ -158,6 +190,7 @@ def open_sets(
         needed = mined_corpus(of, negatives or queries.artifact)
         corpora[name.store] = max(corpora.get(name.store, needed), needed, key=lambda corpus: len(corpus.generations))
     sets = []
+    by_state: dict[str, SetCorpus] = {}
     for number, (name, queries, negatives) in enumerate(artifacts, 1):
         corpus = corpora[name.store]
         by_role = {"queries": queries.artifact, "negatives": negatives}
@@ -174,8 +207,14 @@ def open_sets(
         else:
             data = training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
         state = corpus.generations[-1].fingerprint
-        sets.append(TrainingSet(name.task or name.queries, data, name.weight, corpus=state))
-    return OpenSets(corpora[names[0].store], mix(sets, batches), inputs)
+        known = by_state.setdefault(state, SetCorpus(number, name.store, corpus, name.embeddings))
+        if name.embeddings not in (None, known.embeddings):
+            raise InputError(
+                f"training set {name.task or name.queries}: embeddings {name.embeddings}, and the first set of the "
+                f"same corpus has {known.embeddings or 'none named'}: name the same"
+            )
+        sets.append(TrainingSet(name.task or name.queries, draw(data, name.size), name.weight, corpus=state))
+    return OpenSets(tuple(by_state.values()), mix(sets, batches), inputs)
 
 
 def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool) -> TrainingData:

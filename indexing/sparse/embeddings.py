@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from indexing.chain import RowPart, split_rows
 from indexing.corpus import Corpus
 from indexing.embeddings import EmbeddingsReader, open_generations
-from indexing.sparse.files import read_vectors
+from indexing.sparse.files import map_vectors, read_vectors
 from indexing.store import Store
 from retriever.sparse.vectors import SparseVectors, concatenate
 
@@ -38,6 +38,24 @@ class SparseEmbeddings(EmbeddingsReader):
             pieces.append(self.vectors(part).take(local))
             order.append(positions)
         return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
+
+    def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns a function that reads vectors with all zeros, for many calls: int64 [n] -> float32 [n, dim].
+
+        The files of the parts are checked when they are read first, and are memory-mapped.
+        """
+        files: dict[int, SparseVectors] = {}
+
+        def take(rows: np.ndarray) -> np.ndarray:
+            vectors = np.empty((len(rows), self.dim), np.float32)
+            for part, positions, local in split_rows(self.parts, rows):
+                if part.first_row not in files:
+                    label = f"{part.artifact.url}/{part.part.file}"
+                    files[part.first_row] = map_vectors(part.artifact.local(part.part), part.part.rows, self.dim, label)
+                vectors[positions] = files[part.first_row].take(local).dense()
+            return vectors
+
+        return take
 
     def between(self, first_row: int, end: int) -> Iterator[tuple[int, SparseVectors]]:
         """Yields (first row, vectors) of each piece of the rows [first_row, end)."""

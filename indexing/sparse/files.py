@@ -144,6 +144,20 @@ def read_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors
     return vectors
 
 
+def map_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors:
+    """Returns the vectors of a file, memory-mapped; arguments and errors as of `read_vectors`, which checks them."""
+    read_vectors(path, rows, width, label)
+    with open(path, "rb") as file:
+        [size] = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    arrays = {}
+    for name, dtype in _DTYPES.items():
+        start, end = header[name]["data_offsets"]
+        shape = tuple(header[name]["shape"])
+        arrays[name] = np.memmap(path, dtype, "r", 8 + size + start, shape) if end > start else np.empty(shape, dtype)
+    return SparseVectors(width=width, **arrays)
+
+
 def _is_csr(vectors: SparseVectors) -> bool:
     """Whether offsets rise to the number of values, words ascend in each vector, and weights are finite and above 0."""
     offsets, indices, values = vectors.offsets, vectors.indices, vectors.values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,19 +43,21 @@ class DevSet:
         queries: Texts of the queries.
         positives: For each query, positions among the passages, int64 [any].
         texts: Texts of the passages; not used if there are vectors.
-        vectors: Their stored vectors, float32 [n, dim]; None: the system encodes the texts.
+        vectors: Their stored vectors, float32 [n, dim], or blocks of them; None: the system encodes the texts.
     """
 
     queries: Sequence[str]
     positives: Sequence[np.ndarray]
     texts: Sequence[str]
-    vectors: np.ndarray | None = None
+    vectors: np.ndarray | Sequence[np.ndarray | SparseVectors] | None = None
 
     def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
         """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
-        passages = [self.vectors] if self.vectors is not None else [
-            _compact(vectors) for vectors in _encode_blocks(system, self.texts, "passage", rank, world)
-        ]  # fmt: skip
+        passages: Sequence[np.ndarray | SparseVectors]
+        if self.vectors is None:
+            passages = [_compact(vectors) for vectors in _encode_blocks(system, self.texts, "passage", rank, world)]
+        else:
+            passages = [self.vectors] if isinstance(self.vectors, np.ndarray) else self.vectors
         scores = [_products(block, passages) for block in _encode_blocks(system, self.queries, "query", rank, world)]
         return mean_reciprocal_rank(itertools.chain.from_iterable(scores), self.positives, depth)
 
@@ -65,6 +67,20 @@ def _encode_blocks(system: TextSystem, texts: Sequence[str], side: Side, rank: i
     step = max(1, _BLOCK // system.dim)
     for first in range(0, len(texts), step):
         yield system.encode(texts[first : first + step], side, rank, world)
+
+
+def read_blocks(
+    read: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, dim: int
+) -> list[np.ndarray | SparseVectors]:
+    """Returns the stored vectors of some rows in blocks, in CSR form where that is smaller.
+
+    Args:
+        read: Returns vectors by row: int64 [n] -> float [n, dim].
+        rows: The rows, int64.
+        dim: Numbers of a vector.
+    """
+    step = max(1, _BLOCK // dim)
+    return [_compact(read(rows[first : first + step]).astype(np.float32)) for first in range(0, len(rows), step)]
 
 
 def _compact(vectors: np.ndarray) -> np.ndarray | SparseVectors:

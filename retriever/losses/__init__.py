@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from retriever.losses.contrastive import contrastive_loss, symmetric_loss
+from retriever.losses.contrastive import contrastive_loss, own_loss, symmetric_loss
 from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
 from retriever.losses.temperature import MAX_SCALE, LearnedTemperature
 
@@ -16,15 +16,18 @@ __all__ = [
     "Labels",
     "LearnedTemperature",
     "Loss",
+    "NegativesFrom",
     "batch_loss",
     "contrastive_loss",
     "kl_loss",
     "margin_mse_loss",
+    "own_loss",
     "symmetric_loss",
     "teacher_logits",
 ]
 
 Loss = Literal["contrastive", "symmetric", "symmetric-sum", "kl", "margin-mse"]
+NegativesFrom = Literal["batch", "own"]
 DISTILLATION: tuple[Loss, ...] = ("kl", "margin-mse")  # losses that need a teacher's scores
 
 
@@ -34,7 +37,8 @@ class Labels(NamedTuple):
     Attributes:
         positives: The passage that answers each query, int64 [m].
         ignored: Passages that also answer a query: bool [m, p].
-        groups: The passages that were drawn for each query, the positive first: int64 [m, g]; None without a teacher.
+        groups: The passages that were drawn for each query, the positive first: int64 [m, g]; None if no loss needs
+            them.
         teacher: The teacher's logits of these, NaN for passages without one: float32 [m, g]; None without a teacher.
     """
 
@@ -56,6 +60,7 @@ def batch_loss(
     labels: Labels,
     temperature: float = 1.0,
     contrastive_weight: float = 0.0,
+    negatives_from: NegativesFrom = "batch",
 ) -> torch.Tensor:
     """Returns a loss of a batch by its name.
 
@@ -65,14 +70,23 @@ def batch_loss(
         passages: float32 [p, d].
         labels: The labels of the batch; "kl" and "margin-mse" need the teacher's.
         temperature: Similarities are divided by it.
-        contrastive_weight: A distillation loss is increased by this times `contrastive_loss`.
+        contrastive_weight: A distillation loss is increased by this times the contrastive loss.
+        negatives_from: "batch": the contrastive loss is `contrastive_loss`, over all passages; "own": it is `own_loss`,
+            over the passages that were drawn for a query, which needs the groups of the labels.
 
     Returns:
         The loss, a scalar.
     """
     shared = (labels.positives, temperature, labels.ignored)
+
+    def contrast() -> torch.Tensor:
+        if negatives_from == "batch":
+            return contrastive_loss(queries, passages, *shared)
+        assert labels.groups is not None, "own negatives need the groups of the labels"
+        return own_loss(queries, passages, labels.groups, temperature, labels.ignored)
+
     if loss == "contrastive":
-        return contrastive_loss(queries, passages, *shared)
+        return contrast()
     if loss == "symmetric":
         return symmetric_loss(queries, passages, *shared)
     if loss == "symmetric-sum":
@@ -82,5 +96,5 @@ def batch_loss(
     distill = kl_loss if loss == "kl" else margin_mse_loss
     total = distill(queries, passages, labels.groups, labels.teacher, temperature)
     if contrastive_weight:
-        total = total + contrastive_weight * contrastive_loss(queries, passages, *shared)
+        total = total + contrastive_weight * contrast()
     return total

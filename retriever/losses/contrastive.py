@@ -1,4 +1,4 @@
-"""Contrastive losses: softmax over the passages of a batch, or over its passages and over its queries."""
+"""Contrastive losses: softmax over the passages of a batch, over its queries too, or over a query's own passages."""
 
 from __future__ import annotations
 
@@ -66,3 +66,32 @@ def symmetric_loss(
     answered = answered & (numbers[:, None] != numbers[None])
     by_passage = contrastive_loss(passages[positives], queries, numbers, temperature, answered.T)
     return (contrastive_loss(queries, passages, positives, temperature, ignored) + by_passage) / 2
+
+
+def own_loss(
+    queries: torch.Tensor,
+    passages: torch.Tensor,
+    groups: torch.Tensor,
+    temperature: float = 1.0,
+    ignored: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the mean over queries of the cross-entropy of each query's positive among its own passages.
+
+    HYPER, Eq. 6:
+    -log(e^s(q,p+) / (e^s(q,p+) + sum_j e^s(q,p-_j))) with s(q, p) = q.p / temperature, where j runs over the negatives
+    that were drawn for the query. Passages of other queries are no negatives.
+
+    Args:
+        queries: float32 [m, d].
+        passages: float32 [p, d].
+        groups: The passages that were drawn for each query, the positive first: int64 [m, g].
+        temperature: Similarities are divided by it.
+        ignored: Passages that also answer a query, and are no negatives of it: bool [m, p]; None: there are none.
+
+    Returns:
+        The loss, a scalar.
+    """
+    scores = (queries @ passages.T).gather(1, groups) / temperature
+    if ignored is not None:
+        scores = scores.masked_fill(ignored.gather(1, groups), float("-inf"))
+    return torch.nn.functional.cross_entropy(scores, torch.zeros_like(groups[:, 0]))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from retriever.errors import InputError
 from retriever.mixture.schedule import Batches, Mixture
 from retriever.reranker_data import TeacherScores, TrainingData
+
+_Item = TypeVar("_Item")
+_SIZE_SEED = 0
 
 Passages = tuple[list[str], list[str]]
 """Titles and texts."""
@@ -99,6 +102,34 @@ def mix(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData
             [(firsts[each.corpus], firsts[each.corpus] + each.data.num_passages) for each in sets], np.int64
         ),
     )  # fmt: skip
+
+
+def draw(data: TrainingData, size: int | None) -> TrainingData:
+    """Returns at most `size` queries of a training set, drawn at random, in their order; None: all queries.
+
+    The same queries are drawn in every run, regardless of its seed, so that runs of several seeds train on one set.
+
+    Raises:
+        InputError: If `size` is not positive.
+    """
+    if size is not None and size < 1:
+        raise InputError(f"size {size} of a training set: expected at least 1 query")
+    if size is None or size >= len(data.queries):
+        return data
+    chosen = np.sort(np.random.default_rng(_SIZE_SEED).choice(len(data.queries), size, replace=False)).tolist()
+
+    def of(lists: Sequence[_Item]) -> list[_Item]:
+        return [lists[number] for number in chosen]
+
+    return replace(
+        data,
+        queries=of(data.queries),
+        positives=of(data.positives),
+        negatives=of(data.negatives),
+        copies=None if data.copies is None else of(data.copies),
+        teacher=None if data.teacher is None else TeacherScores(*map(of, data.teacher)),
+        weights=None if data.weights is None else of(data.weights),
+    )
 
 
 def _shifted(data: TrainingData, first: int) -> TrainingData:

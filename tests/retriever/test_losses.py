@@ -9,7 +9,7 @@ import pytest
 import torch
 from loss_checks import assert_gradient, gradient_of, log_sum_exp, random
 
-from retriever.losses import contrastive_loss, symmetric_loss
+from retriever.losses import Labels, batch_loss, contrastive_loss, own_loss, symmetric_loss
 from retriever.reranker_training import Loss as CrossLoss
 from retriever.reranker_training import loss_of
 from retriever.rip import rip_loss
@@ -277,3 +277,43 @@ def test_the_losses_of_a_reranker_do_not_overflow(loss: CrossLoss, expected: flo
     logits = torch.tensor([[-1000.0, 0.0]])
     assert loss_of(logits, loss).item() == pytest.approx(expected, rel=1e-6)
     assert torch.isfinite(gradient_of(lambda values: loss_of(values, loss), logits)).all()
+
+
+GROUPS = torch.tensor([[3, 5, 0, 6], [0, 1, 2, 2], [8, 7, 4, 1], [3, 0, 5, 7], [1, 3, 6, 8]])  # one has 2 twice
+
+
+def expected_own(queries: np.ndarray, passages: np.ndarray, temperature: float, ignored: np.ndarray) -> float:
+    """HYPER, Eq. 6, one scalar product at a time; the first passage of a group is the positive."""
+    total = 0.0
+    for row, (query, group) in enumerate(zip(queries.tolist(), GROUPS.tolist(), strict=True)):
+        scores = [
+            sum(left * right for left, right in zip(query, passages[passage].tolist(), strict=True)) / temperature
+            for passage in group
+            if not ignored[row, passage]
+        ]
+        total += log_sum_exp(scores) - scores[0]
+    return total / len(queries)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+def test_the_loss_of_own_negatives_equals_a_loop(temperature: float, masked: bool, dtype: torch.dtype) -> None:
+    queries, passages = random(5, 8).to(dtype), random(9, 8, seed=1).to(dtype)
+    ignored = ignored_pairs() if masked else torch.zeros(5, 9, dtype=torch.bool)
+    expected = expected_own(queries.double().numpy(), passages.double().numpy(), temperature, ignored.numpy())
+    actual = own_loss(queries, passages, GROUPS, temperature, ignored)
+    assert actual.item() == pytest.approx(expected, rel=1e-6 if dtype == torch.float32 else 1e-12)
+    labels = Labels(POSITIVES, ignored, groups=GROUPS)
+    assert batch_loss("contrastive", queries, passages, labels, temperature, negatives_from="own") == actual
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_gradient_of_own_negatives_equals_finite_differences(masked: bool) -> None:
+    """Passages of other queries alone get no gradient."""
+    queries, passages = random(5, 4), random(9, 4, seed=1)
+    ignored = ignored_pairs() if masked else None
+    assert_gradient(lambda values: own_loss(values, passages, GROUPS, 0.5, ignored), queries)
+    assert_gradient(lambda values: own_loss(queries, values, GROUPS, 0.5, ignored), passages)
+    gradient = gradient_of(lambda values: own_loss(queries[:1], values, GROUPS[:1]), passages)
+    assert gradient.abs().amax(1).nonzero().flatten().tolist() == sorted(GROUPS[0].tolist())

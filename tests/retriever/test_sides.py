@@ -18,6 +18,7 @@ from retriever.dual import DualSystem, TuneOptions
 from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.evaluation.dev import DevSet
+from retriever.reranker_data import batch_at
 from retriever.stepping import trained
 from retriever.training import LoopOptions, Trainer
 
@@ -136,3 +137,22 @@ def test_queries_are_not_trained_without_stored_vectors(bert: Path) -> None:
     with pytest.raises(InputError, match="expected stored vectors of the passages"):
         DualSystem(bert, ENCODER, options, make_data(), device=CPU, dtype=torch.float32)
     DualSystem(bert, replace(ENCODER), options, None, device=CPU, dtype=torch.float32)  # opened, and not trained
+
+
+def test_own_negatives_are_those_that_were_drawn_for_a_query(bert: Path) -> None:
+    """The loss of a batch, computed query by query in float64; other passages of the batch do not count."""
+    system = dual_system(bert, dropout=0.0, negatives_from="own", chunk=200)
+    data = system.data
+    assert data is not None
+    queries, rows = batch_at(data, system.tuning, 2)
+    total = 0.0
+    for query, group in zip(queries, rows, strict=True):
+        [vector] = system.encode([data.queries[query]], "query").astype(np.float64)
+        scores = system.encode(system.compose(group), "passage").astype(np.float64) @ vector
+        assert not np.isin(group[1:], data.relevant(query)).any()
+        total += float(np.logaddexp.reduce(scores) - scores[0]) / len(queries)
+    assert gradients(system, step=2, grad_cache="on")["loss"] == pytest.approx(total, rel=1e-5)
+    for change in ({"negatives_per_query": 0}, {"loss": "symmetric"}, {"loss": "kl"}):
+        with pytest.raises(InputError, match=r"parameter negatives_from own.*: expected "):
+            TuneOptions(negatives_from="own", **change)  # type: ignore[arg-type]
+    TuneOptions(negatives_from="own", loss="kl", contrastive_weight=0.1)

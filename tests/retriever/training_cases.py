@@ -18,6 +18,7 @@ from retriever import dual, training
 from retriever.dual import DualSystem, TuneOptions
 from retriever.lora.options import LoraOptions
 from retriever.options import EncoderOptions
+from retriever.recipe import read_recipe
 from retriever.reranker_data import TeacherScores, TrainingData
 from retriever.stepping import trained
 from retriever.training import Hooks, LoopOptions, Progress, Trainer
@@ -59,7 +60,8 @@ def dual_system(
         dropout: Dropout of the prompts and of all layers; None keeps that of the options and of the backbone.
         dtype: The dtype of the forward and backward pass.
         chunk: Tokens per chunk, so that a batch has several chunks; by default one chunk per side.
-        **tuning: Options of TuneOptions; with `flops`, vectors are sparse.
+        **tuning: Options of TuneOptions; with `flops`, vectors are sparse, and with sides "query", those of passages
+            are random numbers.
     """
     defaults: dict[str, Any] = {"length": 4, "batch": 12, "negatives_per_query": 2}
     if dropout is not None:
@@ -68,7 +70,14 @@ def dual_system(
         defaults["lora"] = LoraOptions(rank=4, alpha=8)
     options = TuneOptions(**{**defaults, **tuning})
     encoder = ENCODER if options.flops is None else replace(ENCODER, pooling="splade")
-    system = DualSystem(bert, encoder, options, make_data(), device=CPU, dtype=dtype)
+    data, vectors = make_data(), None
+    if options.sides == "query":
+        draw, size = np.random.default_rng(0), (data.num_passages, read_recipe(bert, encoder).dim)
+        stored = draw.normal(size=size).astype(np.float16)
+        if options.flops is not None:
+            stored = np.where(draw.random(size) < 0.05, np.abs(stored), 0.0).astype(np.float32)
+        vectors = stored.__getitem__
+    system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors)
     for module in system.module.modules():
         if isinstance(module, torch.nn.Dropout) and dropout is not None:
             module.p = dropout

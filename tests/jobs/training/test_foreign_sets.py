@@ -19,10 +19,11 @@ import pytest
 import torch
 from foreign_sets import MINING, ForeignStore, make_foreign_store
 from mined import weights
-from samples import make_passages, write_beir
+from samples import make_passages, save_tiny_bert, write_beir
 from training_commands import command
 
 from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
 from indexing.models import Checkpoints
 from indexing.queries import Queries
 from indexing.rescoring import OPTIONS
@@ -101,6 +102,41 @@ def test_two_stores_give_the_bytes_of_one_and_the_scores_of_both_teachers(
         assert {*data.passages(group)[1]} <= texts or query < 10
         known = reranker.score([data.queries[query]] * 3, reranker.compose(*data.passages(group)))
         np.testing.assert_allclose(torch.sigmoid(teacher), known, atol=0.03)
+
+
+def test_stored_vectors_of_two_stores_are_read(
+    world, foreign: ForeignStore, done: Done, refused: Done, tmp_path: Path, documented: Callable[..., None]
+) -> None:
+    """The passages of a step are the bytes of the embeddings of both stores, and their fingerprints are inputs."""
+    option, more = foreign.training_set()
+    system = open_system(world, "none", (option, more), sides="query", batch=16)
+    made = [Embeddings.open(each, "enc", Corpus.open(each)) for each in (Store(str(world.store)), foreign.store)]
+    _, rows = batch_at(system.data, system.tuning, 0)
+    passages = np.unique(rows)
+    assert {*(passages >= 240)} == {True, False}
+    expected = np.concatenate([made[0].take(passages[passages < 240]), made[1].take(passages[passages >= 240] - 240)])
+    [chunk] = [chunk for chunk in system.batch(0, 0, 1).chunks if isinstance(chunk.inputs, torch.Tensor)]
+    assert chunk.inputs.numpy().tobytes() == expected.astype(np.float32).tobytes()
+    assert system.vectors is not None
+    np.testing.assert_array_equal(system.vectors(np.array([250, 3, 240])), np.concatenate(
+        [made[1].take(np.array([10])), made[0].take(np.array([3])), made[1].take(np.array([0]))]))  # fmt: skip
+    ask = (*TUNE, "none", "--steps", 2, "--sides", "query", "--negatives-per-query", 0)
+    done(*command(ask, world, "two", option, more))
+    inputs = Store(str(world.store)).open("prompts", "two").inputs
+    assert inputs["embeddings/0"]["artifact"] == "embeddings/enc/g0000"
+    assert inputs["embeddings:2/0"]["artifact"] == f"{foreign.path}/embeddings/enc/g0000"
+    at = ("--store", foreign.path, "--dtype", "float32", "--compile", "never")
+    done("encode_corpus", *at, "--encoder", world.model, "--name", "again")
+    line = refused(*command(ask, world, "x", option, more))
+    assert line.startswith(f"error: {foreign.path}: the backbone made several embeddings of the passages: again, enc; ")
+    assert "embeddings/again" in done(*command(ask, world, "x", option, f"{more},embeddings=again", "--plan"))
+    line = refused(*command((*TUNE, "none", "--plan"), world, "x", option, f"{more},embeddings=again"))
+    assert "--also-train embeddings=again --sides tied: stored vectors of passages are for --sides query" in line
+    other = save_tiny_bert(tmp_path / "other", seed=9)
+    done("encode_corpus", *at, "--encoder", other, "--name", "other")
+    line = refused(*command(ask, world, "x", option, f"{more},embeddings=other"))
+    line = line.replace(world.model, "tiny-bert")
+    documented("Training", "train_retriever --sides query with a set whose store has another backbone", line, 1)
 
 
 def test_a_set_without_teacher_scores_is_refused_by_name(

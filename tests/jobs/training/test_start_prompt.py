@@ -39,7 +39,8 @@ OPTIONS = TrainRetriever(store="s", task="t", backbone="models/b", train="prompt
     ],
 )
 def test_a_prompt_that_fits(change: dict[str, Any], more: dict[str, Any]) -> None:
-    check_start(replace(OPTIONS, **more), replace(PROMPT, **change), BACKBONE)
+    options = replace(OPTIONS, **more)
+    check_start(options, replace(PROMPT, **change), BACKBONE, options.length or 0)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_a_prompt_that_fits(change: dict[str, Any], more: dict[str, Any]) -> Non
 def test_a_prompt_that_does_not_fit_is_refused_in_one_line(
     change: dict[str, Any], more: dict[str, Any], line: str
 ) -> None:
+    options = replace(OPTIONS, **more)
     with pytest.raises(InputError) as raised:
-        check_start(replace(OPTIONS, **more), replace(PROMPT, **change), BACKBONE)
+        check_start(options, replace(PROMPT, **change), BACKBONE, options.length or 0)
     assert str(raised.value) == line

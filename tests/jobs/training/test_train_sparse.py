@@ -12,6 +12,7 @@ from pathlib import Path
 from jobs.cli import human
 from jobs.tuning import TrainRetriever
 
+import numpy as np
 import pytest
 from mined import weights
 from sentence_transformers import SparseEncoder as Peer
@@ -21,6 +22,7 @@ from transformers import AutoModelForMaskedLM
 
 from indexing.corpus import Corpus
 from indexing.models import Checkpoints, model_folder
+from indexing.runs import read_run
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
 from retriever.recipe import read_recipe
@@ -71,6 +73,35 @@ def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
         folder = model_folder(mined.open("models", "whole"))
         peer = Peer(str(folder), device="cpu", local_files_only=True)
         assert peer.encode_query(["bada"]).shape == (1, config["backbone"]["dim"])
+
+
+def test_prompts_of_queries_are_trained_against_stored_sparse_vectors(
+    world, mined: Store, masked: Path, done: Done
+) -> None:
+    """Prompts that are computed from each query; the index of the backbone's impacts serves the task."""
+    at = ("--store", world.store)
+    splade = ("--pooling", "splade", "--dtype", "float32", "--passage-terms", 40)
+    done("encode_corpus", *at, "--encoder", masked, "--name", "sparse", *splade)
+    done("build_index", *at, "--embeddings", "sparse", "--name", "impacts")
+    small = ("--basic-prompts", 2, "--prompt-hidden", 4, "--prompt-bottleneck", 3, "--lr", "1e-2")
+    dev = ("--dev-split", "test", "--evaluate-every", 2)
+    more = ("--train", "prompts", "--sides", "query", "--prompt", "synthesised", *small, "--steps", 4,
+            "--negatives-per-query", 2, "--negatives-from", "own", *dev)  # fmt: skip
+    done(*command(world, masked, "q", *more))
+    artifact = mined.open("prompts", "q")
+    assert artifact.inputs["embeddings/0"]["artifact"] == "embeddings/sparse/g0000"
+    assert artifact.config["tuning"]["flops"] == {"queries": 3e-4, "passages": 0.0, "warm_up": 1}
+    # The vectors that training reads are those of the file, which is memory-mapped.
+    corpus = Corpus.open(mined)
+    made = SparseEmbeddings.open(mined, "sparse", corpus)
+    rows = np.array([200, 3, 77, 3])
+    np.testing.assert_array_equal(made.open_vectors()(rows), made.take(rows).dense())
+    assert (made.open_vectors()(rows) > 0).sum(1).tolist() == [40] * 4
+    ask = ("search", *at, "--source", "splade:impacts", "--k", 5)
+    done(*ask, "--name", "plain")
+    done(*ask, "--task", "q", "--name", "q")
+    runs = [next(read_run(mined.open("runs", name)))["score"].to_pylist() for name in ("plain", "q")]
+    assert runs[0] != runs[1]
 
 
 def test_a_sweep_over_the_weight_of_the_regulariser(world, mined: Store, masked: Path, done: Done) -> None:
@@ -129,8 +160,10 @@ def test_what_does_not_fit_is_refused(
     assert "--flops-queries 0.1: regularises sparse vectors, and --pooling is cls: give --pooling splade" in line
     line = refused(*command(world, masked, "t", *more, "--refresh-epochs", "1"))
     assert "--pooling splade with --refresh-epochs" in line
+    line = refused(*command(world, masked, "t", *more, "--sides", "query", "--flops-passages", "0.1"))
+    assert "--flops-passages 0.1 --sides query: vectors of passages are stored" in line
     line = refused(*command(world, masked, "t", *more, "--sides", "query"))
-    assert "sides='query' pooling=splade: stored vectors are not read for sparse ones" in line
+    assert "embeddings/enc are not those of the backbone, which would have another backbone" in line
     line = refused(*command(world, masked, "t", *more, "--flops-warm-up", "2"))
     assert "--flops-warm-up 2.0: expected a fraction of the steps" in line
     # A weight far too large leaves no word: one line ends the run.

@@ -125,6 +125,24 @@ def test_sets_with_and_without_negatives_share_the_corpus_of_the_later_one(world
     assert opened.data.num_passages == 240
 
 
+def test_sizes_of_tasks_are_capped(world, several: Store, done: Done, refused: Done) -> None:
+    """The same queries are drawn in each run; a set with a size of its own keeps it."""
+    names = [SetName(queries="tiny", size=4), SetName(queries="more", size=3)]
+    opened = [open_sets(several, names, limit=None, batches="mixed", weighted=False).data for _ in range(2)]
+    assert opened[0].queries == opened[1].queries
+    assert opened[0].mixture.sizes == (4, 3)
+    whole = open_sets(several, [SetName(queries="tiny")], limit=None, batches="mixed", weighted=False).data
+    places = [whole.queries.index(text) for text in opened[0].queries[:4]]
+    assert places == sorted(places) != [0, 1, 2, 3]
+    assert [whole.positives[place].tolist() for place in places] == [rows.tolist() for rows in opened[0].positives[:4]]
+    base = (*PAIRS, "--queries", "tiny", "--also-train", f"{MORE},size=2", "--task-size", 3)
+    assert "queries   5 of" in done(*command(base, world, "x", "--plan"))
+    done(*command(base, world, "capped", "--steps", 1))
+    config = several.open("prompts", "capped").config
+    assert (config["task_size"], config["also_train"][0]["size"]) == (3, 2)
+    assert "size 0 of a training set: expected at least 1" in refused(*command(base, world, "x", "--task-size", 0))
+
+
 def test_negatives_of_a_further_set_are_used(world, several: Store, done: Done, refused: Done) -> None:
     base = (*PAIRS, "--queries", "more")
     assert "up to 8 passages" in done(*command(base, world, "x", "--plan"))
@@ -167,7 +185,7 @@ def test_sets_of_another_store_bring_their_own_corpus(
     with pytest.raises(InputError, match=f"{elsewhere}/corpus/g0000: this node has .*, the node of the job 123"):
         opened.check({**opened.fingerprints(), "corpus:2": "123"})
     line = refused(*command((*ask, "--sides", "query"), world, "x"))
-    assert "--sides query --also-train: training reads stored vectors of the passages of one store" in line
+    assert line.startswith(f"error: {elsewhere}: there are no embeddings, from which training with --sides query reads")
     line = refused(*command((*PAIRS, "--queries", "tiny", "--also-train", "queries=a,store=nowhere"), world, "x"))
     documented("Training", "train_retriever with a training set of a store that does not exist", line, 1)
 
@@ -175,9 +193,11 @@ def test_sets_of_another_store_bring_their_own_corpus(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("more", "found 'more', expected NAME=VALUE once for each of queries, split, negatives, weight, task, store"),
+        ("more", "found 'more', expected NAME=VALUE once for each of queries, split, negatives, weight, task, store,"),
         ("queries=a,queries=b", "found 'queries=b', expected NAME=VALUE once"),
-        ("queries=a,size=3", "found 'size=3'"),
+        ("queries=a,sizes=3", "found 'sizes=3'"),
+        ("queries=a,size=0", "size must be a number of queries, at least 1"),
+        ("queries=a,size=few", "size must be a number of queries, at least 1"),
         ("queries=", "found 'queries='"),
         ("split=train", "expected queries=NAME"),
         ("queries=a,weight=x", "weight must be a number"),

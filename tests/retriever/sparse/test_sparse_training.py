@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def slow_loss(system: DualSystem, step: int) -> float:
     passages = np.unique(rows)
     encoded = {
         "query": system.encode([data.queries[query] for query in queries], "query").astype(np.float64),
-        "passage": system.encode(system.compose(passages), "passage").astype(np.float64),
+        "passage": system.encode_passages(passages).astype(np.float64),
     }
     loss = 0.0
     for place, query in enumerate(queries):
@@ -62,6 +63,20 @@ def test_the_loss_is_that_of_the_equations(bert: Path, step: int) -> None:
     expected = slow_loss(system, step)
     assert gradients(system, step)["loss"] == pytest.approx(expected, rel=1e-5)
     assert gradients(dual_system(bert, dropout=0.0, method="finetune", flops=NONE), step)["loss"] < expected - 0.01
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_the_loss_of_queries_against_stored_vectors_is_that_of_the_equations(bert: Path, step: int) -> None:
+    """FLOPS of the queries alone; the vectors of passages are those that are stored."""
+    tuning: dict[str, Any] = {"sides": "query", "flops": replace(FLOPS, passages=0.0)}
+    system = dual_system(bert, dropout=0.0, chunk=100, **tuning)
+    expected = slow_loss(system, step)
+    for choice in ("off", "on"):
+        result = gradients(system, step, grad_cache=choice)
+        assert result["loss"] == pytest.approx(expected, rel=1e-5)
+        assert bool(result["prompts.query.embedding"].abs().max() > 0)
+    plain = gradients(dual_system(bert, dropout=0.0, sides="query", flops=NONE), step)
+    assert plain["loss"] < expected - 0.001
 
 
 @pytest.mark.parametrize("tuning", [{"method": "finetune"}, {"learn_temperature": True}])
@@ -91,9 +106,9 @@ def test_the_regularisers_gradient_equals_finite_differences(bert: Path, loss: s
     assert float(compute(0.0)[name][40:60].sum()) == pytest.approx(expected, rel=0.02, abs=1e-3)
 
 
-@pytest.mark.parametrize("tuning", [{}, {"method": "finetune", "loss": "margin-mse"}])
+@pytest.mark.parametrize("tuning", [{}, {"method": "finetune", "loss": "margin-mse"}, {"sides": "query"}])
 def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Path, tuning: dict[str, Any]) -> None:
-    tuning = {**tuning, "flops": FLOPS}
+    tuning = {**tuning, "flops": replace(FLOPS, passages=0.0) if "sides" in tuning else FLOPS}
     expected = cases.steps_and_state(bert, tuning)
     expected = {name: value for name, value in expected.items() if not name.endswith("key.bias")}  # only rounding
     for actual in two_workers.run(cases.four_steps, bert, tuning):
@@ -188,7 +203,7 @@ def test_a_trained_prompt_is_served_by_a_sparse_encoder(bert: Path) -> None:
 
 
 def test_options_that_do_not_fit_are_refused(bert: Path) -> None:
-    with pytest.raises(InputError, match="sides='query' pooling=splade: stored vectors are not read for sparse ones"):
+    with pytest.raises(InputError, match=r"sides=query flops_passages=0.2: vectors of passages are stored"):
         TuneOptions(sides="query", flops=FLOPS)
     for encoder, options in ((ENCODER, FLOPS), (EncoderOptions(pooling="splade"), None)):
         with pytest.raises(InputError, match="expected options of the FLOPS regulariser for pooling=splade"):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from divergence_cases import slow_means
 from loss_checks import assert_gradient, random
 
 from retriever.errors import InputError
@@ -13,24 +14,6 @@ from retriever.synthesis.divergence import divergences, mean_divergences, regula
 from retriever.synthesis.options import DivergenceOptions
 
 TASKS = torch.tensor([0, 0, 1, 2, 1, 0])
-
-
-def slow_divergence(one: list[float], other: list[float]) -> float:
-    """(KL(one || mean) + KL(other || mean)) / 2."""
-    total = 0.0
-    for a, b in zip(one, other, strict=True):
-        mean = (a + b) / 2
-        total += sum(value * math.log(value / mean) / 2 for value in (a, b) if value)
-    return total
-
-
-def slow_means(weights: list[list[float]], tasks: list[int]) -> tuple[float, float]:
-    within, between = [], []
-    for i, one in enumerate(weights):
-        for j, other in enumerate(weights):
-            if i != j:
-                (within if tasks[i] == tasks[j] else between).append(slow_divergence(one, other))
-    return sum(within) / max(1, len(within)), sum(between) / max(1, len(between))
 
 
 def test_it_is_the_equation() -> None:

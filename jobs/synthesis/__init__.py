@@ -1,0 +1,1 @@
+"""Options of prompts that are computed from each query."""

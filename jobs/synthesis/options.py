@@ -1,0 +1,115 @@
+"""Options of prompts that are computed from each query, or for each task, on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jobs.cli import Common
+
+from retriever.errors import InputError
+from retriever.synthesis.options import DivergenceOptions, SynthesisOptions
+
+# The option of each field of SynthesisOptions.
+_OPTIONS = {
+    "prompts": "basic_prompts",
+    "length": "length",
+    "hidden": "prompt_hidden",
+    "bottleneck": "prompt_bottleneck",
+    "temperature": "prompt_temperature",
+    "mix": "mix",
+    "attention": "attention",
+}
+_REGULARISER = {"divergence_weight": None, "alignment": True, "uniformity": True}  # with their defaults
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesisTraining(Common):
+    """Options of jobs that can train prompts that are computed from each query."""
+
+    length: int | None = None
+    """Length of each prompt, in tokens; default: 32, or 100 with --prompt synthesised (HYPER) or per-task."""
+    basic_prompts: int | None = None
+    """With --prompt synthesised: number of basic prompts, which are mixed for each query. Default: 20 (HYPER)."""
+    prompt_hidden: int | None = None
+    """With --prompt synthesised: size of the hidden layer over the words of a query. Default: 400 (HYPER)."""
+    prompt_bottleneck: int | None = None
+    """With --prompt synthesised or per-task: size of the hidden layer of the prefix encoder, which makes keys and
+    values for all layers. Default: 100 (HYPER)."""
+    prompt_temperature: float | None = None
+    """With --prompt synthesised: the scores of the basic prompts are divided by this before their softmax; smaller
+    values choose fewer of them. Default: e (HYPER)."""
+    mix: Literal["before", "after"] | None = None
+    """With --prompt synthesised: before: the prefix encoder reads the weighted sum of the basic prompts (HYPER's
+    paper); after: it reads each basic prompt, and its outputs are summed (the authors' code), which serves faster and
+    needs more memory. Default: before."""
+    attention: Literal["learned", "uniform"] | None = None
+    """With --prompt synthesised: learned: the weights of the basic prompts depend on the query; uniform: all have the
+    same weight, so that all queries have one prompt. Default: learned."""
+    divergence_weight: float | None = None
+    """With --prompt synthesised: add this times the prompt regulariser to the loss: the mean Jensen-Shannon divergence
+    of the weights of two queries of one task, minus that of two queries of different tasks. Default: 1 if batches mix
+    several tasks, otherwise 0."""
+    alignment: bool = True
+    """--no-alignment: leave the term of two queries of one task out of the prompt regulariser."""
+    uniformity: bool = True
+    """--no-uniformity: leave the term of two queries of different tasks out of the prompt regulariser."""
+
+    def check_unused(self, prompt: str) -> None:
+        """Raises InputError if an option of computed prompts is set that the given value of --prompt does not use."""
+        used = ("length", "prompt_bottleneck") if prompt == "per-task" else ("length",)
+        defaults: dict[str, Any] = {name: None for name in _OPTIONS.values() if name not in used} | _REGULARISER
+        for name, default in defaults.items():
+            if (value := getattr(self, name)) != default:
+                option = f"--no-{name}" if value is False else f"--{name.replace('_', '-')} {value}"
+                raise InputError(f"{option} --prompt {prompt}: is for prompts that are computed from each query: give "
+                                 "--prompt synthesised, or leave it out")  # fmt: skip
+
+    def synthesis(self, saved: SynthesisOptions | None = None) -> SynthesisOptions:
+        """Returns the options of the synthesiser.
+
+        Args:
+            saved: The options of the synthesiser that training continues from; None: it starts from random values.
+
+        Raises:
+            InputError: If an option has a bad value, or another one than the synthesiser that training continues from.
+        """
+        values = {field: getattr(self, name) for field, name in _OPTIONS.items()}
+        given = {field: value for field, value in values.items() if value is not None}
+        for field, value in given.items():
+            if saved is not None and value != getattr(saved, field):
+                raise InputError(f"parameter init: its prompts have parameter {_OPTIONS[field]} {getattr(saved, field)}"
+                                 f", and {value} is given: leave it out")  # fmt: skip
+        return saved or SynthesisOptions(**given)
+
+    def per_task(self) -> SynthesisOptions:
+        """Returns the options of a prompt for each task, for one task. Raises InputError if an option has a bad value.
+        """
+        given = {"length": self.length, "bottleneck": self.prompt_bottleneck}
+        values: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+        return SynthesisOptions(prompts=1, hidden=1, mix="after", attention="uniform", **values)
+
+    def divergence(self, attention: str, tasks: int, batches: str) -> DivergenceOptions | None:
+        """Returns the options of the prompt regulariser; None if its weight is 0.
+
+        Args:
+            attention: Whether weights depend on the query.
+            tasks: The number of tasks.
+            batches: The value of --batches.
+
+        Raises:
+            InputError: If the regulariser has nothing to act on.
+        """
+        has_pairs = tasks > 1 and batches == "mixed"
+        default = 1.0 if has_pairs and attention == "learned" else 0.0
+        weight = default if self.divergence_weight is None else self.divergence_weight
+        if weight == 0:
+            return None
+        if attention == "uniform":
+            raise InputError(f"--attention uniform --divergence-weight {weight:g}: all queries have the same weights, "
+                             "which the regulariser cannot change: give 0, or leave it out")  # fmt: skip
+        if not self.alignment and not has_pairs:
+            raise InputError(f"--no-alignment --divergence-weight {weight:g}: no batch has queries of different tasks, "
+                             "so nothing is left to regularise: give --also-train with --batches mixed, or weight "
+                             "0")  # fmt: skip
+        return DivergenceOptions(weight=weight, alignment=self.alignment, uniformity=self.uniformity)

@@ -1,0 +1,175 @@
+"""train_retriever --prompt synthesised: several query sets, an interrupted run, --init, and options that do not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs.cli import human
+
+import pytest
+import torch
+from mined import weights
+from samples import write_beir
+
+from indexing.models import Checkpoints, model_folder
+from indexing.runs import read_run
+from indexing.store import Store
+from retriever.prompts import load_prompt
+
+Done = Callable[..., str]
+SMALL = ("--negatives", "none", "--batch", 8, "--cpus", 1, "--dtype", "float32", "--seed", 3)
+SIZES = ("--basic-prompts", 3, "--length", 4, "--prompt-hidden", 6, "--prompt-bottleneck", 5)
+MORE = ("--also-train", "queries=more")
+
+
+def command(world: Any, task: str, *more: object) -> tuple:
+    at = ("--store", world.store, "--backbone", world.model, "--task", task, "--train", "prompts", "--queries", "tiny")
+    return ("train_retriever", *at, *SMALL, "--sides", "query", *more)
+
+
+def synthesised(world: Any, task: str, *more: object) -> tuple:
+    return command(world, task, "--prompt", "synthesised", *more)
+
+
+@pytest.fixture
+def several(world, done: Done, tmp_path: Path) -> Store:
+    """The finished store with the query sets `tiny` and `more`, of 10 and 4 training queries."""
+    queries = [{"_id": f"m{number}", "text": world.passages[number]["text"]} for number in range(4)]
+    judged = [(f"m{number}", f"p{number}", 1) for number in range(4)]
+    source = write_beir(tmp_path / "more", [], queries, {"train": judged})
+    (source / "corpus.jsonl").unlink()
+    done("import_queries", "--store", world.store, "--source", source)
+    return Store(str(world.store))
+
+
+def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
+    world, several: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = (*SIZES, *MORE, "--steps", 6, "--checkpoint-every", 2, "--lr", "1e-2")
+    done(*synthesised(world, "whole", *more))
+    save, pending = Checkpoints.save, [4]
+
+    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
+        save(self, step, write)
+        if step in pending:
+            pending.remove(step)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "save", interrupted)
+    assert job(*synthesised(world, "cut", *more)).status == 130
+    done(*synthesised(world, "cut", *more))
+    assert weights(several, "prompts/cut") == weights(several, "prompts/whole")
+    tuning = several.open("prompts", "whole").config["tuning"]
+    assert tuning["synthesis"] == {"prompts": 3, "length": 4, "hidden": 6, "bottleneck": 5, "temperature": math.e,
+                                   "mix": "before", "attention": "learned"}  # fmt: skip
+    assert tuning["divergence"] == {"weight": 1.0, "alignment": True, "uniformity": True}
+    assert (tuning["parametrisation"], tuning["length"], tuning["prompt_dropout"]) == ("synthesised", 4, 0.0)
+    # The index of the backbone serves the task.
+    ask = ("search", "--store", world.store, "--mode", "exact", "--queries", "tiny", "--embeddings", "enc", "--k", 5)
+    done(*ask, "--task", "whole", "--name", "t")
+    done(*ask, "--encoder", world.model, "--name", "plain")
+    runs = [next(read_run(several.open("runs", name)))["score"].to_pylist() for name in ("t", "plain")]
+    assert runs[0] != runs[1]
+
+
+def test_a_saved_network_is_continued(world, several: Store, done: Done, refused: Done) -> None:
+    """Its options are the defaults; a single task has no regulariser."""
+    begin = (*SIZES, "--mix", "after", "--prompt-temperature", "0.5")
+    done(*synthesised(world, "begun", *begin, *MORE, "--steps", 2))
+    done(*synthesised(world, "few", "--init", "begun", "--steps", 2, "--limit", 3))
+    first, second = (load_prompt(model_folder(several.open("prompts", name))) for name in ("begun", "few"))
+    assert first.synthesis is not None
+    assert second.synthesis is not None
+    assert first.synthesis.options == second.synthesis.options
+    assert first.synthesis.digest() != second.synthesis.digest()
+    artifact = several.open("prompts", "few")
+    assert artifact.inputs["init"]["artifact"] == "prompts/begun"
+    assert "divergence" not in artifact.config["tuning"]
+    assert artifact.config["loop"]["lr"] == 1e-3
+    line = refused(*synthesised(world, "x", "--init", "begun", "--mix", "before"))
+    assert "--init: its prompts have --mix after, and before is given: leave it out" in line
+    line = refused(*command(world, "x", "--init", "begun"))
+    assert "--init begun --prompt matrix: its prompt is computed from each query; give --prompt synthesised" in line
+    done(*command(world, "fixed", "--length", 4, "--steps", 1))
+    line = refused(*synthesised(world, "x", "--init", "fixed"))
+    assert "--init fixed --prompt synthesised: its prompt is the same for all queries; give --prompt matrix" in line
+
+
+def test_the_plan_counts_the_parameters(world, several: Store, done: Done) -> None:
+    """Of the network with HYPER's sizes over a backbone of 2 layers and embeddings of 32 numbers."""
+    numbers = 20 * 100 * 32 + 2 * 32 * 400 + 2 * 32 + 32 * 100 + 100 * (2 * 2 * 32)
+    out = done(*synthesised(world, "x", "--plan"))
+    assert f"trains    {human(4 * numbers)}, over" in out
+    assert "passages  are not encoded: their vectors are those of embeddings/enc" in out
+
+
+def test_own_negatives_train_other_weights(world, mined: Store, done: Done, refused: Done) -> None:
+    for choice in ("batch", "own"):
+        more = ("--negatives", "hand", "--negatives-per-query", 2, "--negatives-from", choice, "--steps", 2)
+        done(*synthesised(world, choice, *SIZES, *more))
+    assert weights(mined, "prompts/own") != weights(mined, "prompts/batch")
+    assert "negatives_from" not in mined.open("prompts", "batch").config["tuning"]
+    line = refused(*synthesised(world, "x", "--negatives-from", "own"))
+    assert "--negatives-from own, --negatives-per-query 0, --loss contrastive: expected at least 1 negative" in line
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (("--sides", "tied"), "--prompt synthesised --sides tied: only queries have computed prompts"),
+        (("--position-offset",), "--prompt synthesised --position-offset: a text starts at its usual position"),
+        (("--basic-prompts", 0), "prompts=0 of the prompts of queries: expected at least 1"),
+        (("--length", 0), "length=0 of the prompts of queries: expected at least 1"),
+        (("--train", "all"), "--train all --prompt synthesised: expected --prompt none: fine-tuning trains no prompt"),
+        (("--attention", "uniform", "--divergence-weight", 1), "--attention uniform --divergence-weight 1: all quer"),
+        (("--no-alignment", "--divergence-weight", 1), "--no-alignment --divergence-weight 1: no batch has queries of"),
+        (("--divergence-weight", -1), "weight=-1.0 of the prompt regulariser: expected 0 or more"),
+        (("--prompt", "matrix", "--mix", "after"), "--mix after --prompt matrix: is for prompts that are computed"),
+        (("--prompt", "mlp", "--no-alignment"), "--no-alignment --prompt mlp: is for prompts that are computed"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(world, several: Store, refused: Done, more: tuple, expected: str) -> None:
+    assert expected in refused(*synthesised(world, "x", "--plan", *more))
+
+
+def test_a_query_without_a_word_is_named(
+    world, done: Done, refused: Done, tmp_path: Path, documented: Callable[..., None]
+) -> None:
+    queries = [{"_id": "w0", "text": world.passages[0]["text"]}, {"_id": "w1", "text": "日本"}]
+    source = write_beir(tmp_path / "wordless", [], queries, {"train": [("w0", "p0", 1), ("w1", "p1", 1)]})
+    (source / "corpus.jsonl").unlink()
+    done("import_queries", "--store", world.store, "--source", source)
+    line = refused(*synthesised(world, "x", "--queries", "wordless", "--steps", 1))
+    documented("Training", "train_retriever --prompt synthesised with a query without a known word", line, 1)
+
+
+def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store, done: Done, refused: Done) -> None:
+    more = ("--prompt", "per-task", "--length", 4, "--prompt-bottleneck", 5, "--steps", 3, "--lr", "1e-2")
+    ask = command(world, "many", *more, *MORE)
+    numbers = 2 * 4 * 32 + 32 * 5 + 5 * (2 * 2 * 32)
+    out = done(*ask, "--plan")
+    assert f"trains    {human(4 * numbers)}, over" in out
+    assert f"writes    {human(3 * 4 * 4 * 2 * 2 * 32)}, and" in out
+    done(*ask)
+    assert sorted(several.names("prompts")) == ["many", "many-more", "many-tiny"]
+    names = ("many", "many-more", "many-tiny")
+    mean, *own = (load_prompt(model_folder(several.open("prompts", name))) for name in names)
+    assert mean.query is not None
+    matrices = [prompt.query for prompt in own if prompt.query is not None]
+    torch.testing.assert_close(mean.query, (matrices[0] + matrices[1]) / 2)
+    assert not torch.equal(*matrices)
+    assert several.open("prompts", "many-tiny").inputs["tasks"]["artifact"] == "prompts/many"
+    several.remove("prompts/many-tiny")
+    done(*ask)  # makes what is missing
+    search = ("search", "--store", world.store, "--mode", "exact", "--queries", "tiny", "--embeddings", "enc", "--k", 5)
+    done(*search, "--task", "many-tiny", "--name", "t")
+    line = refused(*command(world, "x", *more))
+    assert "--prompt per-task: there is one task, tiny, expected several" in line
+    line = refused(*command(world, "x", *more, *MORE, "--basic-prompts", 3))
+    assert "--basic-prompts 3 --prompt per-task: is for prompts that are computed from each query" in line
+    line = refused(*command(world, "x", *more, "--also-train", "queries=more,task=a/b"))
+    assert "name 'x-a/b': expected one, and without '/'" in line
+    assert several.incomplete() == []
