@@ -154,7 +154,8 @@ class SearchStage(StageDefaults):
         search, rerank_task = self.search, self._reranker(draft, runner)
         piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
         ids, texts = search.split.ids[piece], search.split.texts[piece]
-        hits = search.hit_source.search(texts, search.k + search.drop_self, runner)
+        depth = min(search.k + search.drop_self, max(1, search.corpus.num_rows))  # sources allocate as many per query
+        hits = search.hit_source.search(texts, depth, runner)
         hits, passage_ids = search.without_self(ids, hits)
         if rerank_task:
             hits = rerank(hits, texts, search.rerank_depth, rerank_task, runner)
