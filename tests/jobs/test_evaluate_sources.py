@@ -67,6 +67,9 @@ def test_the_run_that_search_makes_is_found(world, measured, done: Done, no_work
     done("search", "--store", world.store, "--mode", "exact")
     no_work()
     assert list(measured("--source", "exact:enc")["mean"]) == [EXACT]
+    plan = done("evaluate", "--store", world.store, "--source", "exact:enc", "--plan")
+    assert f"nothing to make: {world.store}/runs/{EXACT} is complete" in plan
+    assert "stage " not in plan
 
 
 def test_a_run_under_another_name_is_made_if_the_name_is_taken(
