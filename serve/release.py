@@ -318,9 +318,9 @@ def renewed(store: Store, release: Release) -> Release:
     corpus = Corpus.open(store)
     spec = encoder_of(store, release)
     parts: list[Artifact] = [*corpus.generations, *(spec.inputs().values() if spec else [])]
+    parts += open_sources(store, [source for task in release.tasks for source in task.sources], corpus)[1]
     for task in release.tasks:
         parts += Bm25.open(store, task.bm25, corpus).generations if task.bm25 else []
-        parts += open_sources(store, task.sources, corpus)[1]
         parts += [store.open("prompts", task.prompt)] if task.prompt else []
         if task.space and spec:
             space = open_space(store, *task.space, corpus)
@@ -571,7 +571,7 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
         InputError: If a source is a fusion, is of a kind that tasks have anyway, or does not fit the corpus.
     """
     names, artifacts = dict[str, None](), list[Artifact]()
-    for source in sources:
+    for source in dict.fromkeys(sources):  # tasks mostly have the same ones
         expression = parse(source)
         kind = expression.terms[0].kind
         if len(expression.terms) > 1:

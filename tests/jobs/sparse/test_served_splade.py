@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from serving import K, questions, started, task_files
 from splade_stores import brute_force, encode_queries, run_of
 
 from indexing.corpus import Corpus
+from indexing.hit_sources.splade import SpladeKind
 from indexing.store import Store
 from retriever.encoder import Encoder
 from retriever.errors import InputError
@@ -204,9 +206,16 @@ def test_dense_embeddings_are_left_out_by_option_alone(
 
 
 def test_a_release_pins_what_the_source_needs(store: Store, release: Release, masked: Path, done: Done) -> None:
+    original = SpladeKind.open
     assert {"index/impacts/g0001", "embeddings/sparse/g0000", "embeddings/sparse/g0001"} <= release.fingerprints.keys()
     assert renewed(store, release) == release
     Opened(store, release)
+    with pytest.MonkeyPatch.context() as patch:  # a source of all tasks is opened once
+        names: list[str] = []
+        patch.setattr(SpladeKind, "open", lambda kind, at, name: names.append(name) or original(kind, at, name))
+        [task] = release.tasks
+        assert len(renewed(store, replace(release, tasks=(task, replace(task, name="more")))).tasks) == 2
+        assert names == ["impacts"]
     at = ("--store", store.url)
     out = done("serve_search", *at, "--renew", "--index", "idx", "--sources", SPLADE, "--plan")
     assert f"release   {release.id} of" in out
