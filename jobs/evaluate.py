@@ -134,8 +134,8 @@ def main(options: Evaluate) -> None:
         for search in searches:
             check_targets(store, search)
             say(f"source {search.source}: run {search.name}")
-            if made := complete_artifact(store, search):
-                say_complete(made.url)
+            if artifact := complete_artifact(store, search):
+                say_complete(artifact.url)
             else:
                 say_stages(search)
         if runs:
