@@ -158,7 +158,7 @@ def _searcher(files: SegmentFiles) -> ImpactSearch:
 def search_impacts(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray, runner: Runner) -> Hits:
     """Returns the top k of each query, spread over workers; arguments and errors as of `ImpactIndex.search`."""
     task = SearchImpactsTask(index, k, deleted)
-    return search_blocks(task, len(queries), lambda first, end: queries.take(np.arange(first, end)), runner)
+    return search_blocks(task, len(queries), queries.between, runner)
 
 
 @dataclass(frozen=True)
