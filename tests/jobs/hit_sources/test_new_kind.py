@@ -64,7 +64,7 @@ def test_mining_pools_its_hits(store: Store, done: Done) -> None:
 def test_evaluation_searches_sources_and_measures_their_runs(store: Store, done: Done, tmp_path: Path) -> None:
     at = ("evaluate", "--store", store.url, "--metrics", "RR@10")
     sources = ("fixed:best", "0.5*fixed:best+0.5*exact:enc")
-    assert "source fixed:best: run tiny-test-fixed-best" in done(*at, "--source", *sources, "--plan")
+    assert "source fixed:best: run tiny-test-fixed-best-top10\n" in done(*at, "--source", *sources, "--plan")
     out = done(*at, "--source", *sources, "--run", "exact", "--json", tmp_path / "new.json")
     names = ["exact", "tiny-test-fixed-best-top10", "tiny-test-0.5-fixed-best-0.5-exact-enc-top10"]
     assert all(name in out for name in names)
