@@ -40,9 +40,9 @@ def sources_of(options: argparse.Namespace) -> dict[str, str]:
     splade = f"splade:{options.splade}"
     return {
         "dense": dense,
-        "bm25": "bm25",
+        "bm25": f"bm25:{options.bm25}",
         "splade": splade,
-        "bm25 + dense + splade": f"bm25+{dense}+{splade}",
+        "bm25 + dense + splade": f"bm25:{options.bm25}+{dense}+{splade}",
     }
 
 
@@ -97,10 +97,11 @@ def mixed_ratio(rounds: list[Any], clients: str, kinds: list[str], kind: str) ->
 def main() -> None:
     """Reads the options, starts the server, runs the rounds, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True, help="store with a corpus, queries, bm25 and what is named here")
+    parser.add_argument("--store", required=True, help="store with a corpus, queries and what is named here")
     parser.add_argument("--embeddings", required=True, help="name of dense embeddings")
     parser.add_argument("--index", help="name of a FAISS index over them (default: exact search)")
     parser.add_argument("--splade", required=True, help="name of an index of sparse embeddings")
+    parser.add_argument("--bm25", default="bm25", help="name of a BM25 index (default: %(default)s)")
     parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
     parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
     parser.add_argument("--clients", type=int, nargs="+", default=[8, 32], help="concurrent clients (default: 8 32)")
@@ -126,7 +127,7 @@ def main() -> None:
         requests = requests_of(sources, texts)
         arguments = ["--renew", "--tasks", "default", "--embeddings", options.embeddings]
         arguments += ["--index", options.index] if options.index else []
-        arguments += ["--sources", f"splade:{options.splade}"]
+        arguments += ["--bm25", options.bm25, "--sources", f"splade:{options.splade}"]
         process, port = start("riptide", options, arguments=arguments)
         try:
             for bodies in requests.values():

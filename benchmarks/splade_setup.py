@@ -1,4 +1,4 @@
-"""Makes what `arms/splade.yaml` trains on, for a store S: pairs of texts from its corpus, and backbones with a head.
+"""Prepares the training of `arms/splade.yaml` in a store S: pairs of texts from its corpus, and backbones with a head.
 
     python benchmarks/splade_setup.py --store S
     python benchmarks/compare_training.py benchmarks/arms/splade.yaml --store S --metrics nDCG@10 RR@10 R@100

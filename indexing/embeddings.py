@@ -67,7 +67,7 @@ def holds_dense(config: Mapping[str, Any]) -> bool:
 
 
 class EmbeddingsReader:
-    """What readers of dense and sparse embeddings share: the generations of embeddings/NAME and what they say.
+    """Base of the readers of dense and sparse embeddings: the generations of embeddings/NAME and their notes.
 
     Attributes:
         num_rows: The number of passages.

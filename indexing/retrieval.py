@@ -27,7 +27,7 @@ from indexing.runs import hits_table, read_run, write_parquet
 from indexing.store import Store
 from indexing.work.tasks import Runner
 from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
-from retriever.errors import InputError
+from retriever.errors import InputError, TextsError
 
 QUERY_BLOCK = 8_192  # queries per part: they are searched together in one pass over the corpus
 
@@ -154,7 +154,12 @@ class SearchStage(StageDefaults):
         search, rerank_task = self.search, self._reranker(draft, runner)
         piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
         ids, texts = search.split.ids[piece], search.split.texts[piece]
-        hits = search.hit_source.search(texts, search.k + search.drop_self, runner)
+        depth = min(search.k + search.drop_self, max(1, search.corpus.num_rows))  # sources allocate as many per query
+        try:
+            hits = search.hit_source.search(texts, depth, runner)
+        except TextsError as error:
+            number = min(error.reasons)
+            raise InputError(f"query {ids[number]!r}: {error.reasons[number]}") from error
         hits, passage_ids = search.without_self(ids, hits)
         if rerank_task:
             hits = rerank(hits, texts, search.rerank_depth, rerank_task, runner)

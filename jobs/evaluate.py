@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.cli import Common, Stage, run, say, say_stages
+from jobs.cli import Common, Stage, run, say, say_complete, say_stages
 
 import numpy as np
 import pyarrow as pa
@@ -134,7 +134,10 @@ def main(options: Evaluate) -> None:
         for search in searches:
             check_targets(store, search)
             say(f"source {search.source}: run {search.name}")
-            say_stages(search)
+            if artifact := complete_artifact(store, search):
+                say_complete(artifact.url)
+            else:
+                say_stages(search)
         if runs:
             names = metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
             say(f"{len(runs)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(names)}")

@@ -36,8 +36,8 @@ class ServeSearch(HttpLimits, Common):
     tokens: str | None = None
     """JSON file {"user": […], "admin": […]}; default: RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
     embeddings: str | None = None
-    """Dense embeddings to serve; default: the only ones of the store. A store without dense embeddings is served by its
-    BM25 index and by --sources alone."""
+    """Dense embeddings to serve; default: the only ones of the store. none: serve the BM25 index and --sources alone,
+    which is also the default if the store has no dense embeddings."""
     index: str | None = None
     """FAISS index to serve; default: the only one over the embeddings, or exact search if there is none."""
     bm25: str | None = None
@@ -111,7 +111,7 @@ def main(options: ServeSearch) -> None:
     release, is_new = choose(store, options, live)
     is_new = is_new or repair
     say(f"release   {release.id}{' (new)' if is_new else ''} of {store.url}")
-    say(f"backbone  {release.encoder or 'none, as there are no dense embeddings'}")
+    say(f"backbone  {release.encoder or 'none, as no dense embeddings are served'}")
     for task in release.tasks:
         dense = [f"embeddings/{task.embeddings}"] if task.embeddings else []
         dense = [f"index/{task.index}"] if task.index else dense

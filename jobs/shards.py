@@ -1,4 +1,4 @@
-"""What build_bm25 and build_index share: an index in Lucene shards is planned, or its pending shards are filled."""
+"""Plans an index in Lucene shards, or fills its pending shards: for build_bm25 and build_index."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from retriever.sparse.flops import MIN_WORDS, FlopsOptions, flops, mean_words
 from retriever.synthesis.divergence import regulariser
 from retriever.synthesis.provider import SynthesisedPrompt
 from retriever.synthesis.task_prompts import TaskPrompts
-from retriever.synthesis.words import no_words
+from retriever.synthesis.words import NO_WORDS
 from retriever.system import Batch, Chunk, Output, checkpoint_activations
 from retriever.tuning_options import TuneOptions, offsets_of
 
@@ -210,7 +210,7 @@ class DualSystem:
         """Raises InputError for a query without a word, from which its prompt could be computed; names it."""
         words = np.add.reduceat(self.tokenizer.are_words(tokens.ids).astype(np.int64), tokens.starts)
         if not words.all():
-            raise no_words(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r}")
+            raise InputError(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r} {NO_WORDS}")
 
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
         """Returns the vectors of a chunk for the loss as "dense", float32 [n, dim].

@@ -22,7 +22,7 @@ class TextsError(InputError):
 
     Args:
         message: What is wrong with the first of them, by its name or number.
-        reasons: What is wrong with each, by its number in the call, from 0; without its number. At least one.
+        reasons: At least one reason why a text cannot be used, by the number of the text in the call, from 0.
     """
 
     def __init__(self, message: str, reasons: Mapping[int, str]):

@@ -318,9 +318,9 @@ def renewed(store: Store, release: Release) -> Release:
     corpus = Corpus.open(store)
     spec = encoder_of(store, release)
     parts: list[Artifact] = [*corpus.generations, *(spec.inputs().values() if spec else [])]
+    parts += open_sources(store, [source for task in release.tasks for source in task.sources], corpus)[1]
     for task in release.tasks:
         parts += Bm25.open(store, task.bm25, corpus).generations if task.bm25 else []
-        parts += open_sources(store, task.sources, corpus)[1]
         parts += [store.open("prompts", task.prompt)] if task.prompt else []
         if task.space and spec:
             space = open_space(store, *task.space, corpus)
@@ -337,8 +337,9 @@ def encoder_of(store: Store, release: Release) -> EncoderSpec | None:
     return EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))
 
 
+NO_EMBEDDINGS = "none"  # in place of the name of embeddings: a release without dense search
 _SAY_WHICH = "say which with --index NAME"
-_NO_DENSE = "a prompt is one of an encoder of dense vectors, and the store has no dense embeddings: encode the corpus"
+_NO_DENSE = "a prompt is one of an encoder of dense vectors, and the release has no dense embeddings"
 _PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming one"
 
 
@@ -351,8 +352,8 @@ def plan(
 
     Args:
         store: The store.
-        embeddings: Name of the backbone's embeddings; None: the only dense ones. If the store has none, but BM25 or
-            `sources`, the release has one task, without dense search.
+        embeddings: Name of the backbone's embeddings; None: the only dense ones. With NO_EMBEDDINGS, or if the store
+            has no dense embeddings, but BM25 or `sources`, the release has one task, without dense search.
         index: Name of the index over them; None: the only one, or exact search without any.
         bm25: Name of the BM25 index; None: the only one, if any.
         tasks: The tasks to serve; None: the bare backbone and every prompt that fits. A prompt for passages is served
@@ -376,7 +377,7 @@ def plan(
     )
     parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *artifacts]
     parts += _model(store, reranker)
-    if embeddings is None and index is None and (words or others) and not _has_dense(store):
+    if not _has_dense_search(store, embeddings, index, bool(words or others)):
         if prompted := [name for name in tasks or () if name != BASE]:
             raise InputError(f"task {prompted[0]}: {_NO_DENSE}")
         task = Task(BASE, None, None, None, words.name if words else None, others)
@@ -413,10 +414,40 @@ def plan(
     return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), excluded
 
 
-def _has_dense(store: Store) -> bool:
-    """Whether the store has dense embeddings."""
+def _has_dense_search(store: Store, embeddings: str | None, index: str | None, has_others: bool) -> bool:
+    """Whether a release has dense search.
+
+    Args:
+        store: The store.
+        embeddings, index: As of `plan`.
+        has_others: Whether the release has BM25 or other sources.
+
+    Raises:
+        InputError: If it has none, but an index is named, or nothing else can be searched, or dense embeddings were
+            begun and are not complete: the user may expect to search them.
+    """
+    if embeddings == NO_EMBEDDINGS:
+        if index is not None:
+            raise InputError(f"parameter index {index}: expected no index with parameter embeddings {NO_EMBEDDINGS}")
+        if not has_others:
+            raise InputError(
+                f"parameter embeddings {NO_EMBEDDINGS}: {store.url} has no BM25 index, and no sources are named, so "
+                "nothing can be searched: build an index (build_bm25), or name parameter sources"
+            )
+        return False
+    if embeddings is not None or index is not None or not has_others:
+        return True
     names = store.names("embeddings")
-    return any(holds_dense(made.config) for name in names for made in store.generations("embeddings", name))
+    if any(holds_dense(made.config) for name in names for made in store.generations("embeddings", name)):
+        return True
+    for key in (key for key in store.incomplete() if key.startswith("embeddings/")):
+        manifest = store.manifest(key)
+        if manifest is None or holds_dense(manifest["config"]):
+            raise InputError(
+                f"{store.url}/{key} was begun and is not complete: run the command that makes it again, or give "
+                f"parameter embeddings {NO_EMBEDDINGS} to serve the store without dense search"
+            )
+    return False
 
 
 def _live_sources(store: Store, before: Release | None, corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
@@ -540,7 +571,7 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
         InputError: If a source is a fusion, is of a kind that tasks have anyway, or does not fit the corpus.
     """
     names, artifacts = dict[str, None](), list[Artifact]()
-    for source in sources:
+    for source in dict.fromkeys(sources):  # tasks mostly have the same ones
         expression = parse(source)
         kind = expression.terms[0].kind
         if len(expression.terms) > 1:

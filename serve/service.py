@@ -325,7 +325,7 @@ class Service:
 
         Raises:
             UnknownTaskError: If the live release does not have the task.
-            InputError: If the task is the backbone's own.
+            InputError: If the task is the backbone's own, or the only one.
             ConflictError: If other servers kept changing the release at the same time.
         """
         if name == BASE:
@@ -334,6 +334,8 @@ class Service:
         def change(release: Release) -> Release:
             if release.task(name) is None:
                 raise UnknownTaskError(name)
+            if len(release.tasks) == 1:
+                raise InputError(f"task {name!r} is the only one, and stays: put another one first")
             return release.without_task(name)
 
         await self._change(change)

@@ -1,4 +1,4 @@
-"""What a kind of hit source says of itself: its names, and how a job and a service open and search its sources."""
+"""The interface of a kind of hit source: its names, and how a job and a service open and search its sources."""
 
 from __future__ import annotations
 

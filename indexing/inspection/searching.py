@@ -56,9 +56,10 @@ class LocalSearch:
         Returns:
             Scores and rows, [q, at most k].
         """
+        rows = max(1, self.corpus.num_rows)
         if self._rerank_task is None:
-            hits = self.hit_source.search(queries, k, self.runner)
+            hits = self.hit_source.search(queries, min(k, rows), self.runner)
         else:
-            hits = self.hit_source.search(queries, max(k, rerank_depth), self.runner)
+            hits = self.hit_source.search(queries, min(max(k, rerank_depth), rows), self.runner)
             hits = rerank(hits, queries, rerank_depth, self._rerank_task, self.runner)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])

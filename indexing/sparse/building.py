@@ -13,6 +13,7 @@ from indexing.artifact import Draft
 from indexing.bm25 import check_versions, commit_segment, find_versions
 from indexing.index import check_lineage
 from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.files import blocks
 from indexing.sparse.impacts import SCALE, document_texts, quantised
 from indexing.sparse.lucene import write_impacts
 from indexing.store import Store
@@ -109,12 +110,14 @@ class FillImpactsTask:
 
         def texts() -> Iterator[str]:
             nonlocal largest, postings
-            for row, vectors in self.embeddings.between(first, end):
-                report(row - first)
-                impacts = quantised(vectors, partial(self._label, row))
-                largest = max(largest, int(impacts.impacts.max(initial=0)))
-                postings += len(impacts.words)
-                yield from document_texts(impacts)
+            for first_row, vectors in self.embeddings.between(first, end):
+                for start, stop in blocks(vectors.offsets):
+                    row = first_row + start
+                    report(row - first)
+                    impacts = quantised(vectors.between(start, stop), partial(self._label, row))
+                    largest = max(largest, int(impacts.impacts.max(initial=0)))
+                    postings += len(impacts.words)
+                    yield from document_texts(impacts)
 
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
             made = write_impacts(texts(), Path(folder))

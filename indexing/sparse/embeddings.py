@@ -62,4 +62,4 @@ class SparseEmbeddings(EmbeddingsReader):
         for part in self.parts:
             start, stop = max(first_row, part.first_row), min(end, part.end)
             if start < stop:
-                yield start, self.vectors(part).take(np.arange(start - part.first_row, stop - part.first_row))
+                yield start, self.vectors(part).between(start - part.first_row, stop - part.first_row)

@@ -20,7 +20,7 @@ SUFFIX = ".safetensors"
 NUMBER_BYTES = 8  # of a word and its weight
 _DTYPES = {"indices": np.int32, "values": np.float32, "offsets": np.int64}
 _LAYOUT = {"offsets": "I64", "values": "F32", "indices": "I32"}  # in the order of safetensors' own writer
-_BLOCK = 1 << 20  # numbers in memory while vectors are written
+_BLOCK = 1 << 20  # numbers of vectors that are written or converted at a time
 
 
 def save_vectors(vectors: SparseVectors, path: Path, rows: np.ndarray | None = None) -> None:
@@ -50,7 +50,7 @@ def save_vectors(vectors: SparseVectors, path: Path, rows: np.ndarray | None = N
         file.write(struct.pack("<Q", len(header)) + header)
         data = file.tell()
         file.write(np.ascontiguousarray(offsets, np.int64).data)
-        for first, last in _blocks(offsets):
+        for first, last in blocks(offsets):
             block = vectors.take(rows[first:last])
             for name in ("values", "indices"):
                 array = np.ascontiguousarray(getattr(block, name), _DTYPES[name])
@@ -58,8 +58,11 @@ def save_vectors(vectors: SparseVectors, path: Path, rows: np.ndarray | None = N
                 file.write(array.data)
 
 
-def _blocks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yields (first vector, end) of blocks that have at most _BLOCK numbers, or a single vector."""
+def blocks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yields (first vector, end) of blocks that have at most _BLOCK numbers, or a single vector.
+
+    offsets: where the numbers of each vector begin, and the end of the last one, int64 [vectors + 1].
+    """
     first = 0
     while first < len(offsets) - 1:
         last = int(np.searchsorted(offsets, offsets[first] + _BLOCK, "right")) - 1
@@ -167,5 +170,7 @@ def _is_csr(vectors: SparseVectors) -> bool:
         return False
     if len(indices) and (indices.min() < 0 or indices.max() >= vectors.width):
         return False
-    keys = np.repeat(np.arange(len(vectors), dtype=np.int64), vectors.counts) * vectors.width + indices
-    return bool((np.diff(keys) > 0).all())
+    ascends = np.diff(indices) > 0
+    first_numbers = offsets[1:-1]  # of the vectors, except for the first one
+    ascends[first_numbers[(first_numbers > 0) & (first_numbers < len(indices))] - 1] = True
+    return bool(ascends.all())

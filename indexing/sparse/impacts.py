@@ -58,7 +58,7 @@ def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
 
 
 def misfits(vectors: SparseVectors) -> dict[int, str]:
-    """Returns the reason of each vector that has no impacts, by its number."""
+    """Returns the numbers of the vectors that cannot be quantised, each with the reason."""
     scaled, rows = _scaled(vectors)
     reasons: dict[int, str] = {}
     for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MOST))):

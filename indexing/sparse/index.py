@@ -89,7 +89,7 @@ class ImpactIndex:
             threads: Threads that search.
             among: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
             searcher: The open shards; None: `searcher` opens them.
-            first_query: The number of the first query in error messages.
+            first_query: The number of the first query in errors.
 
         Raises:
             TextsError: If a weight of a query does not fit, or if a single product is 2^24 or more.
@@ -125,8 +125,8 @@ class ImpactIndex:
                 f"{self.largest:,}: their product must be below {EXACT:,}, above which Lucene rounds it"
             )
         if reasons:
-            first = min(reasons)
-            raise TextsError(f"query {first_query + first}: {reasons[first]}", reasons)
+            numbered = {first_query + number: reason for number, reason in reasons.items()}
+            raise TextsError(f"query {min(numbered)}: {numbered[min(numbered)]}", numbered)
         return impacts
 
 
@@ -158,7 +158,7 @@ def _searcher(files: SegmentFiles) -> ImpactSearch:
 def search_impacts(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray, runner: Runner) -> Hits:
     """Returns the top k of each query, spread over workers; arguments and errors as of `ImpactIndex.search`."""
     task = SearchImpactsTask(index, k, deleted)
-    return search_blocks(task, len(queries), lambda first, end: queries.take(np.arange(first, end)), runner)
+    return search_blocks(task, len(queries), queries.between, runner)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,12 @@ class SparseVectors:
         matrix[np.repeat(np.arange(len(self)), self.counts), self.indices] = self.values
         return matrix
 
+    def between(self, first: int, end: int) -> SparseVectors:
+        """Returns the vectors [first, end), without a copy of their numbers."""
+        offsets = self.offsets[first : end + 1]
+        numbers = slice(int(offsets[0]), int(offsets[-1]))
+        return SparseVectors(self.indices[numbers], self.values[numbers], offsets - offsets[0], self.width)
+
     def take(self, rows: np.ndarray) -> SparseVectors:
         """Returns some of the vectors, in the order of `rows`, int64 [n]."""
         counts = self.counts[rows]

@@ -21,14 +21,14 @@ Passage = tuple[int, str, str, str, str]  # row, id, title, text, metadata as JS
 
 
 class LostError(Exception):
-    """A part did not answer: what it ran on is gone, or cannot be reached."""
+    """A part did not answer: its replica or its node is gone, or cannot be reached."""
 
 
 class Reply(Protocol[Result]):
-    """A result that may still be on its way."""
+    """A result that may be pending."""
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """Returns the result. Raises TimeoutError, LostError, or what the part raised."""
+        """Returns the result. Raises TimeoutError, LostError, or the exception of the part."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class SourceRequest:
     Attributes:
         release: Id of the release.
         kind: Name of the source's kind.
-        target: What the source's part has opened for it.
-        queries: Texts, or vectors float32 [q, dim], as the kind wants them.
+        target: The target of the source, which its part has opened.
+        queries: Texts, or vectors float32 [q, dim], as `SourceKind.queries` says.
         k: Number of hits per query.
         filter: The text of a Filter; None: no filter.
         deadline: Wall-clock time in seconds.

@@ -47,6 +47,15 @@ def test_runs_are_named_after_the_source_and_as_deep_as_the_metrics_need(
         assert f"source exact:enc: run {EXACT}-{depth}\n" in plan
 
 
+def test_a_metric_may_be_deeper_than_the_corpus(world, measured, done: Done) -> None:
+    """240 passages; memory for 10^9 hits of a query is not needed."""
+    source = "exact:enc"
+    deep, shallow = (measured("--source", source, "--metrics", f"RR@{depth}")["mean"] for depth in (10**9, 240))
+    assert deep[f"{EXACT}-top1000000000"][f"RR@{10**9}"] == shallow[f"{EXACT}-top240"]["RR@240"]
+    out = done("search", "--store", world.store, "--source", source, "--query", "bafa", "--k", 10**9)
+    assert "(exact:enc, 240 hits)" in out
+
+
 def test_a_file_of_the_same_name_is_not_read(world, measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"{EXACT}-top3").write_text("no run\n")
@@ -58,6 +67,9 @@ def test_the_run_that_search_makes_is_found(world, measured, done: Done, no_work
     done("search", "--store", world.store, "--mode", "exact")
     no_work()
     assert list(measured("--source", "exact:enc")["mean"]) == [EXACT]
+    plan = done("evaluate", "--store", world.store, "--source", "exact:enc", "--plan")
+    assert f"nothing to make: {world.store}/runs/{EXACT} is complete" in plan
+    assert "stage " not in plan
 
 
 def test_a_run_under_another_name_is_made_if_the_name_is_taken(

@@ -304,6 +304,21 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
         assert found(client, "legal", "dense") == [own[id] for id in ids]
 
 
+def test_the_only_task_stays(root: Path, model: str, tmp_path: Path) -> None:
+    """In a release without the backbone's own task."""
+    store = Store(str(shutil.copytree(root / "store", tmp_path / "store")))
+    with serving(open_local(store, threads=2)) as client:
+        assert client.put("/v1/tasks/kept", files=task_files(tmp_path / "kept", model, 7)).status_code == 200
+    live = current(store)
+    assert live is not None
+    assert make_current(store, Release.load(store, live[0]).without_task("default"), live[1])
+    with serving(open_local(store, threads=2)) as client:
+        answer = client.delete("/v1/tasks/kept")
+        message = "task 'kept' is the only one, and stays: put another one first"
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+        assert client.post("/v1/search", json={"query": "bafa", "task": "kept"}).status_code == 200
+
+
 def load(folder: Path) -> TaskPrompt:
     from retriever.prompts import load_prompt
 

@@ -15,7 +15,7 @@ from indexing.exact import Hits
 from indexing.sparse.impacts import EMPTY, document_texts, quantised, query_texts
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store import Store
-from retriever.errors import InputError
+from retriever.errors import InputError, TextsError
 from retriever.sparse.vectors import SparseVectors, from_dense
 
 NOTHING = np.empty(0, np.int64)
@@ -190,8 +190,9 @@ def test_a_query_that_overflows_is_named_by_its_number_among_all_blocks(
     add_embeddings(tmp_path, [random_vectors(20)])
     queries = np.full((8, WIDTH), 1.0, np.float32)
     queries[6, 3] = 3e7
-    with pytest.raises(InputError, match="query 6: the weight 3e\\+07 of word 3 does not fit an impact"):
+    with pytest.raises(TextsError, match="query 6: the weight 3e\\+07 of word 3 does not fit an impact") as raised:
         search_impacts(build_index(tmp_path, 1), from_dense(queries), 2, NOTHING, InlineRunner(slots=4))
+    assert list(raised.value.reasons) == [6]
 
 
 def test_another_index_is_refused(tmp_path: Path) -> None:

@@ -74,6 +74,34 @@ def test_memory_does_not_grow_with_a_part(tmp_path: Path, monkeypatch: pytest.Mo
     assert peak < 3_000_000
 
 
+def test_reading_needs_less_than_twice_the_memory_of_the_file(tmp_path: Path) -> None:
+    """2,000 vectors of 1,000 words: 16 MB."""
+    save_vectors(from_dense(np.ones((2_000, 1_000), np.float32)), tmp_path / "f")
+    tracemalloc.start()
+    read_vectors(tmp_path / "f", 2_000, 1_000, "part")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * (tmp_path / "f").stat().st_size
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 9), (0, 0), (3, 7), (8, 9), (9, 9)])
+def test_a_range_of_vectors_shares_their_memory(first: int, end: int) -> None:
+    vectors = some_vectors()
+    piece, expected = vectors.between(first, end), vectors.take(np.arange(first, end))
+    for name in ("indices", "values", "offsets"):
+        np.testing.assert_array_equal(getattr(piece, name), getattr(expected, name))
+    assert not len(piece.values) or np.shares_memory(piece.values, vectors.values)
+
+
+@pytest.mark.parametrize("block", [1, 30, 1 << 20])
+def test_blocks_cover_all_vectors_in_order(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(files, "_BLOCK", block)
+    vectors = some_vectors(70)
+    pieces = list(files.blocks(vectors.offsets))
+    assert [row for first, end in pieces for row in range(first, end)] == list(range(70))
+    assert all(end - first == 1 or vectors.counts[first:end].sum() <= block for first, end in pieces)
+
+
 GOOD: dict[str, Any] = {
     "indices": np.array([1, 5, 2], np.int32), "values": np.array([0.5, 1.0, 2.0], np.float32),
     "offsets": np.array([0, 2, 2, 3]),
@@ -84,6 +112,7 @@ GOOD: dict[str, Any] = {
     ("change", "message"),
     [
         ({"indices": np.array([5, 1, 2], np.int32)}, "expected ascending words below 8 with weights above 0"),
+        ({"indices": np.array([1, 1, 2], np.int32)}, "expected ascending words below 8 with weights above 0"),
         ({"indices": np.array([1, 8, 2], np.int32)}, "expected ascending words below 8"),
         ({"values": np.array([0.5, 0.0, 2.0], np.float32)}, "expected ascending words below 8"),
         ({"values": np.array([0.5, np.inf, 2.0], np.float32)}, "expected ascending words below 8"),

@@ -310,8 +310,11 @@ class Scribbles:
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
-def test_spawned_processes_leave_no_temporary_files(is_interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawned_processes_leave_no_temporary_files(
+    is_interrupted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     items = iter(["", "", *["endless"] * 2 * is_interrupted])
     results = LocalRunner(cores=2).run(Scribbles(), items)
     here, folder = next(results)[1], Path(next(results)[1])

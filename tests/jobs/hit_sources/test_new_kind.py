@@ -64,13 +64,13 @@ def test_mining_pools_its_hits(store: Store, done: Done) -> None:
 def test_evaluation_searches_sources_and_measures_their_runs(store: Store, done: Done, tmp_path: Path) -> None:
     at = ("evaluate", "--store", store.url, "--metrics", "RR@10")
     sources = ("fixed:best", "0.5*fixed:best+0.5*exact:enc")
-    assert "source fixed:best: run tiny-test-fixed-best" in done(*at, "--source", *sources, "--plan")
+    assert "source fixed:best: run tiny-test-fixed-best-top10\n" in done(*at, "--source", *sources, "--plan")
     out = done(*at, "--source", *sources, "--run", "exact", "--json", tmp_path / "new.json")
-    names = ["exact", "tiny-test-fixed-best", "tiny-test-0.5-fixed-best-0.5-exact-enc"]
+    names = ["exact", "tiny-test-fixed-best-top10", "tiny-test-0.5-fixed-best-0.5-exact-enc-top10"]
     assert all(name in out for name in names)
-    done(*at, "--run", *names, "--json", tmp_path / "old.json")  # the runs are those of search
+    done(*at, "--run", *names, "--json", tmp_path / "old.json")
     assert json.loads((tmp_path / "new.json").read_text()) == json.loads((tmp_path / "old.json").read_text())
-    assert store.open("runs", names[1]).config["k"] == 1_000
+    assert store.open("runs", names[1]).config["k"] == 10
 
 
 def test_the_grammar_and_its_errors_name_it(store: Store, refused: Callable[..., str]) -> None:

@@ -19,6 +19,7 @@ from serving import OPTIONS, K, computed_prompt, questions, started, task_files,
 from splade_stores import brute_force, encode_queries, run_of
 
 from indexing.corpus import Corpus
+from indexing.hit_sources.splade import SpladeKind
 from indexing.models import commit_files
 from indexing.store import Store
 from retriever.encoder import Encoder
@@ -178,10 +179,45 @@ def test_a_service_of_bm25_alone(store: Store, tmp_path: Path) -> None:
         assert client.post("/v1/search", json={"query": text, "mode": "hybrid"}).status_code == 400
 
 
+def test_dense_embeddings_are_left_out_by_option_alone(
+    store: Store, done: Done, refused: Done, documented: Callable[..., None]
+) -> None:
+    """If they are complete, and if their encoding was interrupted."""
+    without = plan(store, embeddings="none", sources=[SPLADE])[0]
+    assert without.encoder is None
+    assert [source.text for task in without.tasks for source in task.served()] == ["bm25", SPLADE]
+    for folder in ("releases", "serving", "index/idx"):
+        shutil.rmtree(Path(store.url) / folder)
+    for manifest in Path(store.url).glob("embeddings/enc/*/manifest.json"):
+        manifest.unlink()
+    at = ("serve_search", "--store", store.url, "--plan")
+    for more in ((), ("--sources", SPLADE), ("--bm25", "bm25")):
+        line = refused(*at, *more)
+        assert line.endswith(
+            "embeddings/enc/g0000 was begun and is not complete: run the command that makes it again, or give "
+            "--embeddings none to serve the store without dense search"
+        )
+    documented("Serving a store", "dense embeddings whose encoding was interrupted", line.removeprefix("error: "), 1)
+    out = done(*at, "--embeddings", "none", "--sources", SPLADE)
+    assert f"release   {without.id} (new) of" in out
+    assert "--index idx: expected no index with --embeddings none" in refused(
+        *at, "--embeddings", "none", "--index", "idx"
+    )
+    shutil.rmtree(Path(store.url) / "bm25")
+    assert "has no BM25 index, and no sources are named" in refused(*at, "--embeddings", "none")
+
+
 def test_a_release_pins_what_the_source_needs(store: Store, release: Release, masked: Path, done: Done) -> None:
+    original = SpladeKind.open
     assert {"index/impacts/g0001", "embeddings/sparse/g0000", "embeddings/sparse/g0001"} <= release.fingerprints.keys()
     assert renewed(store, release) == release
     Opened(store, release)
+    with pytest.MonkeyPatch.context() as patch:  # a source of all tasks is opened once
+        names: list[str] = []
+        patch.setattr(SpladeKind, "open", lambda kind, at, name: names.append(name) or original(kind, at, name))
+        [task] = release.tasks
+        assert len(renewed(store, replace(release, tasks=(task, replace(task, name="more")))).tasks) == 2
+        assert names == ["impacts"]
     at = ("--store", store.url)
     out = done("serve_search", *at, "--renew", "--index", "idx", "--sources", SPLADE, "--plan")
     assert f"release   {release.id} of" in out

@@ -142,6 +142,15 @@ def test_a_task_encodes_queries_with_its_prompt(
     assert "task both is not the one that made embeddings/sparse (prompt differ)" in line
 
 
+@pytest.mark.parametrize("source", ["splade:impacts", "splade:impacts+bm25"])
+def test_a_query_that_cannot_be_searched_is_named_by_its_id(
+    store: Store, refused: Done, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexing.sparse.index.misfits", lambda vectors: {3: "a weight", 5: "another weight"})
+    id = Queries.open(store).split("test").ids[3]
+    assert refused("search", "--store", store.url, "--source", source) == f"error: query '{id}': a weight"
+
+
 def test_mining_pools_its_hits(store: Store, masked: Path, done: Done) -> None:
     done("mine_negatives", "--store", store.url, "--sources", "splade:impacts", "bm25", "--depth", 5, "--split", "test")
     split = Queries.open(store).split("test")
