@@ -13,6 +13,7 @@ r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weigh
     --train lora                      LoRA adapters in place of prompts, merged into encoders as with --train all
     --train all --sides tied          one fine-tuned encoder
     --train all --sides untied        an encoder of each side (DPR): models/TASK holds query/ and passage/
+      --prompt synthesised            and a prompt for each query, in prompts/TASK-prompt (HYPER)
     --train all --sides query         an encoder of queries, for search in the index of the backbone
 """
 
@@ -32,13 +33,14 @@ from jobs.tuning import Opened, TrainRetriever, open_all, serving_warnings
 import torch
 
 from indexing.artifact import Artifact, Reference
+from indexing.encoders import EncoderSpec
 from indexing.models import commit_files, model_folder
 from indexing.pairs.sets import SetName
 from indexing.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import complete_artifact, run_work
 from retriever.attention import PromptShape
-from retriever.dual import TASKS, trained_recipe
+from retriever.dual import PROMPT, TASKS, trained_recipe
 from retriever.encoder import empty_backbone, encoder_bytes
 from retriever.errors import InputError
 from retriever.files import resolve, weight_files
@@ -134,9 +136,23 @@ def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     notes = {"backbone": options.backbone, "options": opened.spec.options.stored(), "queries": opened.queries}
     artifact = options.make(store, options.kind, options.task, inputs=opened.inputs, config=opened.config,
                             prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
-    if opened.maker.tuning.parametrisation == "per-task":
+    tuning = opened.maker.tuning
+    if tuning.parametrisation == "per-task":
         commit_task_prompts(store, artifact)
+    elif tuning.method == "finetune" and tuning.synthesis is not None:
+        commit_trained_prompt(store, artifact, opened.spec.options)
     return artifact
+
+
+def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOptions) -> Artifact:
+    """Returns prompts/TASK-prompt, which was trained with the encoder of queries of models/TASK; makes it if needed."""
+    name = f"{artifact.key.partition('/')[2]}-prompt"
+    config = {"backbone": EncoderSpec(store, artifact.key, options).describe("query"), "with": artifact.key}
+    with store.create("prompts", name, inputs={"model": artifact}, config=config) as draft:
+        if not draft.complete:
+            draft.note(backbone=artifact.key, options=artifact.notes["options"])
+            commit_files(draft, model_folder(artifact) / PROMPT)
+    return store.open("prompts", name)
 
 
 def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
@@ -162,6 +178,8 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
         f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
     if options.prompt == "per-task":
         say(f"{artifact.url}-NAME: the prompt of the task NAME; {artifact.url} is their mean")
+    if options.train == "all" and options.prompt == "synthesised":
+        say(f"prompts/{options.task}-prompt: the prompts of queries, over the encoder of queries of {artifact.url}")
     options.draw(artifact)
 
 
@@ -171,8 +189,10 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     loop, passages = opened.loop, options.batch * (1 + opened.maker.tuning.negatives_per_query)
     encoder = opened.spec.options
     recipe = trained_recipe(resolve(opened.spec.folder), encoder, opened.maker.tuning)
-    if (synthesis := opened.maker.tuning.synthesis) is not None:
-        size, written = synthesis_bytes(recipe, opened.spec.folder, synthesis)
+    synthesis = opened.maker.tuning.synthesis
+    of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, opened.spec.folder, synthesis)
+    if options.train == "prompts" and synthesis is not None:
+        size, written = of_synthesis
         if opened.maker.tuning.parametrisation == "per-task":
             written = (synthesis.prompts + 1) * synthesis.length * prompt_bytes(opened.spec.folder)
     elif options.train == "prompts":
@@ -184,6 +204,8 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
         written += size
     copies = 2 if options.sides == "untied" else 1
     size, written = copies * size, copies * written
+    if options.train == "all":
+        size, written = size + of_synthesis[0], written + of_synthesis[1]
     sets = opened.maker.sets
     say(f"queries   {opened.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "

@@ -21,7 +21,7 @@ from indexing.queries import Queries
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
 from indexing.tuning import TuneMaker, passage_embeddings
-from retriever.dual import TEMPERATURE_LR, trained_recipe
+from retriever.dual import PROMPT_LR, TEMPERATURE_LR, trained_recipe
 from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.lora.adapter import adapter_bytes
@@ -38,7 +38,7 @@ Prompt = Literal["none", "matrix", "mlp", "synthesised", "per-task"]
 # The names of these options in the configuration of an artifact.
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
 LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
-SYNTHESIS_LR = 1e-3  # of HYPER's modules
+SYNTHESIS_LR = PROMPT_LR
 LENGTH = 32  # tokens of a prompt that is the same for all texts (DPTDR)
 PROMPT_DROPOUT = 0.1  # of such a prompt
 WARM_UPS = (0.1, 0.04)  # fraction of the steps, for dense and for sparse vectors (naver/splade: 6,000 of 150,000)
@@ -73,9 +73,10 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     prompt: Prompt | None = None
     """none: no prompt; matrix: train the prompt's values; mlp: train a small network that computes them (Li & Liang
     2021); synthesised: with --sides query, train a network that computes a prompt for each query from its words
-    (HYPER); per-task: with --sides query and --also-train, train a prompt for each task by one small network. It makes
-    prompts/TASK, the mean of them, for tasks that are not trained, and prompts/TASK-NAME for each task. Default: matrix
-    with --train prompts, otherwise none."""
+    (HYPER), or with --train all --sides untied train it together with both encoders, which makes models/TASK and
+    prompts/TASK-prompt; per-task: with --sides query and --also-train, train a prompt for each task by one small
+    network. It makes prompts/TASK, the mean of them, for tasks that are not trained, and prompts/TASK-NAME for each
+    task. Default: matrix with --train prompts, otherwise none."""
     sides: Sides = "tied"
     """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR); query:
     only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An index over
@@ -148,7 +149,8 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
     """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for synthesised ones (HYPER), 4e-4 for LoRA (Hu et
-    al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor."""
+    al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor. Synthesised prompts that are trained with
+    the backbone have 1e-3, regardless of it."""
     warm_up: float | None = None
     """Fraction of the steps in which the learning rate rises; default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""
@@ -231,8 +233,11 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
         has_prompt = self.train == "prompts"
         trains_none = f"{'LoRA' if self.train == 'lora' else 'fine-tuning'} trains no prompt"
         prompt: Prompt = self.prompt or ("matrix" if has_prompt else "none")
-        if has_prompt != (prompt != "none"):
-            expected = "matrix, mlp, synthesised or per-task" if has_prompt else f"none: {trains_none}"
+        trains_both = (self.train, self.sides, prompt) == ("all", "untied", "synthesised")  # HYPER, Eq. 8
+        if has_prompt != (prompt != "none") and not trains_both:
+            expected = "matrix, mlp, synthesised or per-task" if has_prompt else (
+                f"none: {trains_none}, except --train all --sides untied --prompt synthesised"
+            )  # fmt: skip
             raise InputError(f"--train {self.train} --prompt {prompt}: expected --prompt {expected}")
         if self.position_offset and not has_prompt:
             raise InputError(f"--train {self.train} --position-offset: {trains_none} after which a text could start")
@@ -242,7 +247,7 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
         if prompt != "synthesised":
             self.check_unused(prompt)
         is_computed = prompt in ("synthesised", "per-task")
-        if is_computed and self.sides != "query":
+        if is_computed and self.sides != "query" and not trains_both:
             raise InputError(f"--prompt {prompt} --sides {self.sides}: only queries have computed prompts, and "
                              "passages keep the vectors of the backbone: give --sides query")  # fmt: skip
         if is_computed and self.position_offset:
@@ -258,7 +263,7 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
         if self.negatives_per_query is None:
             has_mined = self.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in self.also_train)
             values["negatives_per_query"] = 1 if has_mined else 0
-        if has_prompt:
+        if prompt != "none":
             synthesis = None
             if is_computed:
                 synthesis = self.synthesis(saved) if prompt == "synthesised" else self.per_task()
@@ -422,7 +427,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         raise InputError(f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
                          "--negatives-per-query too, at least 1")  # fmt: skip
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
-    lr = LEARNING_RATES[options.train] if tuning.synthesis is None else SYNTHESIS_LR
+    lr = SYNTHESIS_LR if frozen and tuning.synthesis is not None else LEARNING_RATES[options.train]
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
         lr=options.peak_lr(options.lr, lr), optimizer=options.optimizer,

@@ -51,10 +51,12 @@ COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine lo
 # AdamW changes log T by about this much in a step, so T can change by a factor of e in 1,000 steps. The learning rates
 # of weights do not suit it: 2e-5 of fine-tuning changes T by 2 % in as many steps.
 TEMPERATURE_LR = 1e-3
+PROMPT_LR = 1e-3  # of HYPER's modules, if the backbone is trained too
 _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
 # The output of a batch that is the sum of the sparse vectors of a side.
 _TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}
 _ATTENTION = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
+PROMPT = "prompt"  # the folder with the prompts over a trained backbone
 TASKS = "tasks"  # the folder with the prompt of each task
 _QUERIES = 4096  # queries that are checked at a time
 _STEP = 16
@@ -123,6 +125,8 @@ class DualSystem:
                 self.prompts[name] = self._open_prompt(shape, side, start).to(device)
         elif tuning.sides == "untied":
             self.encoders["passage"] = self._open_encoder()
+            if tuning.synthesis is not None:
+                self.prompts["query"] = self._open_prompt(reach(self.pooled.backbone), "query", None).to(device)
             modules["passage"] = nn.ModuleDict(dict(zip(("backbone", "head"), self.encoders["passage"], strict=True)))
         elif tuning.sides == "query":
             del self.encoders["passage"]  # the model of passages is the one that made the stored vectors
@@ -137,11 +141,20 @@ class DualSystem:
             self.module["temperature"] = self.learned
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Returns the group of a learned temperature: AdamW with its own learning rate and without weight decay."""
-        if self.learned is None:
-            return []
-        lr = TEMPERATURE_LR if self.tuning.temperature_lr is None else self.tuning.temperature_lr
-        return [ParameterGroup(parameters=self.learned.parameters(), lr=lr, weight_decay=0.0, optimizer="adamw")]
+        """Returns the groups of a learned temperature, and of prompts that are trained with the backbone.
+
+        Both have AdamW with their own learning rate and without weight decay.
+        """
+        rates: list[tuple[nn.Module, float]] = []
+        if self.learned is not None:
+            lr = TEMPERATURE_LR if self.tuning.temperature_lr is None else self.tuning.temperature_lr
+            rates.append((self.learned, lr))
+        if self.tuning.method == "finetune" and len(self.prompts):
+            rates.append((self.prompts, PROMPT_LR))
+        return [
+            ParameterGroup(parameters=module.parameters(), lr=lr, weight_decay=0.0, optimizer="adamw")
+            for module, lr in rates
+        ]
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
         """Returns the queries and passages of a step, each passage once; a worker gets every world-th of both."""
@@ -319,6 +332,7 @@ class DualSystem:
         """Saves a task's prompt, or models for sentence-transformers: one, or untied ones in `query/`, `passage/`.
 
         If each task has a prompt, the saved one is their mean, and `tasks/NAME` holds that of a task.
+        Prompts that are trained with the backbone, over the model of `query/`, are in `prompt/`.
         The model of an adapter has it merged into its weights, and in its folder `adapter/` in PEFT's format.
         """
         if self.tuning.method == "prompt":
@@ -339,11 +353,19 @@ class DualSystem:
                 continue
             with restored(model.saved.config, self._dropouts):
                 save_encoder(place, self.recipe, model.saved, head)
+        if len(self.prompts):
+            (folder / PROMPT).mkdir()
+            self.prompt(folder / "query").save(folder / PROMPT)
 
-    def prompt(self) -> TaskPrompt:
-        """Returns the current prompts, in the form in which they are saved."""
+    def prompt(self, backbone_folder: Path | None = None) -> TaskPrompt:
+        """Returns the current prompts, in the form in which they are saved.
+
+        Args:
+            backbone_folder: The folder of their backbone, if it is trained too; None: the frozen one.
+        """
         prompts: dict[str, Any] = dict(self.prompts.items())
-        backbone = backbone_of(settings_of(self.recipe, self.encoder))
+        recipe = self.recipe if backbone_folder is None else read_recipe(backbone_folder, self.encoder)
+        backbone = backbone_of(settings_of(recipe, self.encoder))
         options = replace(self.encoder, compile="auto")
         if isinstance(provider := prompts.get("query"), SynthesisedPrompt):
             return TaskPrompt(backbone, options, None, None, synthesis=provider.saved())

@@ -152,10 +152,11 @@ class TuneOptions:
                              "prompts that are computed from each query: use synthesised")  # fmt: skip
         if self.synthesis is None:
             return
-        if (self.method, self.sides) != ("prompt", "query"):
+        allowed = [("prompt", "query"), *([("finetune", "untied")] if self.parametrisation == "synthesised" else [])]
+        if (self.method, self.sides) not in allowed:
+            expected = " or ".join(f"method {method} and sides {sides}" for method, sides in allowed)
             raise InputError(f"parametrisation={self.parametrisation} method={self.method} sides={self.sides}: "
-                             "expected method prompt and sides query, because only queries have computed "
-                             "prompts")  # fmt: skip
+                             f"expected {expected}, because only queries have computed prompts")  # fmt: skip
         if self.position_offset:
             raise InputError(f"parametrisation={self.parametrisation} position_offset=True: a text starts at its usual "
                              "position after a computed prompt: leave out position_offset")  # fmt: skip

@@ -173,3 +173,20 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
     line = refused(*command(world, "x", *more, "--also-train", "queries=more,task=a/b"))
     assert "name 'x-a/b': expected one, and without '/'" in line
     assert several.incomplete() == []
+
+
+def test_prompts_and_both_encoders_are_trained_together(world, several: Store, done: Done) -> None:
+    """The encoder of passages makes a new index, and queries are encoded by the other one with the prompts."""
+    ask = synthesised(world, "both", "--train", "all", "--sides", "untied", *SIZES, *MORE, "--steps", 2)
+    done(*ask, "--plan")
+    out = done(*ask)
+    assert "prompts/both-prompt: the prompts of queries, over the encoder of queries of" in out
+    assert several.open("models", "both").config["loop"]["lr"] == 2e-5
+    assert several.open("prompts", "both-prompt").inputs["model"]["artifact"] == "models/both"
+    exact = ("--dtype", "float32", "--compile", "never")
+    done("encode_corpus", "--store", world.store, "--encoder", "models/both", "--name", "both", *exact)
+    ask = ("search", "--store", world.store, "--mode", "exact", "--queries", "tiny", "--embeddings", "both", "--k", 5)
+    done(*ask, "--name", "plain")
+    done(*ask, "--task", "both-prompt", "--name", "t")
+    runs = [next(read_run(several.open("runs", name)))["score"].to_pylist() for name in ("plain", "t")]
+    assert runs[0] != runs[1]

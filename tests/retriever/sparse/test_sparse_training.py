@@ -21,6 +21,7 @@ from retriever.options import EncoderOptions
 from retriever.reranker_data import batch_at
 from retriever.sparse.encoder import SparseEncoder
 from retriever.sparse.flops import FlopsOptions, mean_words
+from retriever.synthesis.options import SynthesisOptions
 from retriever.training import LoopOptions, Trainer
 
 FLOPS = FlopsOptions(queries=0.3, passages=0.2, warm_up=3)
@@ -79,7 +80,15 @@ def test_the_loss_of_queries_against_stored_vectors_is_that_of_the_equations(ber
     assert plain["loss"] < expected - 0.001
 
 
-@pytest.mark.parametrize("tuning", [{"method": "finetune"}, {"learn_temperature": True}])
+SYNTHESISED: dict[str, Any] = {
+    "method": "finetune",
+    "sides": "untied",
+    "parametrisation": "synthesised",
+    "synthesis": SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5, temperature=0.2),
+}
+
+
+@pytest.mark.parametrize("tuning", [{"method": "finetune"}, {"learn_temperature": True}, SYNTHESISED])
 def test_chunks_and_gradcache_give_the_gradient_of_the_whole_batch(bert: Path, tuning: dict[str, Any]) -> None:
     """The batch mean is that of the whole batch, and a learned temperature does not scale the regularised vectors."""
     tuning = {**tuning, "flops": FLOPS}

@@ -177,7 +177,7 @@ def test_a_training_query_without_a_word_is_named(bert: Path) -> None:
     [
         ({"synthesis": None, "divergence": None}, "expected options of computed prompts for parametrisation synthes"),
         ({"parametrisation": "embedding"}, "expected options of computed prompts for parametrisation synthesised"),
-        ({"sides": "tied"}, "sides=tied: expected method prompt and sides query"),
+        ({"sides": "tied"}, "sides=tied: expected method prompt and sides query or method finetune"),
         ({"position_offset": True}, "leave out position_offset"),
         ({"synthesis": replace(SYNTHESIS, attention="uniform")}, "all queries have the same weights"),
     ],
@@ -204,3 +204,28 @@ def test_training_and_encoding_compute_the_same_vectors(
     encoder = Encoder(str(folder), options, tasks={"t": system.prompt()})
     np.testing.assert_allclose(encoder.encode(texts[:20], task="t"), vectors, atol=2e-5)
     assert np.abs(encoder.encode(texts[:20]) - vectors).max() > 1e-4
+
+
+def test_prompts_are_trained_with_both_encoders(bert: Path, tmp_path: Path) -> None:
+    """Each has its learning rate; the saved prompt is served over the saved encoder of queries."""
+    system = several_tasks(system_of(bert, method="finetune", sides="untied", chunk=200))
+    found = gradients(system)
+    for part in ("prompts.query.", "backbone.", "passage.backbone."):
+        assert any(bool(value.abs().max() > 0) for name, value in found.items() if name.startswith(part)), part
+    loop = LoopOptions(steps=4, lr=1e-4, warm_up=0.0, weight_decay=0.0)
+    trainer = Trainer(system, loop, device=CPU, dtype=torch.float32)
+    before = {name: parameter.detach().clone() for name, parameter in trained(system.module).items()}
+    trainer.step(0)
+    changes = {name: float((parameter.detach() - before[name]).abs().max())
+               for name, parameter in trained(system.module).items()}  # fmt: skip
+    for name, change in changes.items():  # the first step of AdamW is as large as the learning rate
+        assert change <= (1.01e-3 if name.startswith("prompts.") else 1.01e-4), name
+    assert changes["prompts.query.synthesiser.basic"] > 9e-4
+    system.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["passage", "prompt", "query"]
+    texts = make_data().queries[:8]
+    encoder = Encoder(str(tmp_path / "query"), ENCODER, tasks={"t": load_prompt(tmp_path / "prompt")})
+    np.testing.assert_allclose(encoder.encode(texts, task="t"), system.encode(texts, "query"), atol=1e-5)
+    assert np.abs(encoder.encode(texts) - system.encode(texts, "query")).max() > 1e-3
+    passages = Encoder(str(tmp_path / "passage"), ENCODER)
+    np.testing.assert_allclose(passages.encode(texts, side="passage"), system.encode(texts, "passage"), atol=1e-5)
