@@ -125,6 +125,7 @@ class TuneMaker:
         dev = dev_set(
             self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, compose, vectors=system.vectors
         )
+        system.check_queries(dev.queries)
         return system, lambda: dev.mrr(system, rank, world), refresh
 
     def judge(self, system: DualSystem) -> dict[str, Any]:

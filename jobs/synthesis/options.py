@@ -83,8 +83,7 @@ class SynthesisTraining(Common):
         return saved or SynthesisOptions(**given)
 
     def per_task(self) -> SynthesisOptions:
-        """Returns the options of a prompt for each task, for one task. Raises InputError if an option has a bad value.
-        """
+        """Returns the options of a prompt for each task, for one task. Raises InputError if an option has a bad value."""
         given = {"length": self.length, "bottleneck": self.prompt_bottleneck}
         values: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
         return SynthesisOptions(prompts=1, hidden=1, mix="after", attention="uniform", **values)
