@@ -28,7 +28,9 @@ from jobs.sweeps.grid import Run, parse_grid
 from jobs.sweeps.report import chosen_line, draw, table
 from jobs.sweeps.work import SweepWork, choose, read_outcomes
 from jobs.training import QUALITY, check_name, describe_best
-from jobs.tuning import Opened, TrainRetriever, open_all, serving_warnings
+from jobs.tuning.opening import Opened, open_all
+from jobs.tuning.options import TrainRetriever
+from jobs.tuning.serving import serving_warnings
 
 import torch
 

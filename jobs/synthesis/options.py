@@ -75,17 +75,21 @@ class SynthesisTraining(Common):
             InputError: If an option has a bad value, or another one than the synthesiser that training continues from.
         """
         values = {field: getattr(self, name) for field, name in _OPTIONS.items()}
-        given = {field: value for field, value in values.items() if value is not None}
-        for field, value in given.items():
+        set_values = {field: value for field, value in values.items() if value is not None}
+        for field, value in set_values.items():
             if saved is not None and value != getattr(saved, field):
                 raise InputError(f"parameter init: its prompts have parameter {_OPTIONS[field]} {getattr(saved, field)}"
                                  f", and {value} is given: leave it out")  # fmt: skip
-        return saved or SynthesisOptions(**given)
+        return saved or SynthesisOptions(**set_values)
 
     def per_task(self) -> SynthesisOptions:
-        """Returns the options of a prompt for each task, for one task. Raises InputError if an option has a bad value."""
-        given = {"length": self.length, "bottleneck": self.prompt_bottleneck}
-        values: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+        """Returns the options of a prompt for each task, as if there were one task.
+
+        Raises:
+            InputError: If an option has a bad value.
+        """
+        sizes = {"length": self.length, "bottleneck": self.prompt_bottleneck}
+        values: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
         return SynthesisOptions(prompts=1, hidden=1, mix="after", attention="uniform", **values)
 
     def divergence(self, attention: str, tasks: int, batches: str) -> DivergenceOptions | None:
