@@ -136,8 +136,14 @@ def merge_inputs(
 def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     """Trains a task, unless it is complete."""
     notes = {"backbone": options.backbone, "options": opened.spec.options.stored(), "queries": opened.queries}
-    artifact = options.make(store, options.kind, options.task, inputs=opened.inputs, config=opened.config,
-                            prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
+    artifact = options.make(
+        store,
+        options.kind,
+        options.task,
+        inputs=opened.inputs,
+        config=opened.config,
+        prepare=lambda on_ray: (opened.maker, opened.loop, notes),
+    )
     tuning = opened.maker.tuning
     if tuning.parametrisation == "per-task":
         commit_task_prompts(store, artifact)

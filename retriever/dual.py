@@ -278,8 +278,15 @@ class DualSystem:
         options, queries, vectors = self.tuning, batch.given["queries"], outputs["dense"]
         labels = Labels(*(batch.given[name] for name in Labels._fields)).to(vectors.device)
         temperature = self.temperature if self.learned is None else 1.0  # `forward` has applied it
-        loss = batch_loss(options.loss, vectors[:queries], vectors[queries:], labels, temperature,
-                          options.contrastive_weight, options.negatives_from)  # fmt: skip
+        loss = batch_loss(
+            options.loss,
+            vectors[:queries],
+            vectors[queries:],
+            labels,
+            temperature,
+            options.contrastive_weight,
+            options.negatives_from,
+        )
         if options.divergence is not None:
             tasks = batch.given["tasks"].to(vectors.device)
             loss = loss + regulariser(outputs[_ATTENTION], tasks, options.divergence)
@@ -396,8 +403,9 @@ class DualSystem:
             if tuning.parametrisation == "per-task":
                 return self._open_task_prompts(shape, table.shape[1], start)
             are_words = self.tokenizer.are_words(np.arange(len(table)))
-            provider = SynthesisedPrompt(shape, table, are_words, self.recipe.padding_side, tuning.synthesis,
-                                         tuning.prompt_dropout)  # fmt: skip
+            provider = SynthesisedPrompt(
+                shape, table, are_words, self.recipe.padding_side, tuning.synthesis, tuning.prompt_dropout
+            )
             if start is not None:
                 provider.continue_from(start)
             return provider
@@ -406,8 +414,10 @@ class DualSystem:
         )
         if start is not None:
             if start.synthesis is not None:
-                raise InputError("the prompt to begin from is computed from each query: use parametrisation "
-                                 "synthesised, or another prompt")  # fmt: skip
+                raise InputError(
+                    "the prompt to begin from is computed from each query: use parametrisation "
+                    "synthesised, or another prompt"
+                )
             prompt.start(start.of(side))
         return prompt
 
@@ -441,8 +451,10 @@ class DualSystem:
             raise InputError("parametrisation per-task cannot start from an initial prompt: use embedding")
         names = () if self.data is None else self.data.task_names()
         if len(names) != self.tuning.synthesis.prompts:
-            raise InputError(f"parametrisation per-task: {self.tuning.synthesis.prompts} prompts for {len(names)} "
-                             f"tasks ({', '.join(names)}): expected a prompt for each")  # fmt: skip
+            raise InputError(
+                f"parametrisation per-task: {self.tuning.synthesis.prompts} prompts for {len(names)} "
+                f"tasks ({', '.join(names)}): expected a prompt for each"
+            )
         return TaskPrompts(shape, width, names, self.tuning.synthesis, self.tuning.prompt_dropout)
 
 

@@ -33,10 +33,19 @@ from retriever.tuning_options import TuneOptions, offsets_of
 # The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
 # made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
 _IF_SET: dict[str, Any] = {
-    "position_offset": False, "loss": "contrastive", "contrastive_weight": 0.0, "learn_temperature": False,
-    "temperature_lr": None, "lora": None, "projection": None, "dropout": True, "flops": None,
-    "negatives_from": "batch", "synthesis": None, "divergence": None,
-}  # fmt: skip
+    "position_offset": False,
+    "loss": "contrastive",
+    "contrastive_weight": 0.0,
+    "learn_temperature": False,
+    "temperature_lr": None,
+    "lora": None,
+    "projection": None,
+    "dropout": True,
+    "flops": None,
+    "negatives_from": "batch",
+    "synthesis": None,
+    "divergence": None,
+}
 
 
 @dataclass(frozen=True)
@@ -60,8 +69,10 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     frozen = options.train != "all"
     options.check("query", f"--train {options.train}" if frozen else None)
     if options.sides != "tied" and (options.zero or 0) >= 2:
-        raise InputError(f"--zero {options.zero} --sides {options.sides}: in stages 2 and 3 queries and passages must "
-                         "train the same weights: give 0 or 1")  # fmt: skip
+        raise InputError(
+            f"--zero {options.zero} --sides {options.sides}: in stages 2 and 3 queries and passages must "
+            "train the same weights: give 0 or 1"
+        )
     check_name(options.kind, options.task)
     start = None if options.init is None else options.init.removeprefix("prompts/")
     if start is not None and options.train != "prompts":
@@ -72,8 +83,10 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     tuning = options.tuning(None if initial is None or initial.synthesis is None else initial.synthesis.options)
     spec = EncoderSpec(store, options.backbone, EncoderOptions())
     if spec.is_untied:
-        raise InputError(f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
-                         "one model for both sides, for example the one that it was trained from")  # fmt: skip
+        raise InputError(
+            f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
+            "one model for both sides, for example the one that it was trained from"
+        )
     encoder = options.encoder(spec.folder)
     spec = replace(spec, options=encoder)
     described = spec.describe("query")
@@ -86,30 +99,41 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     data, corpus = training.data, training.corpus
     options.dev_split_of(queries)
     if options.learn_temperature and options.zero == 3:
-        raise InputError("--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
-                         "on several workers; give --zero 0 to 2")  # fmt: skip
+        raise InputError(
+            "--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
+            "on several workers; give --zero 0 to 2"
+        )
     if tuning.lora is not None:
         adapter_bytes(read_recipe(resolve(spec.folder), encoder), tuning.lora)  # refuses layers that the backbone lacks
     check_offsets(trained_recipe(resolve(spec.folder), encoder, tuning), offsets_of(tuning))
     refresh = options.refresh_epochs
     if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
-        raise InputError(f"--refresh-epochs {refresh} --refresh-depth {options.refresh_depth}: expected more than 0, "
-                         "and at least 1")  # fmt: skip
+        raise InputError(
+            f"--refresh-epochs {refresh} --refresh-depth {options.refresh_depth}: expected more than 0, and at least 1"
+        )
     if refresh is not None and not tuning.negatives_per_query:
-        raise InputError(f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
-                         "--negatives-per-query too, at least 1")  # fmt: skip
+        raise InputError(
+            f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
+            "--negatives-per-query too, at least 1"
+        )
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
     lr = SYNTHESIS_LR if frozen and tuning.synthesis is not None else LEARNING_RATES[options.train]
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
-        lr=options.peak_lr(options.lr, lr), optimizer=options.optimizer,
-        seed=options.seed, warm_up=WARM_UPS[described["pooling"] == SPLADE] if options.warm_up is None
-        else options.warm_up,
+        lr=options.peak_lr(options.lr, lr),
+        optimizer=options.optimizer,
+        seed=options.seed,
+        warm_up=WARM_UPS[described["pooling"] == SPLADE] if options.warm_up is None else options.warm_up,
         weight_decay=options.decay(options.weight_decay, 0.0 if frozen else 0.01),
-        clip=options.clip, grad_cache=options.grad_cache, zero=options.zero, offload=options.offload,
-        checkpoint_every=options.checkpoint_every, refresh_every=refresh_every,
-        evaluate_every=options.steps_per_evaluation, patience=options.patience,
-    )  # fmt: skip
+        clip=options.clip,
+        grad_cache=options.grad_cache,
+        zero=options.zero,
+        offload=options.offload,
+        checkpoint_every=options.checkpoint_every,
+        refresh_every=refresh_every,
+        evaluate_every=options.steps_per_evaluation,
+        patience=options.patience,
+    )
     tuning = replace(tuning, flops=options.flops(described["pooling"], loop.steps))
     tasks = sorted({name.task or name.queries for name in sets})
     if tuning.parametrisation == "per-task":
@@ -126,20 +150,34 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
             role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
             vectors[role] = Reference(artifact.url, artifact.fingerprint) if each.store else artifact
     maker = TuneMaker(
-        store=store, backbone=spec, described=described, tuning=tuning, corpus=corpus, sets=sets,
-        fingerprints=training.fingerprints(), batches=options.batches, limit=options.limit,
-        dev_split=options.dev_split, dev_limit=options.dev_limit, dev_passages=options.dev_passages,
-        checkpointing=options.checkpointing, start=start,
+        store=store,
+        backbone=spec,
+        described=described,
+        tuning=tuning,
+        corpus=corpus,
+        sets=sets,
+        fingerprints=training.fingerprints(),
+        batches=options.batches,
+        limit=options.limit,
+        dev_split=options.dev_split,
+        dev_limit=options.dev_limit,
+        dev_passages=options.dev_passages,
+        checkpointing=options.checkpointing,
+        start=start,
         refresh_depth=options.refresh_depth if refresh_every else 0,
         embeddings=None if stored is None else tuple(each.name for each in stored),
-    )  # fmt: skip
+    )
     config: dict[str, Any] = {
         "backbone": described,
         "tuning": tuning_config(tuning),
         "loop": loop.shaping(),
-        "split": options.split, "limit": options.limit, "dev": options.dev_config(),
-        "refresh_depth": maker.refresh_depth, "cpus": options.cpus, "dtype": options.dtype,
-    }  # fmt: skip
+        "split": options.split,
+        "limit": options.limit,
+        "dev": options.dev_config(),
+        "refresh_depth": maker.refresh_depth,
+        "cpus": options.cpus,
+        "dtype": options.dtype,
+    }
     if options.also_train:
         # The location of a store is not part of the configuration: the inputs identify its content.
         described_sets = [described_set(name) for name in sets[1:]]
@@ -165,11 +203,15 @@ def synthesis_of_tasks(
     """
     assert synthesis is not None
     if len(tasks) < 2:
-        raise InputError(f"--prompt per-task: there is one task, {tasks[0]}, expected several: name others with "
-                         "--also-train, or give --prompt matrix")  # fmt: skip
+        raise InputError(
+            f"--prompt per-task: there is one task, {tasks[0]}, expected several: name others with "
+            "--also-train, or give --prompt matrix"
+        )
     if options.refresh_epochs is not None:
-        raise InputError(f"--prompt per-task --refresh-epochs {options.refresh_epochs}: negatives are mined with one "
-                         "prompt for all queries, and each task has another one: leave one of them out")  # fmt: skip
+        raise InputError(
+            f"--prompt per-task --refresh-epochs {options.refresh_epochs}: negatives are mined with one "
+            "prompt for all queries, and each task has another one: leave one of them out"
+        )
     for task in tasks:
         check_name("prompts", f"{options.task}-{task}")
     return replace(synthesis, prompts=len(tasks))
@@ -193,11 +235,13 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
     except InputError as error:
         raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
     if (prompt.synthesis is not None) != (options.prompt == "synthesised"):
-        kind, expected = ("computed from each query", "synthesised") if prompt.synthesis else (
-            "the same for all queries", "matrix"
-        )  # fmt: skip
-        raise InputError(f"{init} --prompt {options.prompt or 'matrix'}: its prompt is {kind}; give --prompt "
-                         f"{expected}, or another prompt")  # fmt: skip
+        kind, expected = (
+            ("computed from each query", "synthesised") if prompt.synthesis else ("the same for all queries", "matrix")
+        )
+        raise InputError(
+            f"{init} --prompt {options.prompt or 'matrix'}: its prompt is {kind}; give --prompt "
+            f"{expected}, or another prompt"
+        )
     if prompt.synthesis is not None:
         return
     if options.prompt in ("mlp", "per-task"):
@@ -273,14 +317,18 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
     if options.negatives != NO_NEGATIVES:
         negatives = store.only("negatives", options.negatives)
     elif NO_NEGATIVES in store.names("negatives"):
-        raise InputError(f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
-                         "training without any; store them under another name")  # fmt: skip
+        raise InputError(
+            f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
+            "training without any; store them under another name"
+        )
     name = queries.artifact.key.partition("/")[2]
     first = SetName(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
     further = [parse_set(text) for text in options.also_train]
     for other in further:
         if other.embeddings is not None and options.sides != "query":
-            raise InputError(f"--also-train embeddings={other.embeddings} --sides {options.sides}: stored vectors of "
-                             "passages are for --sides query, which trains queries only")  # fmt: skip
+            raise InputError(
+                f"--also-train embeddings={other.embeddings} --sides {options.sides}: stored vectors of "
+                "passages are for --sides query, which trains queries only"
+            )
     size = options.task_size
     return resolve_stores(store, [each if each.size else replace(each, size=size) for each in (first, *further)])

@@ -215,27 +215,47 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
         prompt: Prompt = self.prompt or ("matrix" if has_prompt else "none")
         trains_both = (self.train, self.sides, prompt) == ("all", "untied", "synthesised")  # HYPER, Eq. 8
         if has_prompt != (prompt != "none") and not trains_both:
-            expected = "matrix, mlp, synthesised or per-task" if has_prompt else (
-                f"none: {trains_none}, except --train all --sides untied --prompt synthesised"
-            )  # fmt: skip
+            expected = (
+                "matrix, mlp, synthesised or per-task"
+                if has_prompt
+                else f"none: {trains_none}, except --train all --sides untied --prompt synthesised"
+            )
             raise InputError(f"--train {self.train} --prompt {prompt}: expected --prompt {expected}")
         if self.position_offset and not has_prompt:
             raise InputError(f"--train {self.train} --position-offset: {trains_none} after which a text could start")
         if self.embeddings is not None and self.sides != "query":
-            raise InputError(f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
-                             "--sides query, which trains queries only")  # fmt: skip
+            raise InputError(
+                f"--embeddings {self.embeddings} --sides {self.sides}: stored vectors of passages are for "
+                "--sides query, which trains queries only"
+            )
         if prompt != "synthesised":
             self.check_unused(prompt)
         is_computed = prompt in ("synthesised", "per-task")
         if is_computed and self.sides != "query" and not trains_both:
-            raise InputError(f"--prompt {prompt} --sides {self.sides}: only queries have computed prompts, and "
-                             "passages keep the vectors of the backbone: give --sides query")  # fmt: skip
+            raise InputError(
+                f"--prompt {prompt} --sides {self.sides}: only queries have computed prompts, and "
+                "passages keep the vectors of the backbone: give --sides query"
+            )
         if is_computed and self.position_offset:
-            raise InputError(f"--prompt {prompt} --position-offset: a text starts at its usual position after a "
-                             "computed prompt: leave it out")  # fmt: skip
-        names = {"batch", "negatives_from", "draw_positive", "draw_negatives", "temperature", "seed", "sides",
-                 "loss", "contrastive_weight", "learn_temperature", "temperature_lr", "projection",
-                 "dropout"}  # fmt: skip
+            raise InputError(
+                f"--prompt {prompt} --position-offset: a text starts at its usual position after a "
+                "computed prompt: leave it out"
+            )
+        names = {
+            "batch",
+            "negatives_from",
+            "draw_positive",
+            "draw_negatives",
+            "temperature",
+            "seed",
+            "sides",
+            "loss",
+            "contrastive_weight",
+            "learn_temperature",
+            "temperature_lr",
+            "projection",
+            "dropout",
+        }
         values = {name: getattr(self, name) for name in names}
         if self.learn_temperature and self.temperature_lr is None:
             values["temperature_lr"] = TEMPERATURE_LR
@@ -271,14 +291,18 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
         if pooling != SPLADE:
             for name, value in values.items():
                 if value is not None:
-                    raise InputError(f"--{name.replace('_', '-')} {value}: regularises sparse vectors, and --pooling "
-                                     f"is {pooling}: give --pooling splade, or leave it out")  # fmt: skip
+                    raise InputError(
+                        f"--{name.replace('_', '-')} {value}: regularises sparse vectors, and --pooling "
+                        f"is {pooling}: give --pooling splade, or leave it out"
+                    )
             return None
         defaults = MARGIN_MSE_WEIGHTS if self.loss == "margin-mse" else SOFTMAX_WEIGHTS
         if self.sides == "query":
             if self.flops_passages is not None:
-                raise InputError(f"--flops-passages {self.flops_passages} --sides query: vectors of passages are "
-                                 "stored, and no regulariser changes them: leave it out")  # fmt: skip
+                raise InputError(
+                    f"--flops-passages {self.flops_passages} --sides query: vectors of passages are "
+                    "stored, and no regulariser changes them: leave it out"
+                )
             defaults = (defaults[0], 0.0)
         weights = zip((self.flops_queries, self.flops_passages), defaults, strict=True)
         queries, passages = (default if value is None else value for value, default in weights)
@@ -301,8 +325,9 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
             return encoder
         positions = read_recipe(resolve(folder), encoder).positions or SPLADE_LENGTH
         length = min(SPLADE_LENGTH, positions)
-        return replace(encoder, query_length=encoder.query_length or length,
-                       passage_length=encoder.passage_length or length)  # fmt: skip
+        return replace(
+            encoder, query_length=encoder.query_length or length, passage_length=encoder.passage_length or length
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,8 +362,11 @@ class TunePrompts(TrainRetriever):
         prompt = {"embedding": "matrix", "mlp": "mlp", None: None}[self.parametrisation]
         if (train or self.train) != "prompts":
             prompt = None
-        for alias, name, value in (("method", "train", train), ("side", "sides", sides),
-                                   ("parametrisation", "prompt", prompt)):  # fmt: skip
+        for alias, name, value in (
+            ("method", "train", train),
+            ("side", "sides", sides),
+            ("parametrisation", "prompt", prompt),
+        ):
             default = type(self).__dataclass_fields__[name].default
             if value is not None and values[name] not in (default, value):
                 alias = "untied" if alias == "side" and self.untied else alias
