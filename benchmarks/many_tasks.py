@@ -11,8 +11,7 @@ calls.
 from __future__ import annotations
 
 import argparse
-import gzip
-import itertools
+import functools
 import json
 import os
 import statistics
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
+from query_prompts import add_inputs, fixed_prompt, in_turns, ratio, read_texts
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -31,28 +30,19 @@ sys.path.insert(0, str(ROOT))
 from retriever.attention import PromptShape  # noqa: E402
 from retriever.encoder import Encoder  # noqa: E402
 from retriever.options import EncoderOptions  # noqa: E402
-from retriever.prompts import TaskPrompt, backbone_of  # noqa: E402
 
 
 def main() -> None:
     """Reads the options, adds the tasks, measures each number of tasks, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="backbone (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--questions",
-        default=str(ROOT / "examples/squad/queries.jsonl.gz"),
-        help="file of the queries, compressed BEIR (default: examples/squad/queries.jsonl.gz)",
-    )
+    add_inputs(parser)
     parser.add_argument("--tasks", type=int, default=1000, help="number of tasks (default: %(default)s)")
     parser.add_argument("--length", type=int, default=32, help="tokens of each prompt (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="number of rounds (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (default: all cores)")
     parser.add_argument("--json", default="results/many_tasks.json", help="output file (default: %(default)s)")
     options = parser.parse_args()
-    with gzip.open(options.questions, "rt") as file:
-        texts = [json.loads(line)["text"] for line in itertools.islice(file, 640)]
+    texts = read_texts(options.questions, 640)
     random = np.random.default_rng(0)
     settings = EncoderOptions(compile="never", normalize=True)
     encoder = Encoder(options.model, settings, threads=options.threads, tasks={})
@@ -61,12 +51,9 @@ def main() -> None:
     rss_before = process.memory_info().rss
     assert encoder._shape is not None
     shape: PromptShape = encoder._shape
-    backbone = backbone_of(encoder.config)
     started = time.perf_counter()
     for number in range(options.tasks):
-        torch.manual_seed(number)
-        matrix = 0.3 * torch.randn(shape.layers, 2, shape.heads, options.length, shape.head_dim)
-        encoder.put_task(f"t{number}", TaskPrompt(backbone, settings, matrix, None))
+        encoder.put_task(f"t{number}", fixed_prompt(encoder, options.length, number))
     seconds_per_task = (time.perf_counter() - started) / options.tasks
     memory_bytes = process.memory_info().rss - rss_before
     counts = [count for count in (1, 10, 100, 1_000, 10_000) if count <= options.tasks]
@@ -74,14 +61,12 @@ def main() -> None:
     tasks_by_count = {
         count: [[f"t{n}" for n in random.integers(0, count, len(batch))] for batch in batches] for count in counts
     }
-    seconds: dict[int, list[float]] = {count: [] for count in counts}
-    for number in range(options.rounds + 1):
-        for count in counts:
-            started = time.perf_counter()
-            for batch, tasks in zip(batches, tasks_by_count[count], strict=True):
-                encoder.encode(batch, task=tasks)
-            if number:  # the first round is a warm-up
-                seconds[count].append(time.perf_counter() - started)
+
+    def run(count: int) -> None:
+        for batch, tasks in zip(batches, tasks_by_count[count], strict=True):
+            encoder.encode(batch, task=tasks)
+
+    seconds = in_turns({count: functools.partial(run, count) for count in counts}, options.rounds)
     mixed_tasks = tasks_by_count[counts[-1]][0] + tasks_by_count[counts[-1]][1]
     mixed = encoder.encode(texts[:64], task=mixed_tasks)
     single_calls = [encoder.encode([text], task=task) for text, task in zip(texts[:64], mixed_tasks, strict=True)]
@@ -102,9 +87,9 @@ def main() -> None:
     )
     print(f"largest difference between vectors of a mixed batch and of single-task calls: {difference:.2e}")
     for count in counts:
-        ratio = statistics.median(a / b for a, b in zip(seconds[1], seconds[count], strict=True))
         rate = len(texts) / statistics.median(seconds[count])
-        print(f"{count:6,} tasks in the traffic: {rate:8.0f} queries/s, {ratio:.2f} of the rate of one task")
+        share = ratio(seconds, 1, count)
+        print(f"{count:6,} tasks in the traffic: {rate:8.0f} queries/s, {share:.2f} of the rate of one task")
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     Path(options.json).write_text(json.dumps(document, indent=2) + "\n")
 

@@ -24,9 +24,9 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -42,6 +42,25 @@ from retriever.synthesis.saved import SavedSynthesis  # noqa: E402
 from retriever.synthesis.synthesiser import Synthesiser  # noqa: E402
 
 MIXES: tuple[Mix, ...] = get_args(Mix)
+Name = TypeVar("Name", bound=Hashable)  # of a function that is measured
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for the backbone and the file of the queries."""
+    parser.add_argument(
+        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="backbone (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--questions",
+        default=str(ROOT / "examples/squad/queries.jsonl.gz"),
+        help="file of the queries, compressed BEIR (default: examples/squad/queries.jsonl.gz)",
+    )
+
+
+def read_texts(file: str, count: int) -> list[str]:
+    """Returns the first `count` queries of a compressed BEIR file."""
+    with gzip.open(file, "rt") as lines:
+        return [json.loads(line)["text"] for line in itertools.islice(lines, count)]
 
 
 def fixed_prompt(encoder: Encoder, length: int, seed: int) -> TaskPrompt:
@@ -58,7 +77,7 @@ def computed_prompt(encoder: Encoder, length: int, mix: Mix, seed: int) -> TaskP
     shape = encoder._shape
     assert shape is not None
     torch.manual_seed(seed)
-    width = encoder._eager.backbone.get_input_embeddings().weight.shape[1]  # type: ignore[union-attr,operator]
+    width = encoder._eager.backbone.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
     module = Synthesiser(shape, width, SynthesisOptions(length=length, mix=mix))
     saved = SavedSynthesis.of(module)
     return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=saved)
@@ -76,8 +95,8 @@ def put_tasks(encoder: Encoder, count: int, length: int) -> dict[str, list[str]]
 
 
 def in_turns(
-    functions: Mapping[str, Callable[[], object]], rounds: int, deadline: float = float("inf")
-) -> dict[str, list[float]]:
+    functions: Mapping[Name, Callable[[], object]], rounds: int, deadline: float = float("inf")
+) -> dict[Name, list[float]]:
     """Returns the seconds of each function in each round. The first round is a warm-up and is not counted.
 
     Args:
@@ -85,7 +104,7 @@ def in_turns(
         rounds: Number of rounds; fewer, but at least one, if time is short.
         deadline: Value of time.monotonic() after which no round starts.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    seconds: dict[Name, list[float]] = {name: [] for name in functions}
     for number in range(rounds + 1):
         if number > 1 and time.monotonic() > deadline:
             break
@@ -97,7 +116,7 @@ def in_turns(
     return seconds
 
 
-def ratio(seconds: Mapping[str, Sequence[float]], name: str, to: str) -> float:
+def ratio(seconds: Mapping[Name, Sequence[float]], name: Name, to: Name) -> float:
     """Returns the median of the ratios of the seconds of two functions in the same round."""
     return statistics.median(a / b for a, b in zip(seconds[name], seconds[to], strict=True))
 
@@ -144,7 +163,7 @@ def measure_lengths(
         for batch in batches:
             encoder.encode(batch, task=task)
 
-    functions = {name or "none": lambda name=name: run(name) for name in (None, *prompts)}  # type: ignore[misc]
+    functions = {name or "none": lambda name=name: run(name) for name in (None, *prompts)}
     seconds = in_turns(functions, rounds, deadline)
     for name in prompts:
         encoder.drop_task(name)
@@ -214,14 +233,7 @@ def tables(document: Mapping[str, Any]) -> str:
 def main() -> None:
     """Reads the options, measures, prints the tables, and writes them and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="backbone (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--questions",
-        default=str(ROOT / "examples/squad/queries.jsonl.gz"),
-        help="file of the queries, compressed BEIR (default: examples/squad/queries.jsonl.gz)",
-    )
+    add_inputs(parser)
     parser.add_argument("--count", type=int, default=640, help="number of queries (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="queries of a batch (default: %(default)s)")
     parser.add_argument("--tasks", type=int, default=100, help="number of tasks (default: %(default)s)")
@@ -236,9 +248,7 @@ def main() -> None:
     parser.add_argument("--json", default="results/query_prompts.json", help="output file (default: %(default)s)")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    with gzip.open(options.questions, "rt") as file:
-        texts = [json.loads(line)["text"] for line in itertools.islice(file, options.count)]
-
+    texts = read_texts(options.questions, options.count)
     batches = [texts[start : start + options.batch] for start in range(0, len(texts), options.batch)]
 
     def start(dtype: str, compile: str) -> tuple[Encoder, dict[str, list[str]]]:

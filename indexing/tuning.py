@@ -111,9 +111,17 @@ class TuneMaker:
                 of = Store(each.store) if each.store else self.store
                 readers.append(kind.open(of, name, each.corpus).open_vectors())
             vectors = joined_vectors(readers, [each.corpus.num_rows for each in training.corpora])
-        system = DualSystem(resolve(self.backbone.folder), self.backbone.options, self.tuning, data, device=device,
-                            dtype=dtype, checkpointing=self.checkpointing, start=start,
-                            vectors=vectors)  # fmt: skip
+        system = DualSystem(
+            resolve(self.backbone.folder),
+            self.backbone.options,
+            self.tuning,
+            data,
+            device=device,
+            dtype=dtype,
+            checkpointing=self.checkpointing,
+            start=start,
+            vectors=vectors,
+        )
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
             return system, None, refresh
@@ -125,6 +133,7 @@ class TuneMaker:
         dev = dev_set(
             self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, compose, vectors=system.vectors
         )
+        system.check_queries(dev.queries)
         return system, lambda: dev.mrr(system, rank, world), refresh
 
     def judge(self, system: DualSystem) -> dict[str, Any]:

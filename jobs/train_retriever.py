@@ -28,7 +28,9 @@ from jobs.sweeps.grid import Run, parse_grid
 from jobs.sweeps.report import chosen_line, draw, table
 from jobs.sweeps.work import SweepWork, choose, read_outcomes
 from jobs.training import QUALITY, check_name, describe_best
-from jobs.tuning import Opened, TrainRetriever, open_all, serving_warnings
+from jobs.tuning.opening import Opened, open_all
+from jobs.tuning.options import TrainRetriever
+from jobs.tuning.serving import serving_warnings
 
 import torch
 
@@ -134,8 +136,14 @@ def merge_inputs(
 def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     """Trains a task, unless it is complete."""
     notes = {"backbone": options.backbone, "options": opened.spec.options.stored(), "queries": opened.queries}
-    artifact = options.make(store, options.kind, options.task, inputs=opened.inputs, config=opened.config,
-                            prepare=lambda on_ray: (opened.maker, opened.loop, notes))  # fmt: skip
+    artifact = options.make(
+        store,
+        options.kind,
+        options.task,
+        inputs=opened.inputs,
+        config=opened.config,
+        prepare=lambda on_ray: (opened.maker, opened.loop, notes),
+    )
     tuning = opened.maker.tuning
     if tuning.parametrisation == "per-task":
         commit_task_prompts(store, artifact)

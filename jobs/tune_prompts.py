@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jobs import train_retriever
 from jobs.cli import run
-from jobs.tuning import TunePrompts
+from jobs.tuning.options import TunePrompts
 
 
 def main(options: TunePrompts) -> None:

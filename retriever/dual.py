@@ -41,7 +41,7 @@ from retriever.sparse.flops import MIN_WORDS, FlopsOptions, flops, mean_words
 from retriever.synthesis.divergence import regulariser
 from retriever.synthesis.provider import SynthesisedPrompt
 from retriever.synthesis.task_prompts import TaskPrompts
-from retriever.synthesis.words import NO_WORDS
+from retriever.synthesis.words import NO_WORDS, count_words
 from retriever.system import Batch, Chunk, Output, checkpoint_activations
 from retriever.tuning_options import TuneOptions, offsets_of
 
@@ -102,10 +102,8 @@ class DualSystem:
             raise InputError(f"{folder}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
                              "regulariser for pooling=splade, and none for other vectors")  # fmt: skip
         self.tokenizer = TextTokenizer(recipe, encoder)
-        if tuning.parametrisation == "synthesised" and data is not None:
-            for first in range(0, len(data.queries), _QUERIES):
-                texts = data.queries[first : first + _QUERIES]
-                self._check_words(texts, self.tokenizer(texts, side="query"))
+        if data is not None:
+            self.check_queries(data.queries)
         self.autocast = tuning.method == "finetune" and dtype == torch.bfloat16
         self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
         self.pooled, self.head = self._open_encoder()
@@ -164,7 +162,8 @@ class DualSystem:
             self.data, options, step, draw_positive=options.draw_positive, draw_negatives=options.draw_negatives
         )
         passages, places = np.unique(rows, return_inverse=True)
-        positives = places.reshape(rows.shape)[:, 0]
+        groups = places.reshape(rows.shape)
+        positives = groups[:, 0]
         ignored = np.zeros((len(queries), len(passages)), bool)
         for place, query in enumerate(queries):
             ignored[place] = np.isin(passages, self.data.relevant(query))
@@ -175,12 +174,11 @@ class DualSystem:
             chunks = [with_tasks(chunk, self.data.tasks_of(queries)) for chunk in chunks]
         chunks += self.passage_chunks(passages[rank::world], len(queries) + np.arange(rank, len(passages), world))
         labels = Labels(torch.from_numpy(positives), torch.from_numpy(ignored))
-        if options.negatives_from == "own":
-            labels = labels._replace(groups=torch.from_numpy(places.reshape(rows.shape)))
+        if options.negatives_from == "own" or options.distills:
+            labels = labels._replace(groups=torch.from_numpy(groups))
         if options.distills:
             scores = [self.data.teacher_scores(query, group) for query, group in zip(queries, rows, strict=True)]
-            teacher = teacher_logits(torch.from_numpy(np.stack(scores)))
-            labels = labels._replace(groups=torch.from_numpy(places.reshape(rows.shape)), teacher=teacher)
+            labels = labels._replace(teacher=teacher_logits(torch.from_numpy(np.stack(scores))))
         outputs = {"dense": Output(self.recipe.dim, len(queries) + len(passages))}
         given = {"queries": len(queries), **labels._asdict()}
         if options.synthesis is not None and options.divergence is not None:
@@ -219,9 +217,19 @@ class DualSystem:
             for text_rows, ids, lengths in filled
         ]
 
+    def check_queries(self, texts: Sequence[str]) -> None:
+        """Raises InputError for a query without a word, from which its prompt would be computed; names it.
+
+        Other prompts need no words.
+        """
+        if self.tuning.parametrisation != "synthesised":
+            return
+        for first in range(0, len(texts), _QUERIES):
+            some = texts[first : first + _QUERIES]
+            self._check_words(some, self.tokenizer(some, side="query"))
+
     def _check_words(self, texts: Sequence[str], tokens: Tokens) -> None:
-        """Raises InputError for a query without a word, from which its prompt could be computed; names it."""
-        words = np.add.reduceat(self.tokenizer.are_words(tokens.ids).astype(np.int64), tokens.starts)
+        words = count_words(tokens, self.tokenizer.are_words)
         if not words.all():
             raise InputError(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r} {NO_WORDS}")
 
@@ -270,16 +278,21 @@ class DualSystem:
         options, queries, vectors = self.tuning, batch.given["queries"], outputs["dense"]
         labels = Labels(*(batch.given[name] for name in Labels._fields)).to(vectors.device)
         temperature = self.temperature if self.learned is None else 1.0  # `forward` has applied it
-        loss = batch_loss(options.loss, vectors[:queries], vectors[queries:], labels, temperature,
-                          options.contrastive_weight, options.negatives_from)  # fmt: skip
+        loss = batch_loss(
+            options.loss,
+            vectors[:queries],
+            vectors[queries:],
+            labels,
+            temperature,
+            options.contrastive_weight,
+            options.negatives_from,
+        )
         if options.divergence is not None:
             tasks = batch.given["tasks"].to(vectors.device)
             loss = loss + regulariser(outputs[_ATTENTION], tasks, options.divergence)
         return loss if options.flops is None else loss + self._regulariser(options.flops, outputs, batch)
 
-    def _regulariser(
-        self, options: FlopsOptions, outputs: Mapping[str, torch.Tensor], batch: Batch
-    ) -> torch.Tensor:
+    def _regulariser(self, options: FlopsOptions, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Returns the weighted FLOPS of queries and of passages, a scalar; stored passages have none.
 
         Raises:
@@ -390,8 +403,9 @@ class DualSystem:
             if tuning.parametrisation == "per-task":
                 return self._open_task_prompts(shape, table.shape[1], start)
             are_words = self.tokenizer.are_words(np.arange(len(table)))
-            provider = SynthesisedPrompt(shape, table, are_words, self.recipe.padding_side, tuning.synthesis,
-                                         tuning.prompt_dropout)  # fmt: skip
+            provider = SynthesisedPrompt(
+                shape, table, are_words, self.recipe.padding_side, tuning.synthesis, tuning.prompt_dropout
+            )
             if start is not None:
                 provider.continue_from(start)
             return provider
@@ -400,8 +414,10 @@ class DualSystem:
         )
         if start is not None:
             if start.synthesis is not None:
-                raise InputError("the prompt to begin from is computed from each query: use parametrisation "
-                                 "synthesised, or another prompt")  # fmt: skip
+                raise InputError(
+                    "the prompt to begin from is computed from each query: use parametrisation "
+                    "synthesised, or another prompt"
+                )
             prompt.start(start.of(side))
         return prompt
 
@@ -428,7 +444,6 @@ class DualSystem:
         provider: PromptProvider | None = prompts.get("both", prompts.get(side))
         return provider
 
-
     def _open_task_prompts(self, shape: PromptShape, width: int, start: TaskPrompt | None) -> TaskPrompts:
         """Returns the provider of a prompt for each task. Raises InputError for prompts that it cannot be used for."""
         assert self.tuning.synthesis is not None
@@ -436,8 +451,10 @@ class DualSystem:
             raise InputError("parametrisation per-task cannot start from an initial prompt: use embedding")
         names = () if self.data is None else self.data.task_names()
         if len(names) != self.tuning.synthesis.prompts:
-            raise InputError(f"parametrisation per-task: {self.tuning.synthesis.prompts} prompts for {len(names)} "
-                             f"tasks ({', '.join(names)}): expected a prompt for each")  # fmt: skip
+            raise InputError(
+                f"parametrisation per-task: {self.tuning.synthesis.prompts} prompts for {len(names)} "
+                f"tasks ({', '.join(names)}): expected a prompt for each"
+            )
         return TaskPrompts(shape, width, names, self.tuning.synthesis, self.tuning.prompt_dropout)
 
 

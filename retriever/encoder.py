@@ -44,7 +44,7 @@ _BUDGET = {"cpu": 4096, "cuda": 65536}
 # Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
 _STEP = 16
 # Bytes of the prompts of a batch in which some are computed; larger batches are cut. Each row's prompt takes as many as
-# the longest. (On the CPU, blocks above 32 MiB are mapped anew for each batch.)
+# the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)
 _COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
 _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 
@@ -56,14 +56,14 @@ class _Served(NamedTuple):
     sides: dict[Side, Prompts]
 
 
-class _Asked(NamedTuple):
+class _TextPrompts(NamedTuple):
     """The prompts of some texts.
 
-    prompts: All prompts of a side; None: no text has one. slots: The slot of each text, int64 [texts]. wordless: bool
+    served: All prompts of a side; None: no text has one. slots: The slot of each text, int64 [texts]. wordless: bool
     [texts], texts without the words that their prompts would be computed from; their vectors become NaN.
     """
 
-    prompts: Prompts | None
+    served: Prompts | None
     slots: np.ndarray
     wordless: np.ndarray
 
@@ -197,25 +197,30 @@ class Encoder:
                 if matrix is not None:
                     table.put(name, matrix, prompt.offset(side))
                 elif side == "query" and prompt.synthesis is not None:
-                    table.put_synthesiser(name, self._kept(prompt.synthesis))
+                    table.put_synthesiser(name, self._open_synthesiser(prompt.synthesis))
                 else:
                     table.drop(name)
             self._serve(self._served.names | {name})
 
-    def _kept(self, synthesis: SavedSynthesis) -> KeptSynthesiser:
+    def _open_synthesiser(self, synthesis: SavedSynthesis) -> KeptSynthesiser:
         assert self._shape is not None
         return KeptSynthesiser(synthesis.open(self._shape), self.dtype, self.device)
 
-    def _kept_bytes(self, synthesis: SavedSynthesis) -> int:
-        """Returns the bytes that the prompts of a task need: what is kept, and the float32 form while it is made."""
+    def _synthesiser_bytes(self, synthesis: SavedSynthesis) -> int:
+        """Returns the bytes that an open synthesiser needs: its kept numbers, and their float32 form while it opens."""
         return synthesis.kept_numbers() * (4 + self.dtype.itemsize)
 
     def _check_room(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the tables with one more prompt exceed the free memory."""
         free = free_memory(self.device)
-        if prompt.synthesis is not None and (kept := self._kept_bytes(prompt.synthesis)) > free:
-            raise InputError(f"task {name!r}: what computes its prompts takes {kept / 2**30:.1f} GiB, and "
-                             f"{free / 2**30:.1f} are free")  # fmt: skip
+        if prompt.synthesis is not None:
+            size = self._synthesiser_bytes(prompt.synthesis)
+            if size > free:
+                raise InputError(
+                    f"task {name!r}: what computes its prompts takes {size / 2**30:.1f} GiB, and "
+                    f"{free / 2**30:.1f} are free"
+                )
+            free -= size  # its passages may have a prompt in the table
         matrices = {side: matrix for side in self._tables if (matrix := prompt.of(side)) is not None}
         size = sum(self._tables[side].growth(matrix.shape[3]) for side, matrix in matrices.items())
         if size and size > free:
@@ -291,7 +296,7 @@ class Encoder:
 
         Arguments as in `forward`, which gives these texts vectors of NaN with check=False.
         """
-        return np.flatnonzero(self._asked(task, side, tokens).wordless)
+        return np.flatnonzero(self._prompts_of(task, side, tokens).wordless)
 
     def forward(
         self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
@@ -303,14 +308,14 @@ class Encoder:
         are returned unchanged; where a text lacks the words for its prompt, they are NaN. `report` is called after each
         batch with the number of texts that are done; after a packed batch, from the batch's thread.
         """
-        asked = self._asked(task, side, tokens)
-        if check and len(wordless := np.flatnonzero(asked.wordless)):
+        prompts = self._prompts_of(task, side, tokens)
+        if check and len(wordless := np.flatnonzero(prompts.wordless)):
             raise no_words(wordless, len(tokens))
         done = _Done(report)
         vectors = (
-            self._padded(tokens, asked, side, done)
+            self._padded(tokens, prompts, side, done)
             if self._team is None
-            else self._packed(tokens, asked, self._team, done)
+            else self._packed(tokens, prompts, self._team, done)
         )
         if check and len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
             raise InputError(
@@ -319,27 +324,27 @@ class Encoder:
             )
         return vectors
 
-    def _packed(self, tokens: Tokens, asked: _Asked, team: Team, done: _Done) -> np.ndarray:
+    def _packed(self, tokens: Tokens, prompts: _TextPrompts, team: Team, done: _Done) -> np.ndarray:
         """Encodes without padding (packed); one thread per batch."""
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
         def fill(rows: np.ndarray) -> None:
             inputs: tuple[object, ...] = end_to_end(tokens, rows)
             with torch.inference_mode():
-                if prompt := self._prompt_of(tokens, asked, rows):
+                if prompt := self._prompt_rows(tokens, prompts, rows):
                     inputs = (*inputs, prompt)
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
             done.add(len(rows))
 
         batches = plan_packed(tokens.lengths, least=_LEAST[self.dtype])
-        team.run(fill, [some for rows in batches for some in self._cut(rows, asked)])
-        vectors[asked.wordless] = np.nan
+        team.run(fill, [some for rows in batches for some in self._cut(rows, prompts)])
+        vectors[prompts.wordless] = np.nan
         return vectors
 
-    def _padded(self, tokens: Tokens, asked: _Asked, side: Side, done: _Done) -> np.ndarray:
+    def _padded(self, tokens: Tokens, prompts: _TextPrompts, side: Side, done: _Done) -> np.ndarray:
         """Encodes padded batches, one after another."""
         pooled = torch.empty(len(tokens), self._recipe.pooled_dim, dtype=torch.float32, device=self.device)
-        for rows, outputs in self._batches(tokens, asked, side):
+        for rows, outputs in self._batches(tokens, prompts, side):
             pooled[torch.from_numpy(rows).to(self.device)] = outputs
             done.add(len(rows))
         with torch.no_grad():
@@ -353,38 +358,38 @@ class Encoder:
 
         Arguments and errors as in `encode`; numbers that are not finite are yielded unchanged.
         """
-        return self._batches(tokens, self._asked(task, side, tokens), side)
+        return self._batches(tokens, self._prompts_of(task, side, tokens), side)
 
-    def _batches(self, tokens: Tokens, asked: _Asked, side: Side) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    def _batches(self, tokens: Tokens, prompts: _TextPrompts, side: Side) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         recipe = self._recipe
         terms = recipe.query_terms if side == "query" else recipe.passage_terms
         planned = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
-        batches = [(some, width) for rows, width in planned for some in self._cut(rows, asked)]
+        batches = [(some, width) for rows, width in planned for some in self._cut(rows, prompts)]
         for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
             inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
             with torch.no_grad():
-                if prompt := self._prompt_of(tokens, asked, np.resize(rows, len(ids))):  # a single text is repeated
+                if prompt := self._prompt_rows(tokens, prompts, np.resize(rows, len(ids))):  # a single text is repeated
                     inputs = (*inputs, prompt)
                 outputs = self._run(*inputs)[: len(rows)]
                 if terms is not None:
                     outputs = keep_largest(outputs, terms)
-                outputs[torch.from_numpy(asked.wordless[rows]).to(self.device)] = torch.nan
+                outputs[torch.from_numpy(prompts.wordless[rows]).to(self.device)] = torch.nan
             yield rows, outputs
 
-    def _cut(self, texts: np.ndarray, asked: _Asked) -> list[np.ndarray]:
+    def _cut(self, texts: np.ndarray, prompts: _TextPrompts) -> list[np.ndarray]:
         """Returns the texts of a batch in several ones if their prompts would take too much memory."""
-        if asked.prompts is None or not (size := asked.prompts.bytes_per_row(asked.slots[texts])):
+        if prompts.served is None or not (size := prompts.served.bytes_per_row(prompts.slots[texts])):
             return [texts]
         most = max(1, _COMPUTED_BYTES[self.device.type] // size)
         return [texts[start : start + most] for start in range(0, len(texts), most)]
 
-    def _prompt_of(self, tokens: Tokens, asked: _Asked, texts: np.ndarray) -> PromptRows | None:
+    def _prompt_rows(self, tokens: Tokens, prompts: _TextPrompts, texts: np.ndarray) -> PromptRows | None:
         """Returns the prompts of a batch, which holds some of the texts."""
-        if asked.prompts is None:
+        if prompts.served is None:
             return None
-        return asked.prompts.rows(asked.slots[texts], lambda rows: self._words.largest(tokens, texts[rows]))
+        return prompts.served.rows(prompts.slots[texts], lambda rows: self._words.largest(tokens, texts[rows]))
 
     @functools.cached_property
     def _words(self) -> Words:
@@ -436,12 +441,12 @@ class Encoder:
             raise InputError(f"task {name!r}: its prompt was trained with other settings than the encoder's: "
                              f"{', '.join(differ)}; open an encoder with those")  # fmt: skip
 
-    def _asked(self, task: str | Sequence[str | None] | None, side: Side, tokens: Tokens) -> _Asked:
+    def _prompts_of(self, task: str | Sequence[str | None] | None, side: Side, tokens: Tokens) -> _TextPrompts:
         """Returns the current prompts, and which of them each text has."""
         num_texts = len(tokens)
         wordless = np.zeros(num_texts, bool)
         if task is None:
-            return _Asked(None, np.zeros(num_texts, np.int64), wordless)
+            return _TextPrompts(None, np.zeros(num_texts, np.int64), wordless)
         if self._served is None:
             raise InputError(f"task={task!r}: this encoder was opened without tasks; open it with tasks, or leave out "
                              "task")  # fmt: skip
@@ -457,7 +462,7 @@ class Encoder:
         if (slots < 0).any():
             wordless = (slots < 0) & (self._words.counts(tokens) == 0)
             slots[wordless] = 0
-        return _Asked(prompts, slots, wordless)
+        return _TextPrompts(prompts, slots, wordless)
 
 
 class _Done:

@@ -249,9 +249,14 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def warm_up_rows(
-    shape: PromptShape, batch: int, dtype: torch.dtype, device: torch.device, *, computed: bool = False,
+    shape: PromptShape,
+    batch: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    computed: bool = False,
     offsets: bool = False,
-) -> list[PromptRows]:  # fmt: skip
+) -> list[PromptRows]:
     """Returns a shared and a mixed prompt to compile with; or a mixed one, and one of which some are computed.
 
     Their sizes differ from all other dimensions: torch.compile takes dimensions of equal size for the same one.

@@ -55,7 +55,7 @@ _BACKBONE: dict[str, type] = {
 }
 _FIELDS: dict[str, type] = {"format": int, "backbone": dict, "options": dict, "sides": dict, "sha256": str}
 _OFFSET: dict[str, type] = {"position_offset": bool}  # stored only if it is true
-_SYNTHESIS: dict[str, type] = {"synthesis": dict}  # stored only if queries have prompts of their own
+_SYNTHESIS: dict[str, type] = {"synthesis": dict}  # stored only if the prompts of queries are computed
 _PLACE: dict[str, type] = {"tensor": str, "length": int}
 
 
@@ -208,8 +208,10 @@ class TaskPrompt:
         names = {"query": "both", "passage": "both"} if tied else {"query": "query", "passage": "passage"}
         matrices = {"query": self.query, "passage": self.passage}
         tensors = {names[side]: m.contiguous() for side, m in matrices.items() if m is not None}
-        places = {side: {"tensor": name, "length": tensors[name].shape[3]} if name in tensors else None
-                  for side, name in names.items()}  # fmt: skip
+        places = {
+            side: {"tensor": name, "length": tensors[name].shape[3]} if name in tensors else None
+            for side, name in names.items()
+        }
         extra: dict[str, Any] = {"position_offset": True} if self.position_offset else {}
         if self.synthesis is not None:
             tensors |= self.synthesis.named()
@@ -257,8 +259,9 @@ def load_prompt(folder: Path) -> TaskPrompt:
     if "both" in names and names != ["both", "both"]:
         raise InputError(f"{file}: sides: one side has the tensor both and the other has another: expected the same")
     if synthesis_options is not None and places.get("query"):
-        raise InputError(f"{file}: sides.query: expected null, since by the field synthesis each query has its own "
-                         "prompt")  # fmt: skip
+        raise InputError(
+            f"{file}: sides.query: expected null, since by the field synthesis the prompt of each query is computed"
+        )
     if not weights.is_file():
         raise InputError(f"{weights}: no such file, so not a task's prompt")
     with readable_errors(weights):
@@ -268,9 +271,9 @@ def load_prompt(folder: Path) -> TaskPrompt:
         tensors = load_file(weights)
     synthesis = None
     if synthesis_options is not None:
-        own = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
-        unprefixed = {name.removeprefix(PREFIX): tensor for name, tensor in own.items()}
-        synthesis = saved_synthesis(synthesis_options, unprefixed, weights)
+        names_of_weights = [name for name in tensors if name.startswith(PREFIX)]
+        network = {name.removeprefix(PREFIX): tensors.pop(name) for name in names_of_weights}
+        synthesis = saved_synthesis(synthesis_options, network, weights)
     _check_tensors(tensors, {name for name, _ in places.values()}, weights)
     for side, (name, length) in places.items():
         if tensors[name].shape[3] != length:
@@ -356,8 +359,10 @@ def check_backbone(
     """
     check_initial_prompt(prompt, config, shape)
     if width is not None and prompt.synthesis is not None and prompt.synthesis.width != width:
-        raise InputError(f"the prompt of a query is computed from word embeddings of {prompt.synthesis.width} numbers, "
-                         f"the backbone's have {width}")  # fmt: skip
+        raise InputError(
+            f"the prompt of a query is computed from word embeddings of {prompt.synthesis.width} numbers, "
+            f"the backbone's have {width}"
+        )
     if prompt.backbone.get("head") != config["head"]:
         is_scaled = "normalize" in config["head"]
         trained, here = ("unscaled vectors", "vectors of length 1")[:: 1 if is_scaled else -1]
@@ -386,8 +391,10 @@ def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: P
             raise InputError(f"the prompt is of shape {tuple(matrix.shape)}, the backbone has {shape.layers} layers, "
                              f"{shape.heads} heads of {shape.head_dim}")  # fmt: skip
     if shape and prompt.synthesis is not None and not prompt.synthesis.fits(shape):
-        raise InputError(f"the prompt of a query has {prompt.synthesis.numbers} numbers per token, the backbone has "
-                         f"{shape.layers} layers, {shape.heads} heads of {shape.head_dim}")  # fmt: skip
+        raise InputError(
+            f"the prompt of a query has {prompt.synthesis.numbers} numbers per token, the backbone has "
+            f"{shape.layers} layers, {shape.heads} heads of {shape.head_dim}"
+        )
 
 
 def _without_scaling(backbone: Mapping[str, Any]) -> dict[str, Any]:

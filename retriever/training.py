@@ -369,8 +369,10 @@ class Trainer:
                     raise InputError(f"the checkpoint was made with the optimizer {optimizer}, this run has "
                                      f"{self.optimizer}: use the checkpoint's, or give another name")  # fmt: skip
                 if found != self.conditions:
-                    raise InputError(f"the run was begun with {_spelt(found)}, now {_spelt(self.conditions)}: resume "
-                                     "on such a machine, or give another name")  # fmt: skip
+                    raise InputError(
+                        f"the run was begun with {_spelt(found)}, now {_spelt(self.conditions)}: resume "
+                        "on such a machine, or give another name"
+                    )
                 self.stepper.load(file.get_tensor, progress.steps, self._touch)
                 if self.refresh and _MINED in file.keys():  # noqa: SIM118
                     self._mined = file.get_tensor(_MINED)

@@ -54,7 +54,7 @@ class TuneOptions:
         flops: Options of the regulariser of sparse vectors; None for dense ones.
         synthesis: Options of prompts that are computed from each query, among them their length, or of prompts of each
             task, whose number is that of the tasks; None unless the parametrisation is "synthesised" or "per-task".
-        divergence: Options of the regulariser of these prompts; None: there is none.
+        divergence: Options of the regulariser of these prompts; None: they are not regularised.
     """
 
     method: Method = "prompt"
@@ -95,33 +95,49 @@ class TuneOptions:
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if self.length < 1 or self.batch < 1 or self.negatives_per_query < 0 or self.seed < 0:
-            raise InputError(f"length={self.length} batch={self.batch} negatives_per_query={self.negatives_per_query} "
-                             f"seed={self.seed}: expected counts")  # fmt: skip
+            raise InputError(
+                f"length={self.length} batch={self.batch} negatives_per_query={self.negatives_per_query} "
+                f"seed={self.seed}: expected counts"
+            )
         if not 0 <= self.prompt_dropout < 1 or (self.temperature is not None and not self.temperature > 0):
-            raise InputError(f"prompt_dropout={self.prompt_dropout} temperature={self.temperature}: expected a share, "
-                             "and more than 0")  # fmt: skip
+            raise InputError(
+                f"prompt_dropout={self.prompt_dropout} temperature={self.temperature}: expected a share, "
+                "and more than 0"
+            )
         if not (self.contrastive_weight >= 0 and math.isfinite(self.contrastive_weight)):
             raise InputError(f"contrastive_weight={self.contrastive_weight}: expected 0 or more")
         if self.contrastive_weight and not self.distills:
-            raise InputError(f"contrastive_weight={self.contrastive_weight} loss={self.loss}: expected a distillation "
-                             f"loss, to which it is added: {' or '.join(DISTILLATION)}")  # fmt: skip
+            raise InputError(
+                f"contrastive_weight={self.contrastive_weight} loss={self.loss}: expected a distillation "
+                f"loss, to which it is added: {' or '.join(DISTILLATION)}"
+            )
         if self.distills and not self.negatives_per_query:
-            raise InputError(f"loss={self.loss} negatives_per_query=0: expected at least 1 negative, whose score is "
-                             "compared with the teacher's")  # fmt: skip
+            raise InputError(
+                f"loss={self.loss} negatives_per_query=0: expected at least 1 negative, whose score is "
+                "compared with the teacher's"
+            )
         has_contrastive = not self.distills or self.contrastive_weight
         if self.negatives_from == "own" and (not self.negatives_per_query or "symmetric" in self.loss):
-            raise InputError(f"parameter negatives_from own, parameter negatives_per_query {self.negatives_per_query}, "
-                             f"parameter loss {self.loss}: expected at least 1 negative, and no symmetric loss, whose "
-                             "negatives are those of the batch")  # fmt: skip
+            raise InputError(
+                f"parameter negatives_from own, parameter negatives_per_query {self.negatives_per_query}, "
+                f"parameter loss {self.loss}: expected at least 1 negative, and no symmetric loss, whose "
+                "negatives are those of the batch"
+            )
         if self.negatives_from == "own" and not has_contrastive:
-            raise InputError(f"parameter negatives_from own, parameter loss {self.loss}: expected a contrastive loss, "
-                             "whose negatives they are, or parameter contrastive_weight above 0")  # fmt: skip
+            raise InputError(
+                f"parameter negatives_from own, parameter loss {self.loss}: expected a contrastive loss, "
+                "whose negatives they are, or parameter contrastive_weight above 0"
+            )
         if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
-            raise InputError(f"learn_temperature temperature={self.temperature}: expected at least {1 / MAX_SCALE}, "
-                             "below which a learned temperature does not fall")  # fmt: skip
+            raise InputError(
+                f"learn_temperature temperature={self.temperature}: expected at least {1 / MAX_SCALE}, "
+                "below which a learned temperature does not fall"
+            )
         if self.temperature_lr is not None and not self.learn_temperature:
-            raise InputError(f"temperature_lr={self.temperature_lr} learn_temperature=False: expected a learned "
-                             "temperature, whose learning rate it is")  # fmt: skip
+            raise InputError(
+                f"temperature_lr={self.temperature_lr} learn_temperature=False: expected a learned "
+                "temperature, whose learning rate it is"
+            )
         if self.temperature_lr is not None and not (self.temperature_lr > 0 and math.isfinite(self.temperature_lr)):
             raise InputError(f"temperature_lr={self.temperature_lr}: expected more than 0")
         if self.method != "prompt" and self.position_offset:
@@ -139,30 +155,42 @@ class TuneOptions:
             )
         self._check_synthesis()
         if self.flops is not None and self.flops.passages and self.sides == "query":
-            raise InputError(f"sides=query flops_passages={self.flops.passages:g}: vectors of passages are stored, and "
-                             "no regulariser changes them: expected 0")  # fmt: skip
+            raise InputError(
+                f"sides=query flops_passages={self.flops.passages:g}: vectors of passages are stored, and "
+                "no regulariser changes them: expected 0"
+            )
 
     def _check_synthesis(self) -> None:
         """Raises InputError for options that prompts of queries cannot be trained with."""
         if (self.parametrisation in _COMPUTED) != (self.synthesis is not None):
-            raise InputError(f"parametrisation={self.parametrisation} synthesis={self.synthesis}: expected options of "
-                             f"computed prompts for parametrisation {' and '.join(_COMPUTED)} alone")  # fmt: skip
+            raise InputError(
+                f"parametrisation={self.parametrisation} synthesis={self.synthesis}: expected options of "
+                f"computed prompts for parametrisation {' and '.join(_COMPUTED)} alone"
+            )
         if self.divergence is not None and self.parametrisation != "synthesised":
-            raise InputError(f"parametrisation={self.parametrisation} divergence={self.divergence}: regularises "
-                             "prompts that are computed from each query: use synthesised")  # fmt: skip
+            raise InputError(
+                f"parametrisation={self.parametrisation} divergence={self.divergence}: regularises "
+                "prompts that are computed from each query: use synthesised"
+            )
         if self.synthesis is None:
             return
         allowed = [("prompt", "query"), *([("finetune", "untied")] if self.parametrisation == "synthesised" else [])]
         if (self.method, self.sides) not in allowed:
             expected = " or ".join(f"method {method} and sides {sides}" for method, sides in allowed)
-            raise InputError(f"parametrisation={self.parametrisation} method={self.method} sides={self.sides}: "
-                             f"expected {expected}, because only queries have computed prompts")  # fmt: skip
+            raise InputError(
+                f"parametrisation={self.parametrisation} method={self.method} sides={self.sides}: "
+                f"expected {expected}, because only queries have computed prompts"
+            )
         if self.position_offset:
-            raise InputError(f"parametrisation={self.parametrisation} position_offset=True: a text starts at its usual "
-                             "position after a computed prompt: leave out position_offset")  # fmt: skip
+            raise InputError(
+                f"parametrisation={self.parametrisation} position_offset=True: a text starts at its usual "
+                "position after a computed prompt: leave out position_offset"
+            )
         if self.divergence is not None and self.synthesis.attention == "uniform":
-            raise InputError("attention=uniform with a prompt regulariser: all queries have the same weights, which it "
-                             "cannot change: give it weight 0")  # fmt: skip
+            raise InputError(
+                "attention=uniform with a prompt regulariser: all queries have the same weights, which it "
+                "cannot change: give it weight 0"
+            )
 
     @property
     def distills(self) -> bool:

@@ -62,8 +62,10 @@ class SynthesisTraining(Common):
         for name, default in defaults.items():
             if (value := getattr(self, name)) != default:
                 option = f"--no-{name}" if value is False else f"--{name.replace('_', '-')} {value}"
-                raise InputError(f"{option} --prompt {prompt}: is for prompts that are computed from each query: give "
-                                 "--prompt synthesised, or leave it out")  # fmt: skip
+                raise InputError(
+                    f"{option} --prompt {prompt}: is for prompts that are computed from each query: give "
+                    "--prompt synthesised, or leave it out"
+                )
 
     def synthesis(self, saved: SynthesisOptions | None = None) -> SynthesisOptions:
         """Returns the options of the synthesiser.
@@ -75,18 +77,23 @@ class SynthesisTraining(Common):
             InputError: If an option has a bad value, or another one than the synthesiser that training continues from.
         """
         values = {field: getattr(self, name) for field, name in _OPTIONS.items()}
-        given = {field: value for field, value in values.items() if value is not None}
-        for field, value in given.items():
+        set_values = {field: value for field, value in values.items() if value is not None}
+        for field, value in set_values.items():
             if saved is not None and value != getattr(saved, field):
-                raise InputError(f"parameter init: its prompts have parameter {_OPTIONS[field]} {getattr(saved, field)}"
-                                 f", and {value} is given: leave it out")  # fmt: skip
-        return saved or SynthesisOptions(**given)
+                raise InputError(
+                    f"parameter init: its prompts have parameter {_OPTIONS[field]} {getattr(saved, field)}"
+                    f", and {value} is given: leave it out"
+                )
+        return saved or SynthesisOptions(**set_values)
 
     def per_task(self) -> SynthesisOptions:
-        """Returns the options of a prompt for each task, for one task. Raises InputError if an option has a bad value.
+        """Returns the options of a prompt for each task, as if there were one task.
+
+        Raises:
+            InputError: If an option has a bad value.
         """
-        given = {"length": self.length, "bottleneck": self.prompt_bottleneck}
-        values: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+        sizes = {"length": self.length, "bottleneck": self.prompt_bottleneck}
+        values: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
         return SynthesisOptions(prompts=1, hidden=1, mix="after", attention="uniform", **values)
 
     def divergence(self, attention: str, tasks: int, batches: str) -> DivergenceOptions | None:
@@ -106,10 +113,14 @@ class SynthesisTraining(Common):
         if weight == 0:
             return None
         if attention == "uniform":
-            raise InputError(f"--attention uniform --divergence-weight {weight:g}: all queries have the same weights, "
-                             "which the regulariser cannot change: give 0, or leave it out")  # fmt: skip
+            raise InputError(
+                f"--attention uniform --divergence-weight {weight:g}: all queries have the same weights, "
+                "which the regulariser cannot change: give 0, or leave it out"
+            )
         if not self.alignment and not has_pairs:
-            raise InputError(f"--no-alignment --divergence-weight {weight:g}: no batch has queries of different tasks, "
-                             "so nothing is left to regularise: give --also-train with --batches mixed, or weight "
-                             "0")  # fmt: skip
+            raise InputError(
+                f"--no-alignment --divergence-weight {weight:g}: no batch has queries of different tasks, "
+                "so nothing is left to regularise: give --also-train with --batches mixed, or weight "
+                "0"
+            )
         return DivergenceOptions(weight=weight, alignment=self.alignment, uniformity=self.uniformity)

@@ -116,8 +116,10 @@ def task_prompt(
 def check_writable(prompt: TaskPrompt) -> None:
     """Raises InputError if PEFT cannot hold a prompt."""
     if prompt.synthesis is not None:
-        raise InputError("the prompt is computed from each query, and PEFT's prefix tuning has one prompt for all "
-                         "texts: it cannot be written for PEFT")  # fmt: skip
+        raise InputError(
+            "the prompt is computed from each query, and PEFT's prefix tuning has one prompt for all "
+            "texts: it cannot be written for PEFT"
+        )
     if (kind := prompt.backbone.get("model_type")) in _WITHOUT_PREFIX_TUNING:
         raise InputError(
             f"the prompt is for a backbone of type {kind}: PEFT's prefix tuning puts its prompts into the "

@@ -26,10 +26,7 @@ def contrastive_loss(
     Returns:
         The loss, a scalar.
     """
-    scores = queries @ passages.T / temperature
-    if ignored is not None:
-        scores = scores.masked_fill(ignored, float("-inf"))
-    return torch.nn.functional.cross_entropy(scores, positives)
+    return torch.nn.functional.cross_entropy(_scores(queries, passages, temperature, ignored), positives)
 
 
 def symmetric_loss(
@@ -91,7 +88,13 @@ def own_loss(
     Returns:
         The loss, a scalar.
     """
-    scores = (queries @ passages.T).gather(1, groups) / temperature
-    if ignored is not None:
-        scores = scores.masked_fill(ignored.gather(1, groups), float("-inf"))
+    scores = _scores(queries, passages, temperature, ignored).gather(1, groups)
     return torch.nn.functional.cross_entropy(scores, torch.zeros_like(groups[:, 0]))
+
+
+def _scores(
+    queries: torch.Tensor, passages: torch.Tensor, temperature: float, ignored: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns the similarities divided by the temperature, [m, p]; -inf for ignored passages."""
+    scores = queries @ passages.T / temperature
+    return scores if ignored is None else scores.masked_fill(ignored, float("-inf"))

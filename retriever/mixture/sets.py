@@ -73,9 +73,7 @@ def mix(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData
     if len(sets) == 1:
         return sets[0].data
     ends = np.cumsum([each.data.num_passages for each in corpora.values()])
-    firsts = {
-        name: int(end) - each.data.num_passages for (name, each), end in zip(corpora.items(), ends, strict=True)
-    }
+    firsts = {name: int(end) - each.data.num_passages for (name, each), end in zip(corpora.items(), ends, strict=True)}
     all_data = [_shifted(each.data, firsts[each.corpus]) for each in sets]
     weights = [data.weights for data in all_data]
     teachers = [data.teacher for data in all_data if data.teacher is not None]

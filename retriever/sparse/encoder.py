@@ -100,9 +100,13 @@ class SparseEncoder:
         return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
 
     def batches(
-        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
+        self,
+        tokens: Tokens,
+        *,
+        side: Side = "query",
+        task: str | Sequence[str | None] | None = None,
         report: Callable[[int], object] | None = None,
-    ) -> Iterator[tuple[np.ndarray, SparseVectors]]:  # fmt: skip
+    ) -> Iterator[tuple[np.ndarray, SparseVectors]]:
         """Yields the texts of each batch, int64 [n], and their vectors; the longest texts come first.
 
         Arguments and errors as of `Encoder.forward`.

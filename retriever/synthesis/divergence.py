@@ -20,8 +20,8 @@ def divergences(weights: torch.Tensor) -> torch.Tensor:
     Returns:
         float [n, n], symmetric, 0 on the diagonal.
     """
-    own = _entropy(weights)
-    return _entropy((weights[:, None] + weights[None]) / 2) - (own[:, None] + own[None]) / 2
+    entropy = _entropy(weights)
+    return _entropy((weights[:, None] + weights[None]) / 2) - (entropy[:, None] + entropy[None]) / 2
 
 
 def mean_divergences(weights: torch.Tensor, tasks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,12 +32,12 @@ def mean_divergences(weights: torch.Tensor, tasks: torch.Tensor) -> tuple[torch.
         tasks: The task of each query, int64 [n].
 
     Returns:
-        Two scalars; 0 where there is no such pair.
+        Two scalars; 0 if a batch has no such pair.
     """
-    found = divergences(weights)
+    divergence = divergences(weights)
     same = tasks[:, None] == tasks[None]
     pairs = (same & ~torch.eye(len(tasks), dtype=torch.bool, device=same.device), ~same)
-    within, between = ((found * chosen).sum() / chosen.sum().clamp(min=1) for chosen in pairs)
+    within, between = ((divergence * chosen).sum() / chosen.sum().clamp(min=1) for chosen in pairs)
     return within, between
 
 

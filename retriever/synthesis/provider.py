@@ -32,9 +32,14 @@ class SynthesisedPrompt(nn.Module):
     """
 
     def __init__(
-        self, shape: PromptShape, table: torch.Tensor, are_words: np.ndarray, padding_side: str,
-        options: SynthesisOptions, dropout: float = 0.0,
-    ):  # fmt: skip
+        self,
+        shape: PromptShape,
+        table: torch.Tensor,
+        are_words: np.ndarray,
+        padding_side: str,
+        options: SynthesisOptions,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         self.synthesiser = Synthesiser(shape, table.shape[1], options)
         if options.attention == "uniform":
@@ -56,8 +61,8 @@ class SynthesisedPrompt(nn.Module):
         first = (ids.shape[1] - lengths if self._pads_left else torch.zeros_like(lengths))[:, None]
         inside = (columns >= first) & (columns < first + lengths[:, None])
         are_words: torch.Tensor = self.get_buffer("_are_words")
-        made = self.synthesiser(largest_embedding(table[ids], inside & are_words[ids]))
-        return made._replace(rows=made.rows._replace(dropout=self.dropout if self.training else 0.0))
+        prompts = self.synthesiser(largest_embedding(table[ids], inside & are_words[ids]))
+        return prompts._replace(rows=prompts.rows._replace(dropout=self.dropout if self.training else 0.0))
 
     def continue_from(self, prompt: TaskPrompt) -> None:
         """Continues from the trained synthesiser of a task.
@@ -67,15 +72,22 @@ class SynthesisedPrompt(nn.Module):
         """
         saved, options = prompt.synthesis, self.synthesiser.options
         if saved is None:
-            raise InputError("the prompt to begin from is the same for all queries, expected one that is computed from "
-                             "each query: use parametrisation embedding")  # fmt: skip
+            raise InputError(
+                "the prompt to begin from is the same for all queries, expected one that is computed from "
+                "each query: use parametrisation embedding"
+            )
         expected = asdict(options)
-        if differ := [f"{name}={value} (here {expected[name]})" for name, value in saved.settings().items()
-                      if value != expected[name]]:  # fmt: skip
+        if differ := [
+            f"{name}={value} (here {expected[name]})"
+            for name, value in saved.settings().items()
+            if value != expected[name]
+        ]:
             raise InputError(f"the prompts of queries to begin from have {', '.join(differ)}: use their options")
         if saved.width != self.synthesiser.basic.shape[2]:
-            raise InputError(f"the prompts of queries to begin from are of word embeddings of {saved.width} numbers, "
-                             f"the backbone has {self.synthesiser.basic.shape[2]}")  # fmt: skip
+            raise InputError(
+                f"the prompts of queries to begin from are of word embeddings of {saved.width} numbers, "
+                f"the backbone has {self.synthesiser.basic.shape[2]}"
+            )
         self.synthesiser.load_state_dict(dict(saved.tensors))
 
     def saved(self) -> SavedSynthesis:

@@ -49,7 +49,7 @@ class SavedSynthesis:
         return self.tensors["up.weight"].shape[0]
 
     def kept_numbers(self) -> int:
-        """Returns about how many numbers a service keeps (`KeptSynthesiser`), and at most computes to keep them."""
+        """Returns how many numbers `KeptSynthesiser` keeps."""
         options = self.options
         tokens, prefix_encoder = options.prompts * options.length, options.bottleneck * self.numbers
         banks = tokens * self.numbers if options.mix == "after" else tokens * options.bottleneck + prefix_encoder
@@ -141,8 +141,10 @@ def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tenso
         )
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != expected[name] or tensor.dtype != torch.float32:
-            raise InputError(f"{file}: {PREFIX}{name} is {tensor.dtype} {tuple(tensor.shape)}, expected float32 "
-                             f"{expected[name]}, as the settings say")  # fmt: skip
+            raise InputError(
+                f"{file}: {PREFIX}{name} is {tensor.dtype} {tuple(tensor.shape)}, expected float32 "
+                f"{expected[name]}, as the settings say"
+            )
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"{file}: {PREFIX}{name} holds numbers that are not finite")
     return SavedSynthesis(options, dict(tensors))

@@ -79,10 +79,11 @@ class Synthesiser(nn.Module):
 
 
 class KeptSynthesiser:
-    """A trained synthesiser for serving, without what does not depend on the query.
+    """A trained synthesiser for serving: what does not depend on the query is computed once and kept.
 
-    With mix "after" it keeps the prefix encoder's outputs for all basic prompts, with mix "before" its first layer's,
-    which is linear. It gives the same prompts as the trained module, within rounding.
+    With mix "after" it keeps the outputs of the prefix encoder for all basic prompts. With mix "before" it keeps the
+    outputs of the prefix encoder's first layer, which is linear. It gives the same prompts as the trained module,
+    within rounding.
 
     Args:
         trained: The trained module.
@@ -106,8 +107,8 @@ class KeptSynthesiser:
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept."""
-        kept = [self._keys, self._bank, *self._network.parameters()] + ([] if self._up is None else [self._up])
-        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+        tensors = [self._keys, self._bank, *self._network.parameters()] + ([] if self._up is None else [self._up])
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def fill(self, words: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Writes the prompts of queries, and returns the weights of the basic prompts, float32 [b, N].
@@ -169,7 +170,7 @@ def largest_embedding(embeddings: torch.Tensor, counts: torch.Tensor) -> torch.T
 
 
 def rows_of(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
-    """Returns prompts of their own for the rows of a batch.
+    """Returns the prompts of a batch in which each row has a separate one.
 
     Args:
         numbers: [b, m, layers * 2 * heads * head_dim].

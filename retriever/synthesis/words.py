@@ -27,10 +27,7 @@ class Words:
 
     def counts(self, tokens: Tokens) -> np.ndarray:
         """Returns the number of words of each text, int64 [texts]."""
-        if not len(tokens):
-            return np.zeros(0, np.int64)
-        counts: np.ndarray = np.add.reduceat(self._are_words(tokens.ids).astype(np.int64), tokens.starts)
-        return counts
+        return count_words(tokens, self._are_words)
 
     def largest(self, tokens: Tokens, texts: np.ndarray) -> torch.Tensor:
         """Returns the maximum of the word embeddings of texts, number by number: float32 [n, d].
@@ -45,6 +42,19 @@ class Words:
         lengths = torch.tensor([len(row) for row in words], device=self._table.device)
         flat = torch.from_numpy(np.concatenate(words).astype(np.int64)).to(self._table.device)
         return torch.segment_reduce(self._table[flat].float(), "max", lengths=lengths, axis=0)
+
+
+def count_words(tokens: Tokens, are_words: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Returns the number of words of each text, int64 [texts].
+
+    Args:
+        tokens: The tokens of the texts, at least one of each text.
+        are_words: Returns whether tokens are words: int [n] -> bool [n].
+    """
+    if not len(tokens):
+        return np.zeros(0, np.int64)
+    counts: np.ndarray = np.add.reduceat(are_words(tokens.ids).astype(np.int64), tokens.starts)
+    return counts
 
 
 NO_WORDS = (

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.tuning import TrainRetriever, open_all
+from jobs.tuning.opening import open_all
+from jobs.tuning.options import TrainRetriever
 
 import numpy as np
 import pyarrow as pa

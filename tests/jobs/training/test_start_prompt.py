@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jobs.tuning import TrainRetriever, check_start
+from jobs.tuning.opening import check_start
+from jobs.tuning.options import TrainRetriever
 
 import pytest
 import torch

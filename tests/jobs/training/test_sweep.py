@@ -9,7 +9,8 @@ from pathlib import Path
 from jobs import train_retriever
 from jobs.sweeps.grid import parse_grid
 from jobs.train_retriever import FIXED
-from jobs.tuning import Opened, TrainRetriever
+from jobs.tuning.opening import Opened
+from jobs.tuning.options import TrainRetriever
 
 import pytest
 from mined import mine, weights

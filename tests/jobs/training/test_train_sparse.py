@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobs.cli import human
-from jobs.tuning import TrainRetriever
+from jobs.tuning.options import TrainRetriever
 
 import numpy as np
 import pytest

@@ -18,6 +18,7 @@ from indexing.models import Checkpoints, model_folder
 from indexing.runs import read_run
 from indexing.store import Store
 from retriever.prompts import load_prompt
+from retriever.training import Trainer
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "none", "--batch", 8, "--cpus", 1, "--dtype", "float32", "--seed", 3)
@@ -144,6 +145,20 @@ def test_a_query_without_a_word_is_named(
     done("import_queries", "--store", world.store, "--source", source)
     line = refused(*synthesised(world, "x", "--queries", "wordless", "--steps", 1))
     documented("Training", "train_retriever --prompt synthesised with a query without a known word", line, 1)
+
+
+def test_a_dev_query_without_a_word_is_named_before_any_step(
+    world, done: Done, refused: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = [{"_id": "w0", "text": world.passages[0]["text"]}, {"_id": "w1", "text": "日本"}]
+    judged = {"train": [("w0", "p0", 1)], "dev": [("w1", "p1", 1)]}
+    source = write_beir(tmp_path / "wordless", [], queries, judged)
+    (source / "corpus.jsonl").unlink()
+    done("import_queries", "--store", world.store, "--source", source)
+    monkeypatch.setattr(Trainer, "train", lambda *_: pytest.fail("training has started"))
+    measured = ("--dev-split", "dev", "--evaluate-every", 1, "--steps", 1)
+    line = refused(*synthesised(world, "x", "--queries", "wordless", *measured))
+    assert "the query '日本' has no word that the backbone knows" in line
 
 
 def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store, done: Done, refused: Done) -> None:

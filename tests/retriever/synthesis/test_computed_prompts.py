@@ -190,6 +190,15 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
         encoder.put_task("task", prompt)
     monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * kept.nbytes)
     encoder.put_task("task", prompt)
+    # The synthesiser fits, and so does the prompt of passages, but not both of them.
+    passage = torch.zeros((SHAPE.layers, 2, SHAPE.heads, 64, SHAPE.head_dim))
+    both = replace(prompt, passage=passage)
+    size = encoder._tables["passage"].growth(64)
+    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * kept.nbytes + size - 1)
+    with pytest.raises(InputError, match=r"^task 'both': with a prompt of 64 tokens the table of all prompts takes"):
+        encoder.put_task("both", both)
+    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * kept.nbytes + size)
+    encoder.put_task("both", both)
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])  # packed and padded

@@ -1,0 +1,334 @@
+"""Opens what a training run of a retriever needs, and checks it before any training, without Ray."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from jobs.training import check_name, count_steps
+from jobs.tuning.options import LEARNING_RATES, SYNTHESIS_LR, WARM_UPS, TrainRetriever
+
+from indexing.artifact import Artifact, Reference
+from indexing.embeddings import Embeddings
+from indexing.encoders import EncoderSpec
+from indexing.models import model_folder
+from indexing.pairs.sets import NO_NEGATIVES, SetCorpus, SetName, open_sets, parse_set, resolve_stores
+from indexing.queries import Queries
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.store import Store
+from indexing.tuning import TuneMaker, passage_embeddings
+from retriever.dual import trained_recipe
+from retriever.errors import InputError
+from retriever.files import resolve
+from retriever.lora.adapter import adapter_bytes
+from retriever.options import SIDES, EncoderOptions
+from retriever.prompts import TaskPrompt, check_initial_prompt, check_offsets, load_prompt
+from retriever.recipe import SPLADE, read_recipe
+from retriever.synthesis.options import SynthesisOptions
+from retriever.training import LoopOptions
+from retriever.tuning_options import TuneOptions, offsets_of
+
+# The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
+# made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
+_IF_SET: dict[str, Any] = {
+    "position_offset": False,
+    "loss": "contrastive",
+    "contrastive_weight": 0.0,
+    "learn_temperature": False,
+    "temperature_lr": None,
+    "lora": None,
+    "projection": None,
+    "dropout": True,
+    "flops": None,
+    "negatives_from": "batch",
+    "synthesis": None,
+    "divergence": None,
+}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Opened and checked artifacts that the options name. queries: the number of training queries."""
+
+    queries: int
+    spec: EncoderSpec
+    maker: TuneMaker
+    loop: LoopOptions
+    inputs: dict[str, Artifact | Reference]
+    config: dict[str, Any]
+
+
+def open_all(store: Store, options: TrainRetriever) -> Opened:
+    """Opens and checks the artifacts that the options name.
+
+    Raises:
+        InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
+    """
+    frozen = options.train != "all"
+    options.check("query", f"--train {options.train}" if frozen else None)
+    if options.sides != "tied" and (options.zero or 0) >= 2:
+        raise InputError(
+            f"--zero {options.zero} --sides {options.sides}: in stages 2 and 3 queries and passages must "
+            "train the same weights: give 0 or 1"
+        )
+    check_name(options.kind, options.task)
+    start = None if options.init is None else options.init.removeprefix("prompts/")
+    if start is not None and options.train != "prompts":
+        trained = "LoRA" if options.train == "lora" else "fine-tuning"
+        raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
+    init_inputs = {} if start is None else {"init": store.open("prompts", start)}
+    initial = next((load_prompt(model_folder(artifact)) for artifact in init_inputs.values()), None)
+    tuning = options.tuning(None if initial is None or initial.synthesis is None else initial.synthesis.options)
+    spec = EncoderSpec(store, options.backbone, EncoderOptions())
+    if spec.is_untied:
+        raise InputError(
+            f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
+            "one model for both sides, for example the one that it was trained from"
+        )
+    encoder = options.encoder(spec.folder)
+    spec = replace(spec, options=encoder)
+    described = spec.describe("query")
+    queries = Queries.open(store, options.queries)
+    sets = training_sets(store, options, queries)
+    weighted = options.draw_positive == "weighted"
+    training = open_sets(
+        store, sets, limit=options.limit, batches=options.batches, weighted=weighted, teacher=tuning.distills
+    )
+    data, corpus = training.data, training.corpus
+    options.dev_split_of(queries)
+    if options.learn_temperature and options.zero == 3:
+        raise InputError(
+            "--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
+            "on several workers; give --zero 0 to 2"
+        )
+    if tuning.lora is not None:
+        adapter_bytes(read_recipe(resolve(spec.folder), encoder), tuning.lora)  # refuses layers that the backbone lacks
+    check_offsets(trained_recipe(resolve(spec.folder), encoder, tuning), offsets_of(tuning))
+    refresh = options.refresh_epochs
+    if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
+        raise InputError(
+            f"--refresh-epochs {refresh} --refresh-depth {options.refresh_depth}: expected more than 0, and at least 1"
+        )
+    if refresh is not None and not tuning.negatives_per_query:
+        raise InputError(
+            f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
+            "--negatives-per-query too, at least 1"
+        )
+    refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
+    lr = SYNTHESIS_LR if frozen and tuning.synthesis is not None else LEARNING_RATES[options.train]
+    loop = LoopOptions(
+        steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
+        lr=options.peak_lr(options.lr, lr),
+        optimizer=options.optimizer,
+        seed=options.seed,
+        warm_up=WARM_UPS[described["pooling"] == SPLADE] if options.warm_up is None else options.warm_up,
+        weight_decay=options.decay(options.weight_decay, 0.0 if frozen else 0.01),
+        clip=options.clip,
+        grad_cache=options.grad_cache,
+        zero=options.zero,
+        offload=options.offload,
+        checkpoint_every=options.checkpoint_every,
+        refresh_every=refresh_every,
+        evaluate_every=options.steps_per_evaluation,
+        patience=options.patience,
+    )
+    tuning = replace(tuning, flops=options.flops(described["pooling"], loop.steps))
+    tasks = sorted({name.task or name.queries for name in sets})
+    if tuning.parametrisation == "per-task":
+        tuning = replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
+    elif tuning.synthesis is not None:
+        divergence = options.divergence(tuning.synthesis.attention, len(tasks), options.batches)
+        tuning = replace(tuning, divergence=divergence)
+    if initial is not None:
+        check_start(options, initial, described, tuning.length)
+    stored = stored_passages(store, spec, training.corpora) if options.sides == "query" else None
+    vectors: dict[str, Artifact | Reference] = {}
+    for each, embeddings in zip(training.corpora, stored or (), strict=stored is not None):
+        for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
+            role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
+            vectors[role] = Reference(artifact.url, artifact.fingerprint) if each.store else artifact
+    maker = TuneMaker(
+        store=store,
+        backbone=spec,
+        described=described,
+        tuning=tuning,
+        corpus=corpus,
+        sets=sets,
+        fingerprints=training.fingerprints(),
+        batches=options.batches,
+        limit=options.limit,
+        dev_split=options.dev_split,
+        dev_limit=options.dev_limit,
+        dev_passages=options.dev_passages,
+        checkpointing=options.checkpointing,
+        start=start,
+        refresh_depth=options.refresh_depth if refresh_every else 0,
+        embeddings=None if stored is None else tuple(each.name for each in stored),
+    )
+    config: dict[str, Any] = {
+        "backbone": described,
+        "tuning": tuning_config(tuning),
+        "loop": loop.shaping(),
+        "split": options.split,
+        "limit": options.limit,
+        "dev": options.dev_config(),
+        "refresh_depth": maker.refresh_depth,
+        "cpus": options.cpus,
+        "dtype": options.dtype,
+    }
+    if options.also_train:
+        # The location of a store is not part of the configuration: the inputs identify its content.
+        described_sets = [described_set(name) for name in sets[1:]]
+        config["also_train"], config["batches"] = described_sets, options.batches
+    if options.task_size is not None:
+        config["task_size"] = options.task_size
+    inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
+    return Opened(len(data.queries), spec, maker, loop, inputs, config)
+
+
+def synthesis_of_tasks(
+    options: TrainRetriever, synthesis: SynthesisOptions | None, tasks: Sequence[str]
+) -> SynthesisOptions:
+    """Returns the options of a prompt for each task.
+
+    Args:
+        options: The options of the job.
+        synthesis: The options for one task.
+        tasks: The names of the tasks.
+
+    Raises:
+        InputError: If there are too few tasks, if a name cannot be that of prompts, or if options do not fit.
+    """
+    assert synthesis is not None
+    if len(tasks) < 2:
+        raise InputError(
+            f"--prompt per-task: there is one task, {tasks[0]}, expected several: name others with "
+            "--also-train, or give --prompt matrix"
+        )
+    if options.refresh_epochs is not None:
+        raise InputError(
+            f"--prompt per-task --refresh-epochs {options.refresh_epochs}: negatives are mined with one "
+            "prompt for all queries, and each task has another one: leave one of them out"
+        )
+    for task in tasks:
+        check_name("prompts", f"{options.task}-{task}")
+    return replace(synthesis, prompts=len(tasks))
+
+
+def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any], length: int) -> None:
+    """Checks that training can start from the prompt of --init, before the backbone is loaded.
+
+    Args:
+        options: The options of the job.
+        prompt: The prompt of --init.
+        described: The description of the backbone.
+        length: Tokens of the trained prompt.
+
+    Raises:
+        InputError: If the prompt is for another backbone, or does not fit the options.
+    """
+    init = f"--init {options.init}"
+    try:
+        check_initial_prompt(prompt, described)
+    except InputError as error:
+        raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
+    if (prompt.synthesis is not None) != (options.prompt == "synthesised"):
+        kind, expected = (
+            ("computed from each query", "synthesised") if prompt.synthesis else ("the same for all queries", "matrix")
+        )
+        raise InputError(
+            f"{init} --prompt {options.prompt or 'matrix'}: its prompt is {kind}; give --prompt "
+            f"{expected}, or another prompt"
+        )
+    if prompt.synthesis is not None:
+        return
+    if options.prompt in ("mlp", "per-task"):
+        raise InputError(
+            f"{init} --prompt {options.prompt}: the parameters of the network cannot be found from the prompt that it "
+            "computes; give --prompt matrix"
+        )
+    for side in SIDES if options.sides == "untied" else SIDES[:1]:
+        matrix = prompt.of(side)
+        if matrix is None:
+            raise InputError(
+                f"{init} --sides {options.sides}: it has no prompt for the {side} side, which training "
+                "starts from; give another prompt, or other --sides"
+            )
+        if matrix.shape[3] != length:
+            raise InputError(
+                f"{init} --length {length}: its prompt of the {side} side has {matrix.shape[3]} "
+                f"tokens; give --length {matrix.shape[3]}, or another prompt"
+            )
+    if prompt.position_offset and not options.position_offset:
+        raise InputError(
+            f"{init} --no-position-offset: it was trained with texts whose positions start after the "
+            "prompt; give --position-offset"
+        )
+
+
+def tuning_config(tuning: TuneOptions) -> dict[str, Any]:
+    """Returns the options of the trained weights and the batches for a configuration, JSON-able.
+
+    Options that came later are in it only if they are set, so that earlier artifacts keep their fingerprints.
+    """
+    config = {name: value for name, value in asdict(tuning).items() if name not in _IF_SET or value != _IF_SET[name]}
+    if tuning.lora is not None:
+        targets = None if tuning.lora.targets is None else list(tuning.lora.targets)
+        config["lora"] = {**asdict(tuning.lora), "targets": targets}
+    return config
+
+
+def described_set(name: SetName) -> dict[str, Any]:
+    """Returns a training set for a configuration. The inputs identify its store and embeddings."""
+    extra = {} if name.size is None else {"size": name.size}
+    later = ("store", "size", "embeddings")
+    return {key: value for key, value in asdict(name).items() if key not in later} | extra
+
+
+def stored_passages(
+    store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]
+) -> list[Embeddings | SparseEmbeddings]:
+    """Returns the embeddings of each corpus by the backbone, from which training reads the vectors of passages.
+
+    Raises:
+        InputError: If there are no such embeddings or several, or if another backbone made them.
+    """
+    result = []
+    for each in corpora:
+        try:
+            of = Store(each.store) if each.store else store
+            result.append(passage_embeddings(of, spec, each.corpus, each.embeddings))
+        except InputError as error:
+            if not each.store or each.store in str(error):
+                raise
+            raise InputError(f"{each.store}: {error}") from None
+    return result
+
+
+def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[SetName, ...]:
+    """Returns the training sets that the options name, the one of --queries first.
+
+    Raises:
+        InputError: If a set cannot be read, or if "none" is the name of mined negatives.
+    """
+    negatives = None
+    if options.negatives != NO_NEGATIVES:
+        negatives = store.only("negatives", options.negatives)
+    elif NO_NEGATIVES in store.names("negatives"):
+        raise InputError(
+            f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
+            "training without any; store them under another name"
+        )
+    name = queries.artifact.key.partition("/")[2]
+    first = SetName(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
+    further = [parse_set(text) for text in options.also_train]
+    for other in further:
+        if other.embeddings is not None and options.sides != "query":
+            raise InputError(
+                f"--also-train embeddings={other.embeddings} --sides {options.sides}: stored vectors of "
+                "passages are for --sides query, which trains queries only"
+            )
+    size = options.task_size
+    return resolve_stores(store, [each if each.size else replace(each, size=size) for each in (first, *further)])

@@ -1,0 +1,66 @@
+"""Warnings about artifacts that one server cannot serve together with a new prompt."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.tuning.opening import Opened
+from jobs.tuning.options import TrainRetriever
+
+from indexing.encoders import differences, differing
+from indexing.store import Store
+from retriever.errors import InputError
+
+
+def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:
+    """Returns warnings about artifacts of the same backbone that one server cannot serve together with the new prompt.
+
+    A server has one encoder with one set of settings, so embeddings and prompts that were made with other settings need
+    a separate server. Embeddings come first; prompts count where embeddings with the same settings exist.
+    """
+    if options.train != "prompts":
+        return []
+    described = opened.spec.describe("passage")
+    shared = {name: described[name] for name in ("model_type", "backbone", "weights", "tokenizer")}
+
+    def others(kind: str, key: str) -> dict[str, dict[str, Any]]:
+        """Returns the settings of each artifact of a kind that has the same backbone; skips damaged artifacts."""
+        known = {}
+        for name in store.names(kind):
+            with contextlib.suppress(InputError):
+                artifact = store.generations(kind, name)[-1] if kind == "embeddings" else store.open(kind, name)
+                settings = artifact.config.get(key)
+                if isinstance(settings, dict) and settings.items() >= shared.items():
+                    known[name] = {**settings, "dtype": described["dtype"]}  # each server chooses its own
+        return known
+
+    encoders = others("embeddings", "encoder")
+    embeddings = {name: settings for name, settings in encoders.items() if "prompt" not in settings}
+    same = [name for name, settings in embeddings.items() if not differing(settings, described)]
+    if embeddings and not same:
+        name, settings = next(iter(embeddings.items()))
+        return [
+            f"the prompt cannot be served with embeddings/{name}: it would have {differences(settings, described)}; "
+            f"{_remedy(settings, described)}, or encode the corpus with the prompt's settings under another name"
+        ]
+    return [
+        f"one server cannot serve the prompt and prompts/{name}: it would have {differences(settings, described)}; "
+        f"{_remedy(settings, described)} to serve both"
+        for name, settings in others("prompts", "backbone").items()
+        if name != options.task and differing(settings, described)
+    ]
+
+
+def _remedy(settings: Mapping[str, Any], described: Mapping[str, Any]) -> str:
+    """Returns the options that would give a prompt the settings of an artifact, as a request to the user."""
+    flags = []
+    for name in differing(settings, described):
+        if name == "head":
+            flags.append(f"--normalize {'normalize' in settings[name]}")
+        elif name == "append_eos":
+            flags.append("--append-eos" if settings[name] else "--no-append-eos")
+        elif name in TrainRetriever.__dataclass_fields__:
+            flags.append(f"--{name.replace('_', '-')} {settings[name]!r}")
+    return f"give {' '.join(flags)}" if flags else "choose another backbone"
