@@ -100,8 +100,10 @@ def main(options: Evaluate) -> None:
         raise InputError("no --run, no --source and no --embeddings: expected something to measure; name at least one")
     for option in ("encoder", "task"):
         if getattr(options, option) is not None and not options.source and not options.embeddings:
-            raise InputError(f"--{option} {getattr(options, option)}: expected --embeddings or --source too; a run "
-                             "is measured without an encoder")  # fmt: skip
+            raise InputError(
+                f"--{option} {getattr(options, option)}: expected --embeddings or --source too; a run "
+                "is measured without an encoder"
+            )
     if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
         raise InputError(
             f"--median-length {options.median_length}: expected at least 1, and --run or --source: it is the "
