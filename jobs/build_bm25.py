@@ -53,8 +53,10 @@ def main(options: BuildBm25) -> None:
     if fill_shards(store, options, work, plan):
         index = Bm25.open(store, work.name, corpus)
         latest = index.generations[-1]
-        say(f"{latest.url}: {index.num_rows:,} passages in {len(index.shards)} shards, k1 {index.k1:g}, "
-            f"b {index.b:g}, Lucene {latest.config['lucene']}")  # fmt: skip
+        say(
+            f"{latest.url}: {index.num_rows:,} passages in {len(index.shards)} shards, k1 {index.k1:g}, "
+            f"b {index.b:g}, Lucene {latest.config['lucene']}"
+        )
 
 
 if __name__ == "__main__":

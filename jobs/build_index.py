@@ -101,9 +101,11 @@ def build_impacts(store: Store, options: BuildIndex, embeddings: SparseEmbedding
     if fill_shards(store, options, work, plan):
         index = ImpactIndex.open(store, work.name, embeddings)
         latest = index.generations[-1]
-        say(f"{latest.url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
+        say(
+            f"{latest.url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
             f"{index.num_postings / max(1, index.num_rows):,.1f} words each, impacts up to {index.largest:,}, Lucene "
-            f"{latest.config['lucene']}")  # fmt: skip
+            f"{latest.config['lucene']}"
+        )
 
 
 def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:

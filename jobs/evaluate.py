@@ -17,39 +17,32 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+from jobs.cli import Common, run, say, say_complete, say_stages
+from jobs.evaluation.embeddings import describe_counts, measure_embeddings, open_embeddings
+from jobs.evaluation.measures import PAGE_R_PRECISION, measure_of, needs_judgements
+from jobs.evaluation.searches import make_run, open_searches
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indexing.answers import answer_ranks, answers_of
 from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
 from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
-from indexing.measures.pages import page_r_precision, page_sets
-from indexing.metrics import holm, paired_test, parse_metrics, per_query
+from indexing.metrics import holm, paired_test, parse_metrics
 from indexing.queries import ALL, Queries
 from indexing.runs import falling, read_run, read_trec, whole_file
-from indexing.store import MAX_NAME, Store
-from indexing.work.work import check_targets, complete_artifact, run_work
+from indexing.store import Store
+from indexing.work.work import check_targets, complete_artifact
 from retriever.errors import InputError
-
-if TYPE_CHECKING:
-    from indexing.measures.embeddings import EmbeddingMeasures, MeasureEmbeddings
-    from indexing.retrieval import SearchQueries
 
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
 NAME_LENGTH = 60  # characters of the runs' names in the name of the file
-PAGE_R_PRECISION = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
-_CUTOFF = re.compile(r"@([1-9]\d*)$")
-_ANSWER = re.compile(r"Answer@([1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -58,9 +51,6 @@ class Run:
 
     name: str
     is_file: bool
-
-
-Measure = Callable[[pa.Table], dict[str, np.ndarray]]  # gives a run its values per metric, float64 [queries]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +100,10 @@ def main(options: Evaluate) -> None:
         raise InputError("no --run, no --source and no --embeddings: expected something to measure; name at least one")
     for option in ("encoder", "task"):
         if getattr(options, option) is not None and not options.source and not options.embeddings:
-            raise InputError(f"--{option} {getattr(options, option)}: expected --embeddings or --source too; a run "
-                             "is measured without an encoder")  # fmt: skip
+            raise InputError(
+                f"--{option} {getattr(options, option)}: expected --embeddings or --source too; a run "
+                "is measured without an encoder"
+            )
     if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
         raise InputError(
             f"--median-length {options.median_length}: expected at least 1, and --run or --source: it is the "
@@ -234,147 +226,6 @@ def measure_length(store: Store, run: pa.Table, name: str, ids: list[str], depth
     return length
 
 
-def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate) -> MeasureEmbeddings:
-    """Opens and checks embeddings that are measured. Raises InputError if they do not fit the queries."""
-    from indexing.hit_sources.options import SearchOptions
-    from indexing.measures.embeddings import MeasureEmbeddings
-
-    search = SearchOptions(encoder=options.encoder, task=options.task)
-    return MeasureEmbeddings(
-        store,
-        name,
-        queries,
-        options.split,
-        search,
-        limit=options.limit,
-        sample=options.sample,
-        seed=options.seed,
-    )
-
-
-def describe_counts(work: MeasureEmbeddings) -> str:
-    """Returns what is measured, in words."""
-    return (
-        f"alignment of {len(work.query_rows):,} pairs, uniformity of {len(work.queries):,} queries and of "
-        f"{len(work.passages):,} passages"
-    )
-
-
-def measure_embeddings(store: Store, works: Mapping[str, MeasureEmbeddings], options: Evaluate) -> dict[str, Any]:
-    """Measures the embeddings, prints their table, and returns the figures for the JSON file."""
-    from jobs.session import open_runner
-
-    runner = open_runner(store, private=options.ray)
-    results = {name: work.run(runner) for name, work in works.items()}
-    say(format_measures(results))
-    for name, work in works.items():
-        say(f"embeddings {name}: {describe_counts(work)}")
-    return {name: measures.document() for name, measures in results.items()}
-
-
-def format_measures(results: Mapping[str, EmbeddingMeasures]) -> str:
-    """Returns one line per embeddings and form of their vectors, with the measures in columns."""
-    columns = {
-        "alignment": "alignment",
-        "uniformity_queries": "uniformity queries",
-        "uniformity_passages": "uniformity passages",
-        "cosine_relevant": "cosine relevant",
-        "cosine_other": "cosine other",
-    }
-    width = max(len("embeddings"), *(len(name) for name in results))
-    lines = ["embeddings".ljust(width) + "  vectors" + "".join(f"  {title:>19}" for title in columns.values())]
-    for name, measures in results.items():
-        for form, values in (("unit", measures.unit), ("raw", measures.raw)):
-            if values is not None:
-                numbers = [getattr(values, column) for column in columns]
-                cells = ["-" if number is None else f"{number:.4f}" for number in numbers]
-                lines.append(name.ljust(width) + f"  {form:7}" + "".join(f"  {cell:>19}" for cell in cells))
-    return "\n".join(lines)
-
-
-def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[SearchQueries]:
-    """Returns the work that makes the run of each source, each under a separate name.
-
-    Args:
-        store: The store.
-        options: The options of the job.
-        metrics: Names of metrics.
-
-    Raises:
-        InputError: If a source cannot be searched or is given twice, or if its run has the name of another one.
-    """
-    if not options.source:
-        return []
-    from indexing.hit_sources.grammar import parse
-    from indexing.hit_sources.options import NEEDS, SearchOptions
-    from indexing.retrieval import RUN_HITS, SearchQueries
-
-    search = SearchOptions(encoder=options.encoder, task=options.task)
-    unused = set.intersection(*(set(parse(source).unused(search)) for source in options.source))
-    for name in () if options.embeddings else sorted(unused):
-        sources = " ".join(options.source)
-        raise InputError(f"--{name} {getattr(search, name)}: {sources} has no use for it, it goes with {NEEDS[name]}")
-    shared: dict[str, Any] = {"split": options.split, "queries": options.queries, "limit": options.limit}
-    depth = needed_depth(metrics, options.median_length, RUN_HITS)
-    searches: list[SearchQueries] = []
-    for source in options.source:
-        work = SearchQueries(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
-        if any(work.source == other.source for other in searches):
-            raise InputError(f"--source {source}: a source is given twice; leave one of them out")
-        if complete_artifact(store, work) is None:
-            work = SearchQueries(store, source=source, k=depth, options=search, **shared)
-            work.name += f"-top{depth}" + (f"-first{options.limit}" if options.limit is not None else "")
-            make_unique(store, work, {other.name for other in searches})
-        if work.name in options.run:
-            raise InputError(
-                f"--run {work.name}: the run of --source {source} has this name too; leave one of them out, or give "
-                f"a file as ./{work.name}"
-            )
-        searches.append(work)
-    return searches
-
-
-def needed_depth(metrics: list[str], median_length: int | None, most: int) -> int:
-    """Returns the number of hits per query that the measures need.
-
-    Args:
-        metrics: Names of metrics.
-        median_length: Hits per query whose length is measured; None: none.
-        most: The number that a metric without a cutoff needs.
-    """
-    cutoffs = [_CUTOFF.search(metric) for metric in metrics]
-    return max([median_length or 1, *(int(match[1]) if match else most for match in cutoffs)])
-
-
-def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
-    """Gives the run of a search another name if a run with other inputs or settings has its name.
-
-    The digits that are added are a hash of the run's inputs and settings, so the next evaluation finds the run.
-
-    Args:
-        store: The store.
-        search: The search.
-        taken: Names that other searches of this evaluation have.
-    """
-    try:
-        check_targets(store, search)
-        is_free = search.name not in taken
-    except InputError:  # also if the name is too long
-        is_free = False
-    if not is_free:
-        [target] = search.targets
-        inputs = {role: artifact.fingerprint for role, artifact in target.inputs.items()}
-        search.name = f"{search.name[: MAX_NAME - 9]}-{fingerprint_of([inputs, target.config])[:8]}"
-
-
-def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
-    """Searches a source, unless the store has its run."""
-    from jobs.session import open_runner
-
-    if complete_artifact(store, search) is None:
-        run_work(store, search, open_runner(store, private=options.ray), Stage)
-
-
 def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
     """Returns the judgements of a split; none for "all", which only Answer@K and PageRprec can measure.
 
@@ -478,86 +329,6 @@ def check_passages(store: Store, table: pa.Table) -> str | None:
         f"no relevant hit, and none of its first {len(ids):,} passages (such as {ids[0]!r}) is in the corpus of "
         f"{store.url}: is it a run over another corpus?"
     )
-
-
-def needs_judgements(metric: str) -> bool:
-    """Returns whether a metric is one of ir-measures: the others compare the hits with metadata of the queries."""
-    return metric != PAGE_R_PRECISION and not _ANSWER.fullmatch(metric)
-
-
-def measure_of(store: Store, queries: Queries, qrels: pa.Table, ids: list[str], metrics: list[str]) -> Measure:
-    """Returns a function that maps a run to its values per metric, as `per_query` returns them.
-
-    Args:
-        store: The store.
-        queries: The query set.
-        qrels: The judgements.
-        ids: The queries that are measured: those with judgements, or all queries if there are none.
-        metrics: Names of metrics.
-
-    Raises:
-        InputError: If no query has the answers or the provenance that a metric needs.
-    """
-    measured = sorted(set(ids))
-    measures: list[Measure] = []
-    if others := [name for name in metrics if needs_judgements(name)]:
-        measures.append(lambda run: per_query(qrels, run, others))
-    if depths := {name: int(match.group(1)) for name in metrics if (match := _ANSWER.fullmatch(name))}:
-        measures.append(answer_measure(store, queries, measured, depths))
-    if PAGE_R_PRECISION in metrics:
-        measures.append(page_measure(store, queries, measured))
-
-    def measure(run: pa.Table) -> dict[str, np.ndarray]:
-        values = {name: array for one in measures for name, array in one(run).items()}
-        return {name: values[name] for name in metrics}
-
-    return measure
-
-
-def answer_measure(store: Store, queries: Queries, measured: list[str], depths: Mapping[str, int]) -> Measure:
-    """Returns the measure of metrics Answer@K (name -> K). Raises InputError if no query has answers."""
-    metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
-    answers = {id: answers_of(metadata[id]) for id in measured}
-    if not any(answers.values()):
-        raise InputError(
-            f"--metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they are its metadata, "
-            '{"answers": ["a", "b"]}'
-        )
-    corpus = Corpus.open(store)
-
-    def measure(run: pa.Table) -> dict[str, np.ndarray]:
-        ranks = answer_ranks(run, answers, corpus, max(depths.values()))
-        first = np.array([ranks[id] for id in measured])
-        return {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
-
-    return measure
-
-
-def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure:
-    """Returns the measure of PageRprec, after a warning about queries without provenance.
-
-    Raises:
-        InputError: If no query has provenance; from the measure, if a passage names no page.
-    """
-    try:
-        provenance = page_sets(queries, measured)
-    except InputError as error:
-        raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
-    corpus = Corpus.open(store)
-    if num_without := sum(not sets for sets in provenance.values()):
-        say(
-            f"warning: {num_without:,} of the {len(measured):,} queries of {queries.artifact.key} have no provenance, "
-            f"and count as 0 in {PAGE_R_PRECISION}"
-        )
-
-    def measure(run: pa.Table) -> dict[str, np.ndarray]:
-        try:
-            values = page_r_precision(ranked_hits(run, measured), provenance, corpus)
-        except InputError as error:
-            raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
-        return {PAGE_R_PRECISION: np.array([values[id] for id in measured])}
-
-    return measure
 
 
 def load(store: Store, name: str, queries: Queries, split: str, *, is_file: bool = False) -> pa.Table:

@@ -39,7 +39,7 @@ class ServeSearch(HttpLimits, Common):
     """Dense embeddings to serve; default: the only ones of the store. none: serve the BM25 index and --sources alone,
     which is also the default if the store has no dense embeddings."""
     index: str | None = None
-    """FAISS index to serve; default: the only one over the embeddings, or exact search if there is none."""
+    """FAISS index to serve; default: the only one over the embeddings, or exact search without an index."""
     bm25: str | None = None
     """BM25 index to serve; default: the only one of the store, if any."""
     sources: list[str] | None = None

@@ -194,11 +194,11 @@ class Engine:
         Raises:
             ExpiredError: If the deadline passes.
         """
-        batches: list[Encoded] = []
+        encoder, batches = self.clients.encoder, list[Encoded]()
+        assert encoder is not None
         for start in range(0, len(texts), TOGETHER):
             batch = list(texts[start : start + TOGETHER]), list(tasks[start : start + TOGETHER])
-            assert self.clients.encoder is not None
-            reply = self.clients.encoder.encode(EncodeRequest(release.id, *batch, side, deadline))
+            reply = encoder.encode(EncodeRequest(release.id, *batch, side, deadline))
             encoded = self._taken(ENCODER, reply, deadline)
             self.encoded(len(encoded.vectors), int(encoded.lengths.sum()))
             batches.append(encoded._replace(wordless=encoded.wordless + start))

@@ -105,11 +105,14 @@ def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
     limits = {"prompts": MOST_BASIC, "length": MOST_TOKENS, "hidden": MOST_HIDDEN, "bottleneck": MOST_HIDDEN}
     for field, most in limits.items():
         if getattr(options, field) > most:
-            raise InputError(f"task {name}: {SETTINGS}: synthesis.{field}: {getattr(options, field):,}, expected up to "
-                             f"{most:,}")  # fmt: skip
-    if (kept := synthesis.kept_numbers()) > MOST_KEPT:
-        raise InputError(f"task {name}: {SETTINGS}: synthesis: with these sizes {kept:,} numbers are kept, expected up "
-                         f"to {MOST_KEPT:,}: use fewer or shorter basic prompts")  # fmt: skip
+            raise InputError(
+                f"task {name}: {SETTINGS}: synthesis.{field}: {getattr(options, field):,}, expected up to {most:,}"
+            )
+    if (numbers := synthesis.kept_numbers()) > MOST_KEPT:
+        raise InputError(
+            f"task {name}: {SETTINGS}: synthesis: with these sizes {numbers:,} numbers are kept, expected up "
+            f"to {MOST_KEPT:,}: use fewer or shorter basic prompts"
+        )
 
 
 def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt: TaskPrompt) -> Artifact:

@@ -97,8 +97,12 @@ def parse_set(text: str) -> SetName:
     if size is not None and not (size.isdecimal() and int(size)):
         raise InputError(f"{form}size must be a number of queries, at least 1")
     negatives = values.pop("negatives", NO_NEGATIVES)
-    return SetName(**values, negatives=None if negatives == NO_NEGATIVES else negatives, weight=weight,
-                   size=None if size is None else int(size))  # fmt: skip
+    return SetName(
+        **values,
+        negatives=None if negatives == NO_NEGATIVES else negatives,
+        weight=weight,
+        size=None if size is None else int(size),
+    )
 
 
 @dataclass(frozen=True)

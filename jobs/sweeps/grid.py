@@ -86,13 +86,14 @@ def _parse(value: str, hint: Any, text: str) -> Any:
 
     if hint in (bool, bool | None) and value.lower() in ("true", "false"):
         return value.lower() == "true"
+    problem = InputError(f"--sweep {text}: expected {_described(hint)}, got {value!r}")
     if hint is bool:
-        raise InputError(f"--sweep {text}: {value!r} is not true or false")
+        raise problem
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(hint, args=["--", value], console_outputs=False)
     except SystemExit:
-        raise InputError(f"--sweep {text}: expected {_described(hint)}, got {value!r}") from None
+        raise problem from None
 
 
 def _described(hint: Any) -> str:

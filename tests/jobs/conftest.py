@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from job_outcome import Outcome
 from local_cluster import without_progress
+from ready_client import serving
 from samples import Judgement, make_passages, make_queries, save_tiny_bert, write_beir
 from serving import make_served
 from tiny import make_classifier
 
+from indexing.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Task
+from serve.local import LocalService, open_local
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 
@@ -152,3 +156,16 @@ def world(_built: World, tmp_path: Path) -> World:
 def served(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Callable[..., int]) -> Path:
     """The folder of a store with a live release, to be copied, and of its queries."""
     return make_served(tmp_path_factory.mktemp("served"), model, call_job)
+
+
+@pytest.fixture
+def service(store: Store) -> LocalService:
+    """A service in this process of the fixture `store` of the test module."""
+    return open_local(store, threads=2)
+
+
+@pytest.fixture
+def client(service: LocalService) -> Iterator[TestClient]:
+    """A client of the fixture `service`, once that is ready."""
+    with serving(service) as client:
+        yield client

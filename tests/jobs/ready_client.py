@@ -1,10 +1,14 @@
-"""A test client that waits until its server is ready."""
+"""A test client that waits until its server is ready, and one of a service in this process."""
 
 from __future__ import annotations
 
 import threading
 
 from fastapi.testclient import TestClient
+
+from serve.app import build_app
+from serve.local import LocalService
+from serve.security import Tokens
 
 
 class ReadyClient(TestClient):
@@ -17,3 +21,9 @@ class ReadyClient(TestClient):
                 return self
             threading.Event().wait(0.05)
         raise AssertionError("the server did not become ready")
+
+
+def serving(service: LocalService, tokens: Tokens | None = None, root_path: str = "") -> ReadyClient:
+    """Returns a client of a service, as a context; without tokens, everyone may do everything."""
+    app = build_app(service, tokens or Tokens(), about=service.about)
+    return ReadyClient(app, base_url="http://127.0.0.1", root_path=root_path)

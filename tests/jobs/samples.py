@@ -65,6 +65,13 @@ def write_beir(
     return folder
 
 
+def write_queries(folder: Path, queries: Iterable[Mapping], qrels: Mapping[str, Iterable[Judgement]]) -> Path:
+    """Writes a BEIR folder of a query set, without a corpus."""
+    write_beir(folder, [], queries, qrels)
+    (folder / "corpus.jsonl").unlink()
+    return folder
+
+
 def save_tiny_bert(folder: Path, *, hidden: int = 32, seed: int = 0) -> str:
     """Saves a random BERT of two layers whose tokenizer knows WORDS; returns its folder, for --encoder."""
     config = {"hidden_size": hidden, "max_position_embeddings": 64, "initializer_range": 0.3}

@@ -18,19 +18,16 @@ from typing import Any, NamedTuple
 
 import torch
 from samples import make_passages, make_queries, write_beir
+from synthesisers import SHAPE, random_synthesis
 
 from indexing.store import Store
 from retriever.attention import PromptShape
 from retriever.encoder import EncoderOptions, describe
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
-from retriever.synthesis.options import SynthesisOptions
-from retriever.synthesis.saved import SavedSynthesis
-from retriever.synthesis.synthesiser import Synthesiser
 from serve.release import make_current, plan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = EncoderOptions(dtype="float32", compile="never")
-SHAPE = PromptShape(layers=2, heads=4, head_dim=8)
 K = 12
 
 
@@ -60,7 +57,8 @@ def make_served(folder: Path, model: str, call_job: Callable[..., int]) -> Path:
     return folder
 
 
-def questions(root: Path) -> dict[str, str]:
+def query_texts(root: Path) -> dict[str, str]:
+    """Returns the texts of the queries of a folder that `make_served` made, by id."""
     return json.loads((root / "queries.json").read_text())
 
 
@@ -75,13 +73,8 @@ def computed_prompt(
     model: str, seed: int, shape: PromptShape = SHAPE, width: int = 32, encoder: EncoderOptions = OPTIONS, **sizes: Any
 ) -> TaskPrompt:
     """A random prompt that is computed from each query."""
-    torch.manual_seed(seed)
-    options = SynthesisOptions(**{"prompts": 3, "length": 4, "hidden": 6, "bottleneck": 5, "temperature": 0.1, **sizes})
-    module = Synthesiser(shape, width, options)
-    with torch.no_grad():
-        module.basic.mul_(4)  # so that the prompts of different queries differ
-    backbone = backbone_of(describe(model, encoder))
-    return TaskPrompt(backbone, encoder, None, None, synthesis=SavedSynthesis.of(module))
+    synthesis = random_synthesis(seed, shape, width, **sizes)
+    return TaskPrompt(backbone_of(describe(model, encoder)), encoder, None, None, synthesis=synthesis)
 
 
 def upload(folder: Path, prompt: TaskPrompt) -> dict[str, Any]:

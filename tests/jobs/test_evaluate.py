@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import files_of, write_beir
+from samples import files_of, write_beir, write_queries
 
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
@@ -76,8 +76,7 @@ def test_answer_accuracy_is_whether_some_hit_contains_an_answer(tmp_path: Path, 
     assert out.splitlines()[1].split() == ["run", "Answer@1", "RR@10", "Answer@2"]
     done(*asked, "Answer@2", "--overwrite")
     assert "not one of ir-measures'" in refused(*asked, "Answer@0")
-    bare = write_beir(tmp_path / "bare", [], [{"_id": "q0", "text": "x"}], {"test": [("q0", "d0", 1)]})
-    (bare / "corpus.jsonl").unlink()
+    bare = write_queries(tmp_path / "bare", [{"_id": "q0", "text": "x"}], {"test": [("q0", "d0", 1)]})
     done("import_queries", "--store", tmp_path / "s", "--source", bare)
     assert "no query of queries/bare has answers" in refused(*asked, "Answer@2", "--queries", "bare")
 

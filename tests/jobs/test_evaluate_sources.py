@@ -34,9 +34,9 @@ def test_runs_are_named_after_the_source_and_as_deep_as_the_metrics_need(
     figures = measured("--source", "exact:enc", "index:idx")["mean"]
     assert list(figures) == [f"{EXACT}-top100", f"{DENSE}-top100"]
     assert [store.open("runs", name).config["k"] for name in figures] == [100, 100]
-    given = measured("--run", "exact", "dense", "--metrics", "nDCG@10", "RR@10")["mean"]  # searched for 20 hits
-    for name, run in zip(figures, given, strict=True):
-        assert {metric: figures[name][metric] for metric in given[run]} == given[run]
+    searched = measured("--run", "exact", "dense", "--metrics", "nDCG@10", "RR@10")["mean"]  # searched for 20 hits
+    for name, run in zip(figures, searched, strict=True):
+        assert {metric: figures[name][metric] for metric in searched[run]} == searched[run]
     for more, depth in [
         (("--metrics", "nDCG@3", "RR@7"), "top7"),
         (("--metrics", "nDCG@3", "AP"), "top1000"),

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert, write_beir
+from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert, write_beir, write_queries
 
 from indexing import rescoring
 from indexing.artifact import fingerprint_of
@@ -322,8 +322,7 @@ def test_answers_in_another_form_are_refused_where_they_are_needed(
     for query in queries:
         query["metadata"]["answers"] = {"text": query["metadata"]["answers"], "answer_start": [0, 0]}
     judged = [line.split("\t") for line in (source / "qrels" / "train.tsv").read_text().splitlines()[1:]]
-    squad = write_beir(tmp_path / "squad", [], queries, {"train": [(q, p, int(score)) for q, p, score in judged]})
-    (squad / "corpus.jsonl").unlink()
+    squad = write_queries(tmp_path / "squad", queries, {"train": [(q, p, int(score)) for q, p, score in judged]})
     done("import_queries", "--store", store, "--source", squad)
     ask = ("mine_negatives", "--store", store, "--queries", "squad", "--sources", "bm25", "--depth", 5)
     line = refused(*ask, "--drop-answers")
@@ -357,8 +356,7 @@ def test_a_split_without_questions_is_refused_before_anything_is_begun(
     store: str, source: Path, done: Done, refused: Done, tmp_path: Path
 ) -> None:
     queries = [json.loads(line) for line in (source / "queries.jsonl").read_text().splitlines()]
-    late = write_beir(tmp_path / "late", [], queries, {"train": [(queries[-1]["_id"], "p0", 1)]})
-    (late / "corpus.jsonl").unlink()
+    late = write_queries(tmp_path / "late", queries, {"train": [(queries[-1]["_id"], "p0", 1)]})
     done("import_queries", "--store", store, "--source", late, "--limit", 3)  # none of which is judged
     line = refused("mine_negatives", "--store", store, "--queries", "late", "--report", tmp_path / "report")
     assert "queries/late: no split 'train' with qrels" in line

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import questions, started, task_files
+from serving import query_texts, started, task_files
 
 from serve.client import Client
 
@@ -91,7 +91,7 @@ class Page:
 
 def test_search_by_hand_in_every_mode_and_task(browser: Any, address: str, root: Path) -> None:
     page, client = Page(browser, address), Client(address)
-    query = next(iter(questions(root).values()))
+    query = next(iter(query_texts(root).values()))
     page.ask(query)
     page.until(lambda: page.text("#status").startswith("10 hits for task default"))
     assert page.hits() == [hit.id for hit in client.search(query)]
@@ -128,7 +128,7 @@ def test_the_sources_are_those_of_the_chosen_task(
             page.choose("#task", task)
             page.until(lambda task=task: [option.text for option in page.all("#sources option")] == sources[task])
         assert page.all("#mode")[0].get_attribute("value") == "dense"  # the chosen source is gone
-        page.ask(next(iter(questions(root).values())))
+        page.ask(next(iter(query_texts(root).values())))
         page.until(lambda: page.text("#status").startswith("10 hits for task flat"))
     finally:
         client.drop_task("flat")
@@ -138,7 +138,7 @@ def test_hits_are_walked_through_with_the_keyboard(browser: Any, address: str, r
     from selenium.webdriver.common.keys import Keys
 
     page = Page(browser, address)
-    page.ask(next(iter(questions(root).values())))
+    page.ask(next(iter(query_texts(root).values())))
     page.until(lambda: page.all("#columns li"))
     items = page.all("#columns li")
     browser.execute_script("arguments[0].focus()", items[0])
@@ -175,7 +175,7 @@ def test_it_fits_a_telephone(browser: Any, address: str, root: Path) -> None:
     )
     try:
         page.choose("#mode", "side")
-        page.ask(next(iter(questions(root).values())))
+        page.ask(next(iter(query_texts(root).values())))
         page.until(lambda: len(page.all("#columns > section")) == 3)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
         stages = page.all("#columns section:last-child .facts")[1]

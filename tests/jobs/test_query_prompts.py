@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from ready_client import ReadyClient
-from serving import OPTIONS, SHAPE, K, Load, Server, computed_prompt, questions, started, task_files, upload
+from ready_client import serving
+from serving import OPTIONS, SHAPE, K, Load, Server, computed_prompt, query_texts, started, task_files, upload
 
 from indexing.models import commit_files
 from indexing.runs import read_run
@@ -29,12 +29,10 @@ from retriever.errors import InputError
 from retriever.prompts import TaskPrompt
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.saved import SavedSynthesis
-from serve.app import build_app
 from serve.engine import Query
 from serve.local import LocalService, open_local
 from serve.registry import MOST_KEPT, check_synthesis
 from serve.release import current
-from serve.security import Tokens
 from serve.tasks import search_of_mode
 from serve.work import Asked, Vectors, embed_all, search_all
 
@@ -55,21 +53,6 @@ def store(root: Path) -> Store:
     return Store(str(root / "store"))
 
 
-@pytest.fixture
-def service(store: Store) -> LocalService:
-    return open_local(store, threads=2)
-
-
-@pytest.fixture
-def client(service: LocalService) -> Iterator[TestClient]:
-    with serving(service) as client:
-        yield client
-
-
-def serving(service: LocalService) -> Any:
-    return ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1")
-
-
 def put(client: Any, task: str, files: dict[str, Any]) -> dict[str, Any]:
     answer = client.put(f"/v1/tasks/{task}", files=files)
     assert answer.status_code == 200, answer.text
@@ -82,15 +65,15 @@ def hits_of(client: Any, task: str, texts: list[str], mode: str = "exact") -> li
     return [[(hit["id"], hit["score"]) for hit in result["hits"]] for result in answer.json()["results"]]
 
 
-def assert_close(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
-    assert [id for id, _ in found] == [id for id, _ in expected]
-    np.testing.assert_allclose([score for _, score in found], [score for _, score in expected], rtol=1e-4)
+def assert_close(actual: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
+    assert [id for id, _ in actual] == [id for id, _ in expected]
+    np.testing.assert_allclose([score for _, score in actual], [score for _, score in expected], rtol=1e-4)
 
 
 def test_a_mixed_batch_has_the_hits_of_single_task_calls_and_of_the_search_job(
     root: Path, store: Store, service: LocalService, client: TestClient, model: str, tmp_path: Path, done: Done
 ) -> None:
-    texts = list(questions(root).values())[:6]
+    texts = list(query_texts(root).values())[:6]
     prompt = computed_prompt(model, 2, mix="after", length=9)
     uploads = {
         "before": upload(tmp_path / "before", computed_prompt(model, 1)),
@@ -104,33 +87,40 @@ def test_a_mixed_batch_has_the_hits_of_single_task_calls_and_of_the_search_job(
     live = service.live
     assert live is not None
     batch = [(name, number) for number in range(len(texts)) for name in alone]
-    asked = [
+    queries = [
         Query(texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9)
         for name, number in batch
     ]
-    for (name, number), answer in zip(batch, service.engine.search(live.release, asked), strict=True):
+    for (name, number), answer in zip(batch, service.engine.search(live.release, queries), strict=True):
         assert answer.error is None
         assert_close([(hit.id, hit.score) for hit in answer.hits], alone[name][number])
-    own = Encoder(model, OPTIONS, tasks={"t": prompt}).encode(texts, task="t")
+    vectors = Encoder(model, OPTIONS, tasks={"t": prompt}).encode(texts, task="t")
     served = client.post("/v1/embeddings", json={"model": "after", "input": texts}).json()["data"]
-    np.testing.assert_allclose([row["embedding"] for row in served], own, atol=1e-5)
+    np.testing.assert_allclose([row["embedding"] for row in served], vectors, atol=1e-5)
     stored = next(name for name in store.names("prompts") if name.startswith("after."))
     done("search", "--store", store.url, "--source", "exact:enc", "--task", stored, "--k", K, "--name", "own")
     by_query = dict(zip(texts, alone["after"], strict=True))
     rows = [row for table in read_run(store.open("runs", "own")) for row in table.to_pylist()]
-    ids = {id: text for id, text in questions(root).items() if text in by_query}
+    ids = {id: text for id, text in query_texts(root).items() if text in by_query}
     for id, text in ids.items():
         assert_close([(row["id"], row["score"]) for row in rows if row["query_id"] == id], by_query[text])
     assert '"mix": "after"' in done("store", "show", f"prompts/{stored}", "--store", store.url)
 
 
 def test_a_query_without_a_known_word_fails_alone(
-    root: Path, store: Store, service: LocalService, client: TestClient, model: str, tmp_path: Path, refused: Done,
-    documented: Callable[..., None], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    root: Path,
+    store: Store,
+    service: LocalService,
+    client: TestClient,
+    model: str,
+    tmp_path: Path,
+    refused: Done,
+    documented: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The probes of checks work although the backbone knows none of their words."""
     monkeypatch.setattr("serve.parts.PROBE", WORDLESS)
-    fine = next(iter(questions(root).values()))
+    fine = next(iter(query_texts(root).values()))
     put(client, "task", upload(tmp_path / "task", computed_prompt(model, 1)))
     expected = hits_of(client, "task", [fine])[0]
     answer = client.post("/v1/search", json={"queries": [fine, WORDLESS], "task": "task"})
@@ -142,19 +132,19 @@ def test_a_query_without_a_known_word_fails_alone(
     live = service.live
     assert live is not None
     task = live.tasks["task"]
-    asked = [
+    searches = [
         Asked(live.release, Query(text, task, K, search_of_mode(task, "exact"), 4e9)) for text in (fine, WORDLESS, fine)
     ]
-    answers = search_all(service.engine, asked)
+    answers = search_all(service.engine, searches)
     assert [answer.error is None for answer in answers] == [True, False, True]
     for answer in (answers[0], answers[2]):
         assert_close([(hit.id, hit.score) for hit in answer.hits], expected)
-    given = client.post("/v1/embeddings", json={"model": "task", "input": [fine, WORDLESS]})
-    assert (given.status_code, given.json()["error"]["message"]) == (400, f"task task: text 1 {NO_WORDS}")
-    wanted = [Vectors(live.release, [text] * 40, "task", "query", 4e9) for text in (fine, WORDLESS, fine)]
-    found = embed_all(service.engine, wanted)  # in two calls of the encoder
-    assert [isinstance(one, InputError) for one in found] == [False, True, False]
-    assert str(found[1]) == f"task task: text 0 {NO_WORDS}"
+    answer = client.post("/v1/embeddings", json={"model": "task", "input": [fine, WORDLESS]})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"task task: text 1 {NO_WORDS}")
+    requests = [Vectors(live.release, [text] * 40, "task", "query", 4e9) for text in (fine, WORDLESS, fine)]
+    outcomes = embed_all(service.engine, requests)  # in two calls of the encoder
+    assert [isinstance(outcome, InputError) for outcome in outcomes] == [False, True, False]
+    assert str(outcomes[1]) == f"task task: text 0 {NO_WORDS}"
     service.check_parts(live.release)
     assert client.get("/readyz").json()["ready"]
     [stored] = store.names("prompts")
@@ -167,7 +157,7 @@ def test_a_query_without_a_known_word_fails_alone(
 def test_a_task_is_swapped_under_load_and_is_served_again_after_a_kill(
     root: Path, store: Store, model: str, tmp_path: Path
 ) -> None:
-    texts = list(questions(root).values())[:2]
+    texts = list(query_texts(root).values())[:2]
     first, second = (upload(tmp_path / str(seed), computed_prompt(model, seed, mix="after")) for seed in (1, 2))
     with started("--store", store.url, "--port", 0) as (process, address):
         with httpx.Client(base_url=address, timeout=120) as client:
@@ -186,18 +176,20 @@ def test_a_task_is_swapped_under_load_and_is_served_again_after_a_kill(
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert not load.faults
-    ids = {name: [[id for id, _ in hits] for hits in all_hits]
-           for name, all_hits in {"first": before, "second": after, "fixed": fixed}.items()}  # fmt: skip
+    ids = {
+        name: [[id for id, _ in hits] for hits in all_hits]
+        for name, all_hits in {"first": before, "second": after, "fixed": fixed}.items()
+    }
     seen = set()
     for status, answer in load.answers:
         assert status == 200, answer
-        found = [[hit["id"] for hit in result["hits"]] for result in answer["results"]]
-        seen.add(next(name for name, expected in ids.items() if expected == found))
+        actual = [[hit["id"] for hit in result["hits"]] for result in answer["results"]]
+        seen.add(next(name for name, expected in ids.items() if expected == actual))
     assert seen == {"first", "second", "fixed"}
     assert [finding.problem for finding in verify(store) if finding.problem] == []
     with serving(open_local(store, threads=2)) as client:
-        for found, expected in zip(hits_of(client, "task", texts), after, strict=True):
-            assert_close(found, expected)
+        for actual, expected in zip(hits_of(client, "task", texts), after, strict=True):
+            assert_close(actual, expected)
 
 
 def spoiled(prompt: TaskPrompt, name: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> TaskPrompt:
@@ -209,20 +201,29 @@ def spoiled(prompt: TaskPrompt, name: str, edit: Callable[[torch.Tensor], torch.
 UPLOADS: dict[str, tuple[Callable[[str], TaskPrompt], str]] = {
     "basic prompts of another number than the settings say": (
         lambda model: spoiled(computed_prompt(model, 1), "basic", lambda basic: basic[:2].clone()),
-        "synthesis.basic is torch.float32 (2, 4, 32), expected float32 (3, 4, 32)"),
+        "synthesis.basic is torch.float32 (2, 4, 32), expected float32 (3, 4, 32)",
+    ),
     "a synthesiser with numbers that are not finite": (
         lambda model: spoiled(computed_prompt(model, 1), "down.weight", lambda down: down * float("inf")),
-        "synthesis.down.weight holds numbers that are not finite"),
+        "synthesis.down.weight holds numbers that are not finite",
+    ),
     "a synthesiser over word embeddings of another width": (
-        lambda model: computed_prompt(model, 1, width=64), "word embeddings of 64 numbers, the backbone's have 32"),
+        lambda model: computed_prompt(model, 1, width=64),
+        "word embeddings of 64 numbers, the backbone's have 32",
+    ),
     "a synthesiser for a backbone of another number of layers": (
         lambda model: computed_prompt(model, 1, PromptShape(3, SHAPE.heads, SHAPE.head_dim)),
-        "has 192 numbers per token, the backbone has 2 layers"),
+        "has 192 numbers per token, the backbone has 2 layers",
+    ),
     "a synthesiser of too many basic prompts": (
-        lambda model: computed_prompt(model, 1, prompts=1025), "synthesis.prompts: 1,025, expected up to 1,024"),
+        lambda model: computed_prompt(model, 1, prompts=1025),
+        "synthesis.prompts: 1,025, expected up to 1,024",
+    ),
     "a synthesiser whose vectors overflow": (
-        lambda model: spoiled(computed_prompt(model, 1), "up.weight", lambda up: up * 0 + 3e38), "is not finite"),
-}  # fmt: skip
+        lambda model: spoiled(computed_prompt(model, 1), "up.weight", lambda up: up * 0 + 3e38),
+        "is not finite",
+    ),
+}
 
 
 def test_uploads_that_do_not_fit_are_refused_and_nothing_changes(

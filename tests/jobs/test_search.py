@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import brute_force, files_of, make_queries, save_tiny_bert, write_beir, write_lines
+from samples import brute_force, files_of, make_queries, save_tiny_bert, write_beir, write_lines, write_queries
 
 from indexing import retrieval
 from indexing.corpus import Corpus
@@ -163,8 +163,7 @@ def test_a_hit_that_is_the_query_itself_is_dropped_on_demand(world, done: Done, 
 
 def test_names_may_be_left_out_only_while_there_is_one(world, done: Done, refused, tmp_path: Path) -> None:
     queries, judged = make_queries(world.passages, 4, seed=9)
-    more = write_beir(tmp_path / "more", world.passages[:1], queries, {"test": judged})
-    (more / "corpus.jsonl").unlink()
+    more = write_queries(tmp_path / "more", queries, {"test": judged})
     done("import_queries", "--store", world.store, "--source", more)
     line = refused(*command(world, "exact"))
     assert f"{world.store} has several queries: more, tiny; say which with --queries NAME" in line

@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -27,10 +27,10 @@ from local_cluster import port
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
-from ready_client import ReadyClient
+from ready_client import serving
 from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
-from serving import OPTIONS, SHAPE, K, questions, started, task_files
+from serving import OPTIONS, SHAPE, K, query_texts, started, task_files
 
 from indexing import faiss_index, kernel
 from indexing.corpus import Corpus
@@ -48,7 +48,6 @@ from retriever import encoder
 from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt
-from serve.app import build_app
 from serve.batching import OverloadedError
 from serve.calls.direct import DirectSearcher
 from serve.calls.protocols import Encoded, EncodeRequest, LostError, SourceRequest
@@ -82,17 +81,6 @@ def service(root: Path) -> LocalService:
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes releases old at once, so the request that is refused also removes its release and prompt."""
     monkeypatch.setattr(retention, "GRACE_S", -60.0)
-
-
-@pytest.fixture
-def client(service: LocalService) -> Iterator[TestClient]:
-    with serving(service) as client:
-        yield client
-
-
-def serving(service: LocalService, tokens: Tokens | None = None, root_path: str = "") -> Any:
-    app = build_app(service, tokens or Tokens(), about=service.about)
-    return ReadyClient(app, base_url="http://127.0.0.1", root_path=root_path)
 
 
 def run_of(root: Path, name: str) -> dict[str, list[tuple[str, float]]]:
@@ -129,7 +117,7 @@ def test_who_has_gone_before_the_question_had_come_is_counted_and_no_fault(
 
 @pytest.mark.parametrize("mode", ["exact", "dense", "bm25", "hybrid"])
 def test_hits_are_those_of_the_search_job(root: Path, client: TestClient, mode: str) -> None:
-    asked = questions(root)
+    asked = query_texts(root)
     answer = client.post("/v1/search", json={"queries": list(asked.values()), "mode": mode, "k": K})
     assert answer.status_code == 200, answer.text
     found, expected = answer.json(), run_of(root, mode)
@@ -151,7 +139,7 @@ def test_hits_are_those_of_the_search_job(root: Path, client: TestClient, mode: 
 
 @pytest.mark.parametrize("mode", ["exact", "dense", "bm25", "hybrid"])
 def test_a_filter_leaves_the_best_of_what_matches(root: Path, client: TestClient, mode: str) -> None:
-    texts = list(questions(root).values())[:8]
+    texts = list(query_texts(root).values())[:8]
     wanted = {"lang": "de", "year": {"gte": 1950, "lt": 2100}}
     answer = client.post("/v1/search", json={"queries": texts, "mode": mode, "k": 240, "filter": wanted}).json()
     every = client.post("/v1/search", json={"queries": texts, "mode": "exact" if mode == "dense" else mode, "k": 240})
@@ -169,7 +157,7 @@ def test_a_filter_leaves_the_best_of_what_matches(root: Path, client: TestClient
 def test_a_filter_that_many_match_searches_the_index_among_them(
     root: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    body = {"queries": list(questions(root).values())[:8], "mode": mode, "k": K, "filter": {"year": {"lt": 2100}}}
+    body = {"queries": list(query_texts(root).values())[:8], "mode": mode, "k": K, "filter": {"year": {"lt": 2100}}}
     few = client.post("/v1/search", json=body).json()["results"]
     monkeypatch.setattr("indexing.online.EXACT_ROWS", 10)
     probed = []
@@ -189,7 +177,7 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
 
 
 def test_vectors_are_the_encoders_in_both_formats(root: Path, client: TestClient, model: str) -> None:
-    texts = ["bafa", *list(questions(root).values())[:3]]
+    texts = ["bafa", *list(query_texts(root).values())[:3]]
     expected = Encoder(model, OPTIONS).encode(texts, side="passage")
     asked = {"model": "default", "input": texts, "input_type": "passage"}
     floats = client.post("/v1/embeddings", json=asked).json()
@@ -213,7 +201,7 @@ def test_vectors_are_the_encoders_in_both_formats(root: Path, client: TestClient
 def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
     root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path
 ) -> None:
-    texts = list(questions(root).values())[:4]
+    texts = list(query_texts(root).values())[:4]
     store = Store(str(root / "store"))
     before = current(store)[0]
     for number in range(3):
@@ -263,7 +251,7 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
     done("build_index", *at, "--embeddings", "legal", "--name", "legal-idx", "--factory", "Flat")
     done("search", *at, "--source", "exact:legal", "--k", K, "--name", "own")
     own = {id: [hit for hit, _ in hits] for id, hits in run_of(tmp_path, "own").items()}
-    ids, texts = list(questions(root))[:8], list(questions(root).values())[:8]
+    ids, texts = list(query_texts(root))[:8], list(query_texts(root).values())[:8]
 
     def found(client: TestClient, task: str, mode: str) -> list[list[str]]:
         answer = client.post("/v1/search", json={"queries": texts, "task": task, "mode": mode, "k": K})
@@ -400,7 +388,7 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
     monkeypatch.setattr(service.encoder, "encode", broken)
     live = service.live
     assert live is not None
-    task, fine = live.tasks["default"], next(iter(questions(root).values()))
+    task, fine = live.tasks["default"], next(iter(query_texts(root).values()))
     asked = [
         Asked(live.release, Query(text, task, 3, search_of_mode(task, mode), 4e9))
         for mode in ("dense", "hybrid", "bm25")
@@ -896,7 +884,7 @@ def use_shards(service: LocalService, shards: list[Any]) -> None:
 
 @pytest.mark.parametrize("mode", ["dense", "exact", "hybrid"])
 def test_shards_apart_find_what_they_find_together(root: Path, mode: str) -> None:
-    store, asked = Store(str(root / "store")), list(questions(root).values())[:10]
+    store, asked = Store(str(root / "store")), list(query_texts(root).values())[:10]
     service = open_local(store, threads=2)
     with serving(service) as client:
         body = {"queries": asked, "mode": mode, "k": K}
@@ -958,7 +946,7 @@ def test_a_lost_shard_gives_503_or_an_honest_part(root: Path, error: Exception, 
     service = open_local(store, threads=2)
     with serving(service) as client:
         use_shards(service, [shard_of(store, 0), Broken(error, late)])
-        body = {"query": next(iter(questions(root).values())), "k": 240, "mode": "exact", "timeout_ms": 3000}
+        body = {"query": next(iter(query_texts(root).values())), "k": 240, "mode": "exact", "timeout_ms": 3000}
         refused = client.post("/v1/search", json=body)
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
@@ -1076,7 +1064,7 @@ def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", [pytest.param("colocated", marks=pytest.mark.long), "distributed"])
 def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path: Path, topology: str) -> None:
-    asked = questions(root)
+    asked = query_texts(root)
     task_files(tmp_path / "prompt", model, 3)
     at = ("--store", root / "store", "--topology", topology, "--port", port("127.0.0.1"))
     with started(*at, *(("--shards", 2) if topology == "distributed" else ())) as (process, address):

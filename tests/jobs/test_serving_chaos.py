@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 from local_cluster import LONG, LocalCluster, clean_environment, local_cluster, port, wait_for
-from serving import REPOSITORY, Load, Server, questions, started
+from serving import REPOSITORY, Load, Server, query_texts, started
 
 from serve.client import Client
 
@@ -46,7 +46,7 @@ class Asked:
     """Questions about the vectors, and what a server that lacks nothing answers."""
 
     def __init__(self, root: Path):
-        self.texts = list(questions(root).values())[:8]
+        self.texts = list(query_texts(root).values())[:8]
         self.bodies = [
             json.dumps(
                 {"query": text, "k": 10, "mode": "exact", "allow_partial": partial, "timeout_ms": 20_000}

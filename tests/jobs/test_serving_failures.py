@@ -8,7 +8,7 @@ import pickle
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from ray.exceptions import RayTaskError
-from ready_client import ReadyClient
-from serving import questions, task_files
+from ready_client import serving
+from serving import query_texts, task_files
 
 from indexing.store import Store
 from retriever.errors import InputError
-from serve.app import build_app
 from serve.batching import OverloadedError
 from serve.calls.protocols import SourceRequest
 from serve.calls.remote import RemoteSearcher
@@ -32,7 +31,6 @@ from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.health.warm_up import Sample, WarmUpLimits
 from serve.local import LocalService, open_local
 from serve.release import Release, current
-from serve.security import Tokens
 from serve.service import Limits
 
 DENSE, BM25 = "dense", "bm25"
@@ -44,17 +42,6 @@ def store(served: Path, tmp_path: Path) -> Store:
     """A copy of the store, which the test may damage."""
     shutil.copytree(served / "store", tmp_path / "store")
     return Store(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def service(store: Store) -> LocalService:
-    return open_local(store, threads=2)
-
-
-@pytest.fixture
-def client(service: LocalService) -> Iterator[TestClient]:
-    with ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1") as client:
-        yield client
 
 
 def file_of(store: Store, pattern: str) -> Path:
@@ -309,8 +296,7 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
 
     monkeypatch.setattr(Engine, "search", note_search)
     monkeypatch.setattr(service.warm_up, "read", note_read)
-    app = build_app(service, Tokens(), about=service.about)
-    with ReadyClient(app, base_url="http://127.0.0.1") as client:
+    with serving(service) as client:
         assert {name for name, *_ in seen} == {"read dense", "read bm25", "read passages", "index:idx", "bm25"}
         assert not any(ready for _, ready, _ in seen)
         assert all(
@@ -327,7 +313,7 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
         assert client.put("/v1/tasks/other", files=task_files(tmp_path / "o", model, 2), data=flat).status_code == 200
         assert {name for name, *_ in seen} == {"exact:enc"}  # its files were read before
         assert first != client.get("/v1/tasks").json()["release"]
-    assert len(questions(served)) == 40
+    assert len(query_texts(served)) == 40
 
 
 def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from local_cluster import LONG
 from samples import save_tiny_bert
-from serving import OPTIONS, REPOSITORY, Load, Server, asked, connect, questions, started, task_files
+from serving import OPTIONS, REPOSITORY, Load, Server, asked, connect, query_texts, started, task_files
 
 from indexing.store import Store
 from retriever.encoder import Encoder
@@ -120,7 +120,7 @@ def test_half_open_heads_and_idle_connections_keep_nobody_out(served: Path, tmp_
     root = Path(shutil.copytree(served, tmp_path / "root"))
     with started("--store", root / "store", "--port", 0, "--max-connections", 16) as (process, address):
         server = Server(address, root, process.pid)
-        bodies = [json.dumps({"query": text, "k": 3}).encode() for text in questions(root).values()]
+        bodies = [json.dumps({"query": text, "k": 3}).encode() for text in query_texts(root).values()]
         attackers: list[socket.socket] = []
         with Load(server, bodies, clients=2) as load:
             load.wait_for(20)
@@ -189,7 +189,7 @@ def test_releases_change_under_load_and_no_request_fails_or_mixes_them(
     server: Server, model: str, tmp_path: Path, call_job: Callable[..., int], changed: str
 ) -> None:
     """Ten times to and fro between two releases; every answer is that of the release it names."""
-    client, texts = Client(server.address), list(questions(server.root).values())[:8]
+    client, texts = Client(server.address), list(query_texts(server.root).values())[:8]
     store, at = Store(str(server.root / "store")), ("--store", server.root / "store")
     body: dict[str, Any] = {"k": 20, "mode": "exact"}
     releases = [client.info()["release"]]
@@ -249,7 +249,7 @@ def test_more_than_it_can_take_is_refused_and_memory_stays(served: Path, tmp_pat
     root = Path(shutil.copytree(served, tmp_path / "root"))
     with started("--store", root / "store", "--port", 0, "--queue", 4, "--batch", 4) as (process, address):
         server = Server(address, root, process.pid)
-        texts = list(questions(root).values())
+        texts = list(query_texts(root).values())
         bodies = [json.dumps({"query": text, "k": 10, "timeout_ms": 2_000}).encode() for text in texts]
         with Load(server, bodies, clients=40) as load:
             load.wait_for(400)

@@ -43,3 +43,11 @@ def assert_gradient(loss: Loss, values: torch.Tensor) -> None:
     gradient = gradient_of(loss, values)
     assert gradient.abs().max() > 1e-3
     torch.testing.assert_close(gradient, finite_differences(loss, values), atol=1e-8, rtol=1e-5)
+
+
+def assert_gradients(
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], queries: torch.Tensor, passages: torch.Tensor
+) -> None:
+    """Asserts the gradient of a loss by its queries and by its passages."""
+    assert_gradient(lambda values: loss(values, passages), queries)
+    assert_gradient(lambda values: loss(queries, values), passages)

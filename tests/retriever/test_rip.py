@@ -23,7 +23,7 @@ from rip_cases import (
     split_at_periods,
 )
 from tiny import VOCABULARY, save_bert
-from training_cases import Checkpoints
+from training_cases import Checkpoints, whole_and_resumed
 from two_workers import TwoWorkers
 
 from retriever import rip
@@ -126,10 +126,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(bert: Path, tmp_path: Path) -> N
         trainer.train(checkpoints.hooks())
         return trainer.stepper.state()
 
-    whole = run(Checkpoints(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        run(Checkpoints(tmp_path / "cut", die_at=4))
-    resumed = run(Checkpoints(tmp_path / "cut"))
+    whole, resumed = whole_and_resumed(run, tmp_path)
     assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from retriever.training import Hooks, LoopOptions, Progress, Trainer
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
 CPU = torch.device("cpu")
+Result = TypeVar("Result")
 LONG_AND_SHORT = ["w1 w2" if number % 2 else " ".join(["w3"] * 40) for number in range(12)]
 
 
@@ -161,6 +162,23 @@ class Checkpoints:
 
         part = functools.partial
         return Hooks(part(load, "last"), part(save, "last"), part(load, "best"), part(save, "best"), self.notes.append)
+
+
+def train(system: DualSystem, checkpoints: Checkpoints, **loop: Any) -> Progress:
+    """Trains a system, six steps by default."""
+    options = LoopOptions(**{"steps": 6, "lr": 1e-2, "checkpoint_every": 2, **loop})
+    return Trainer(system, options, device=CPU, dtype=torch.float32).train(checkpoints.hooks())
+
+
+def whole_and_resumed(run: Callable[[Checkpoints], Result], folder: Path) -> tuple[Result, Result]:
+    """Returns the results of an undisturbed run, and of one that is killed at step 4 and run again."""
+    whole = run(Checkpoints(folder / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        run(Checkpoints(folder / "killed", die_at=4))
+    checkpoints = Checkpoints(folder / "killed")
+    resumed = run(checkpoints)
+    assert checkpoints.notes[0] == {"resumed": 2}
+    return whole, resumed
 
 
 # Cases: functions that TwoWorkers runs on both workers.

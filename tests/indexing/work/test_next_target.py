@@ -18,12 +18,15 @@ def test_the_next_generation_has_the_number_of_its_source(tmp_path: Path) -> Non
     corpus = [store.open("corpus", "g0000"), store.open("corpus", "g0001")]
     first = next_target("index", "i", corpus[:1], [], {"shards": 2})
     assert (first.kind, first.name, first.inputs, first.config) == (
-        "index", "i/g0000", {"corpus/0": corpus[0]}, {"shards": 2},
-    )  # fmt: skip
-    made = store.open("index", "i/g0000")
-    second = next_target("index", "i", corpus, [made], {})
+        "index",
+        "i/g0000",
+        {"corpus/0": corpus[0]},
+        {"shards": 2},
+    )
+    index = store.open("index", "i/g0000")
+    second = next_target("index", "i", corpus, [index], {})
     assert second.name == "i/g0001"
-    assert second.inputs == {"corpus/0": corpus[0], "corpus/1": corpus[1], "previous": made}
+    assert second.inputs == {"corpus/0": corpus[0], "corpus/1": corpus[1], "previous": index}
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,12 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from fixed_hits import fixed_kind, save_fixed
-from ready_client import ReadyClient
-from serving import K, questions, task_files
+from serving import K, query_texts, task_files
 
 from indexing.runs import read_run
 from indexing.store import Store
 from retriever.errors import InputError
-from serve.app import build_app
-from serve.local import open_local
 from serve.release import Release, current, make_current, plan
-from serve.security import Tokens
 from serve.tasks import Task, search_of, search_of_mode
 
 Done = Callable[..., str]
@@ -47,13 +43,6 @@ def release(store: Store) -> Iterator[Release]:
         yield made
 
 
-@pytest.fixture
-def client(store: Store) -> Iterator[TestClient]:
-    service = open_local(store, threads=2)
-    with ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1") as client:
-        yield client
-
-
 def hits_of(client: TestClient, texts: list[str], **request: Any) -> list[list[dict[str, Any]]]:
     answer = client.post("/v1/search", json={"queries": texts, "k": K, **request})
     assert answer.status_code == 200, answer.text
@@ -65,7 +54,7 @@ SOURCES = ["bm25", "exact:enc", "index:idx", "exact:enc+bm25", "0.3*index:idx+0.
 
 @pytest.mark.slow
 def test_a_source_finds_what_the_search_job_finds(store: Store, tmp_path: Path, client: TestClient, done: Done) -> None:
-    asked = questions(tmp_path / "root")
+    asked = query_texts(tmp_path / "root")
     for number, source in enumerate(SOURCES):
         done("search", "--store", store.url, "--source", source, "--k", K, "--name", f"run{number}")
         expected: dict[str, list[tuple[str, float]]] = {id: [] for id in asked}
@@ -102,7 +91,7 @@ def test_a_source_that_is_not_served_is_refused(client: TestClient, documented: 
 def test_a_new_kind_is_served_beside_the_others(
     store: Store, tmp_path: Path, release: Release, client: TestClient, model: str
 ) -> None:
-    texts = list(questions(tmp_path / "root").values())[:4]
+    texts = list(query_texts(tmp_path / "root").values())[:4]
     assert client.get("/readyz").json() == {
         "ready": True,
         "parts": {name: {"state": "ready"} for name in ("encoder", "dense", "bm25", "fixed", "passages")},

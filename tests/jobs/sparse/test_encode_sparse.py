@@ -62,7 +62,8 @@ def test_vectors_of_too_many_words_are_warned_of(world, encode, done: Done, monk
     lines = [line for line in done(*encode()).splitlines() if line.startswith("warning: ")]
     assert len(lines) == 1
     [words] = re.findall(r"the first part have (\d+) words on average, \d+\.\d kB in all", lines[0])
-    counts = opened(world.store).vectors(opened(world.store).parts[0]).counts
+    embeddings = opened(world.store)
+    counts = embeddings.vectors(embeddings.parts[0]).counts
     assert abs(int(words) - counts.mean()) < 5
     assert "give --passage-terms N under another --name" in lines[0]
     assert "warning" not in done(*encode("--name", "cut", "--passage-terms", 40))

@@ -14,8 +14,8 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from local_cluster import port
-from ready_client import ReadyClient
-from serving import OPTIONS, K, computed_prompt, questions, started, task_files, upload
+from ready_client import serving
+from serving import OPTIONS, K, computed_prompt, query_texts, started, task_files, upload
 from splade_stores import brute_force, encode_queries, run_of
 
 from indexing.corpus import Corpus
@@ -25,14 +25,12 @@ from indexing.store import Store
 from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.sparse.encoder import SparseEncoder
-from serve.app import build_app
 from serve.client import Client
 from serve.deployments import Application, _parts, needed
 from serve.engine import Query
 from serve.health.states import parts_of
 from serve.local import LocalService, open_local
 from serve.release import Opened, Release, current, make_current, plan, renewed
-from serve.security import Tokens
 from serve.tasks import search_of
 
 Done = Callable[..., str]
@@ -61,17 +59,11 @@ def service(store: Store, release: Release) -> LocalService:
     return open_local(store, threads=2)
 
 
-@pytest.fixture
-def client(service: LocalService) -> Iterator[TestClient]:
-    with ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1") as client:
-        yield client
-
-
 def test_a_mixed_batch_has_the_hits_of_the_jobs(
     store: Store, release: Release, service: LocalService, client: TestClient, tmp_path: Path, done: Done
 ) -> None:
     """All sources in one batch of the engine; and over HTTP, where the page's source of each hit comes from."""
-    asked = questions(tmp_path / "root")
+    asked = query_texts(tmp_path / "root")
     for number, source in enumerate(SOURCES):
         done("search", "--store", store.url, "--source", source, "--k", K, "--name", f"run{number}")
     task = release.task("default")
@@ -100,7 +92,7 @@ def test_a_mixed_batch_has_the_hits_of_the_jobs(
 
 
 def test_filters_and_new_tasks(store: Store, client: TestClient, masked: Path, model: str, tmp_path: Path) -> None:
-    texts = list(questions(tmp_path / "root").values())[:5]
+    texts = list(query_texts(tmp_path / "root").values())[:5]
     corpus = Corpus.open(store)
     years = range(1950, 1976)
     among = {year - 1900 for year in years} - set(corpus.deleted.tolist())
@@ -140,9 +132,9 @@ def test_a_service_without_dense_embeddings(
     assert make_current(store, made, None)
     assert Release.load(store, made.id) == made == renewed(store, made)
     service = open_local(store, threads=2)
-    texts = list(questions(tmp_path / "root").values())[:5]
+    texts = list(query_texts(tmp_path / "root").values())[:5]
     expected = brute_force(store, "sparse", encode_queries(masked, texts), K)
-    with ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1") as client:
+    with serving(service) as client:
         body = client.post("/v1/search", json={"queries": texts, "k": K, "source": SPLADE}).json()
         assert [[(hit["id"], hit["score"]) for hit in result["hits"]] for result in body["results"]] == expected
         assert set(client.get("/readyz").json()["parts"]) == {"splade", "passages"}
@@ -168,8 +160,8 @@ def test_a_service_of_bm25_alone(store: Store, tmp_path: Path) -> None:
     assert set(_parts(Application(store=store.url), made)) == {"passages", "words"}
     assert make_current(store, made, None)
     service = open_local(store, threads=2)
-    [text, *_] = questions(tmp_path / "root").values()
-    with ReadyClient(build_app(service, Tokens(), about=service.about), base_url="http://127.0.0.1") as client:
+    [text, *_] = query_texts(tmp_path / "root").values()
+    with serving(service) as client:
         answers = [
             client.post("/v1/search", json={"query": text, **by}) for by in ({"mode": "bm25"}, {"source": "bm25"})
         ]
@@ -233,16 +225,16 @@ def test_a_release_pins_what_the_source_needs(store: Store, release: Release, ma
 def test_ray_serve_has_the_hits_of_the_vectors(
     store: Store, release: Release, masked: Path, tmp_path: Path, done: Done
 ) -> None:
-    """The index of impacts is a deployment of its own."""
-    texts = list(questions(tmp_path / "root").values())[:8]
+    """The index of impacts is a separate deployment."""
+    texts = list(query_texts(tmp_path / "root").values())[:8]
     at = ("--store", store.url, "--topology", "distributed", "--port", port("127.0.0.1"))
     with started(*at) as (process, address):
         client = Client(address)
-        found = client.search_all(texts, source=SPLADE, k=K)
-        assert [[(hit.id, hit.score) for hit in hits] for hits in found] == brute_force(
+        by_query = client.search_all(texts, source=SPLADE, k=K)
+        assert [[(hit.id, hit.score) for hit in hits] for hits in by_query] == brute_force(
             store, "sparse", encode_queries(masked, texts), K
         )
-        assert all(hit.scores == {SPLADE: hit.score} for hits in found for hit in hits)
+        assert all(hit.scores == {SPLADE: hit.score} for hits in by_query for hit in hits)
         done("search", "--store", store.url, "--source", SOURCES[2], "--k", K, "--name", "fused")
         fused = client.search_all(texts, source=SOURCES[2], k=K)
         runs = list(run_of(store, "fused").values())[:8]
@@ -261,10 +253,10 @@ def test_a_query_that_cannot_be_searched_fails_alone(
     tmp_path: Path,
 ) -> None:
     """In a batch with others: a vector that is not finite, a weight that is no impact, a product that is rounded."""
-    asked = list(questions(tmp_path / "root").values())[:6]
+    texts = list(query_texts(tmp_path / "root").values())[:6]
     body = {"k": K, "source": "0.5*bm25+0.5*splade:impacts"}
-    expected = client.post("/v1/search", json={"queries": asked, **body}).json()["results"]
-    bad, original = asked[2], Encoder.pooled_batches
+    expected = client.post("/v1/search", json={"queries": texts, **body}).json()["results"]
+    bad, original = texts[2], Encoder.pooled_batches
 
     def overflowing(self: Encoder, tokens: Any, **options: Any) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         wanted = self.tokenize([bad], side="query").ids.tolist()
@@ -279,9 +271,9 @@ def test_a_query_that_cannot_be_searched_fails_alone(
     live = service.live
     assert live is not None
     task = live.tasks["default"]
-    queries = [Query(text, task, K, search_of(task, str(body["source"])), float("inf")) for text in asked]
+    queries = [Query(text, task, K, search_of(task, str(body["source"])), float("inf")) for text in texts]
     answers = service.engine.search(live.release, queries)
-    assert [isinstance(answer.error, InputError) for answer in answers] == [text == bad for text in asked]
+    assert [isinstance(answer.error, InputError) for answer in answers] == [text == bad for text in texts]
     assert str(answers[2].error).startswith("source splade:impacts: ")
     for answer, result in zip(answers, expected, strict=True):
         assert answer.error or [hit.id for hit in answer.hits] == [hit["id"] for hit in result["hits"]]
@@ -303,13 +295,13 @@ def test_embeddings_of_a_task_whose_prompts_are_computed(
     at = ("--store", store.url)
     done("encode_corpus", *at, "--task", "computed", "--name", "computed", "--dtype", "float32")
     done("build_index", *at, "--embeddings", "computed", "--name", "computed", "--shards", 3)
-    release, left = plan(store, index="idx", sources=["splade:computed"])
-    assert list(left) == ["computed"]  # a prompt of sparse vectors, which the dense encoder does not serve
+    release, excluded = plan(store, index="idx", sources=["splade:computed"])
+    assert list(excluded) == ["computed"]  # a prompt of sparse vectors, which the dense encoder does not serve
     release.save(store)
     service = open_local(store, threads=2)
     service.open(release.id)
     service.check_parts(release)
-    task, texts = release.tasks[0], list(questions(tmp_path / "root").values())[:3]
+    task, texts = release.tasks[0], list(query_texts(tmp_path / "root").values())[:3]
     queries = [Query(text, task, K, search_of(task, "splade:computed"), 4e9) for text in [texts[0], "漢字", *texts[1:]]]
     answers = service.engine.search(release, queries)
     assert str(answers.pop(1).error).startswith("source splade:computed: the text has no word that the backbone knows")

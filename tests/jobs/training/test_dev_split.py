@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pytest
+from interruption import interrupt_at
 from mined import mine, weights
 from training_commands import RERANK, RIP, TUNE, command
 
 from indexing.corpus import Corpus
 from indexing.judging.dev import DevSplit, dev_lists, dev_set
-from indexing.models import Checkpoints
 from indexing.negatives import training_data
 from indexing.pairs.judged import judged_pairs
 from indexing.queries import Queries
@@ -86,15 +86,7 @@ def test_the_best_weights_are_kept_and_an_interrupted_run_ends_the_same(
         assert "step 6: loss" in out
         assert len(measured) == 4
         assert all(0 <= quality <= 1 for quality in measured)
-        save, pending = Checkpoints.save, [6]
-
-        def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
-            save(self, step, write)
-            if step in pending and not self.name.endswith(".best"):
-                pending.remove(step)
-                raise KeyboardInterrupt
-
-        patch.setattr(Checkpoints, "save", interrupted)
+        interrupt_at(patch, 6)
         assert job(*command(form, world, "cut", *more)).status == 130
         latest = json.loads((world.store / f"checkpoints/cut.{kind}/latest.json").read_text())
         assert latest["step"] == 6

@@ -111,16 +111,17 @@ def test_stored_vectors_of_two_stores_are_read(
     """The passages of a step are the bytes of the embeddings of both stores, and their fingerprints are inputs."""
     option, more = foreign.training_set()
     system = open_system(world, "none", (option, more), sides="query", batch=16)
-    made = [Embeddings.open(each, "enc", Corpus.open(each)) for each in (Store(str(world.store)), foreign.store)]
+    stores = (Store(str(world.store)), foreign.store)
+    first, second = (Embeddings.open(store, "enc", Corpus.open(store)) for store in stores)
     _, rows = batch_at(system.data, system.tuning, 0)
     passages = np.unique(rows)
     assert {*(passages >= 240)} == {True, False}
-    expected = np.concatenate([made[0].take(passages[passages < 240]), made[1].take(passages[passages >= 240] - 240)])
+    expected = np.concatenate([first.take(passages[passages < 240]), second.take(passages[passages >= 240] - 240)])
     [chunk] = [chunk for chunk in system.batch(0, 0, 1).chunks if isinstance(chunk.inputs, torch.Tensor)]
     assert chunk.inputs.numpy().tobytes() == expected.astype(np.float32).tobytes()
     assert system.vectors is not None
-    np.testing.assert_array_equal(system.vectors(np.array([250, 3, 240])), np.concatenate(
-        [made[1].take(np.array([10])), made[0].take(np.array([3])), made[1].take(np.array([0]))]))  # fmt: skip
+    expected = np.concatenate([of.take(np.array([row])) for of, row in ((second, 10), (first, 3), (second, 0))])
+    np.testing.assert_array_equal(system.vectors(np.array([250, 3, 240])), expected)
     ask = (*TUNE, "none", "--steps", 2, "--sides", "query", "--negatives-per-query", 0)
     done(*command(ask, world, "two", option, more))
     inputs = Store(str(world.store)).open("prompts", "two").inputs

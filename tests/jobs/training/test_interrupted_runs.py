@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from interruption import interrupt_at
 from local_cluster import LONG, start, wait_for, wait_for_its_end
 from mined import weights
 from training_commands import RERANK, TUNE, command
@@ -31,19 +32,8 @@ def test_interrupted_while_it_writes_a_checkpoint(
     """Ctrl-C before or after the write of the second checkpoint."""
     more = ("--steps", 8, "--checkpoint-every", 2)
     done(*command(form, world, "whole", *more))
-    save, threads = Checkpoints.save, torch.get_num_threads()
-    pending = [4]
-
-    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
-        is_now = step in pending and not self.name.endswith(".best")
-        if is_now:
-            pending.remove(step)
-        if not is_now or is_written:
-            save(self, step, write)
-        if is_now:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Checkpoints, "save", interrupted)
+    threads = torch.get_num_threads()
+    interrupt_at(monkeypatch, 4, is_written=is_written)
     outcome = job(*command(form, world, "cut", *more))
     assert (outcome.status, outcome.err) == (130, "error: interrupted; run the same command again to resume\n")
     assert mined.incomplete() == [f"{kind}/cut"]

@@ -86,9 +86,11 @@ def test_a_prompt_is_opened_by_task_and_starts_another(world, done: Done, refuse
     for more, message in (
         (("--length", 3), "--init begun --length 3: its prompt of the query side has 5 tokens; give --length 5"),
         (("--prompt", "mlp"), "--init begun --prompt mlp: the parameters of the network cannot be found"),
-        (("--backbone", save_tiny_bert(tmp_path / "other", seed=1)), f"--init begun --backbone {tmp_path}/other: the "
-         "prompt is for another backbone (weights differ): "),
-    ):  # fmt: skip
+        (
+            ("--backbone", save_tiny_bert(tmp_path / "other", seed=1)),
+            f"--init begun --backbone {tmp_path}/other: the prompt is for another backbone (weights differ): ",
+        ),
+    ):
         for plan in ((), ("--plan",)):
             assert message in refused(*tuned, "--task", "x", "--init", "begun", *more, *plan)
     assert "fine-tuning starts from the backbone alone" in refused(

@@ -91,7 +91,7 @@ def test_values_that_are_true_or_false() -> None:
     for text in ("normalize=true,False", "position_offset=true,false"):
         name = text.partition("=")[0]
         assert [run.settings[name] for run in parse_grid([text], options, FIXED)] == [True, False]
-    with pytest.raises(InputError, match="'1' is not true or false"):
+    with pytest.raises(InputError, match="expected true or false, got '1'"):
         parse_grid(["position_offset=1,0"], options, FIXED)
 
 

@@ -14,6 +14,7 @@ from jobs.tuning.options import TrainRetriever
 
 import numpy as np
 import pytest
+from interruption import interrupt_at
 from mined import weights
 from sentence_transformers import SparseEncoder as Peer
 from t5_folders import save_t5
@@ -21,7 +22,7 @@ from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
 from indexing.corpus import Corpus
-from indexing.models import Checkpoints, model_folder
+from indexing.models import model_folder
 from indexing.runs import read_run
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
@@ -48,17 +49,9 @@ def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
 ) -> None:
     more = ("--train", train, "--steps", 6, "--checkpoint-every", 2, "--dev-split", "test", "--evaluate-every", 3)
     done(*command(world, masked, "whole", *more))
-    save, pending = Checkpoints.save, [4]
-
-    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
-        save(self, step, write)
-        if step in pending and not self.name.endswith(".best"):
-            pending.remove(step)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Checkpoints, "save", interrupted)
+    interrupt_at(monkeypatch, 4)
     assert job(*command(world, masked, "cut", *more)).status == 130
-    done(*command(world, masked, "cut", *more))
+    assert " kept) in " in done(*command(world, masked, "cut", *more))
     kind = "prompts" if train == "prompts" else "models"
     assert weights(mined, f"{kind}/cut") == weights(mined, f"{kind}/whole")
     # The task encodes the corpus; the number of words is no matter of training.
@@ -85,18 +78,18 @@ def test_prompts_of_queries_are_trained_against_stored_sparse_vectors(
     done("build_index", *at, "--embeddings", "sparse", "--name", "impacts")
     small = ("--basic-prompts", 2, "--prompt-hidden", 4, "--prompt-bottleneck", 3, "--lr", "1e-2")
     dev = ("--dev-split", "test", "--evaluate-every", 2)
-    more = ("--train", "prompts", "--sides", "query", "--prompt", "synthesised", *small, "--steps", 4,
-            "--negatives-per-query", 2, "--negatives-from", "own", *dev)  # fmt: skip
-    done(*command(world, masked, "q", *more))
+    prompts = ("--train", "prompts", "--sides", "query", "--prompt", "synthesised", *small)
+    negatives = ("--negatives-per-query", 2, "--negatives-from", "own")
+    done(*command(world, masked, "q", *prompts, "--steps", 4, *negatives, *dev))
     artifact = mined.open("prompts", "q")
     assert artifact.inputs["embeddings/0"]["artifact"] == "embeddings/sparse/g0000"
     assert artifact.config["tuning"]["flops"] == {"queries": 3e-4, "passages": 0.0, "warm_up": 1}
     # The vectors that training reads are those of the file, which is memory-mapped.
     corpus = Corpus.open(mined)
-    made = SparseEmbeddings.open(mined, "sparse", corpus)
+    embeddings = SparseEmbeddings.open(mined, "sparse", corpus)
     rows = np.array([200, 3, 77, 3])
-    np.testing.assert_array_equal(made.open_vectors()(rows), made.take(rows).dense())
-    assert (made.open_vectors()(rows) > 0).sum(1).tolist() == [40] * 4
+    np.testing.assert_array_equal(embeddings.open_vectors()(rows), embeddings.take(rows).dense())
+    assert (embeddings.open_vectors()(rows) > 0).sum(1).tolist() == [40] * 4
     ask = ("search", *at, "--source", "splade:impacts", "--k", 5)
     done(*ask, "--name", "plain")
     done(*ask, "--task", "q", "--name", "q")
@@ -144,8 +137,8 @@ def test_a_splade_folder_keeps_its_lengths(masked: Path, tmp_path: Path) -> None
     options = TrainRetriever(store="", task="t", backbone="", train="all", pooling="splade")
     recipes = [read_recipe(path, options.encoder(str(path))) for path in (folder, masked)]
     assert [(recipe.query_length, recipe.passage_length) for recipe in recipes] == [(24, 24), (64, 64)]
-    given = replace(options, query_length=9).encoder(str(folder))
-    assert (given.query_length, read_recipe(folder, given).passage_length) == (9, 24)
+    encoder = replace(options, query_length=9).encoder(str(folder))
+    assert (encoder.query_length, read_recipe(folder, encoder).passage_length) == (9, 24)
 
 
 def test_what_does_not_fit_is_refused(

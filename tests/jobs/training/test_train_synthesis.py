@@ -11,10 +11,12 @@ from jobs.cli import human
 
 import pytest
 import torch
+from interruption import interrupt_at
 from mined import weights
-from samples import write_beir
+from safetensors.torch import load_file
+from samples import write_queries
 
-from indexing.models import Checkpoints, model_folder
+from indexing.models import model_folder
 from indexing.runs import read_run
 from indexing.store import Store
 from retriever.prompts import load_prompt
@@ -40,8 +42,7 @@ def several(world, done: Done, tmp_path: Path) -> Store:
     """The finished store with the query sets `tiny` and `more`, of 10 and 4 training queries."""
     queries = [{"_id": f"m{number}", "text": world.passages[number]["text"]} for number in range(4)]
     judged = [(f"m{number}", f"p{number}", 1) for number in range(4)]
-    source = write_beir(tmp_path / "more", [], queries, {"train": judged})
-    (source / "corpus.jsonl").unlink()
+    source = write_queries(tmp_path / "more", queries, {"train": judged})
     done("import_queries", "--store", world.store, "--source", source)
     return Store(str(world.store))
 
@@ -51,21 +52,20 @@ def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
 ) -> None:
     more = (*SIZES, *MORE, "--steps", 6, "--checkpoint-every", 2, "--lr", "1e-2")
     done(*synthesised(world, "whole", *more))
-    save, pending = Checkpoints.save, [4]
-
-    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
-        save(self, step, write)
-        if step in pending:
-            pending.remove(step)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Checkpoints, "save", interrupted)
+    interrupt_at(monkeypatch, 4)
     assert job(*synthesised(world, "cut", *more)).status == 130
-    done(*synthesised(world, "cut", *more))
+    assert " kept) in " in done(*synthesised(world, "cut", *more))
     assert weights(several, "prompts/cut") == weights(several, "prompts/whole")
     tuning = several.open("prompts", "whole").config["tuning"]
-    assert tuning["synthesis"] == {"prompts": 3, "length": 4, "hidden": 6, "bottleneck": 5, "temperature": math.e,
-                                   "mix": "before", "attention": "learned"}  # fmt: skip
+    assert tuning["synthesis"] == {
+        "prompts": 3,
+        "length": 4,
+        "hidden": 6,
+        "bottleneck": 5,
+        "temperature": math.e,
+        "mix": "before",
+        "attention": "learned",
+    }
     assert tuning["divergence"] == {"weight": 1.0, "alignment": True, "uniformity": True}
     assert (tuning["parametrisation"], tuning["length"], tuning["prompt_dropout"]) == ("synthesised", 4, 0.0)
     # The index of the backbone serves the task.
@@ -140,8 +140,7 @@ def test_a_query_without_a_word_is_named(
     world, done: Done, refused: Done, tmp_path: Path, documented: Callable[..., None]
 ) -> None:
     queries = [{"_id": "w0", "text": world.passages[0]["text"]}, {"_id": "w1", "text": "日本"}]
-    source = write_beir(tmp_path / "wordless", [], queries, {"train": [("w0", "p0", 1), ("w1", "p1", 1)]})
-    (source / "corpus.jsonl").unlink()
+    source = write_queries(tmp_path / "wordless", queries, {"train": [("w0", "p0", 1), ("w1", "p1", 1)]})
     done("import_queries", "--store", world.store, "--source", source)
     line = refused(*synthesised(world, "x", "--queries", "wordless", "--steps", 1))
     documented("Training", "train_retriever --prompt synthesised with a query without a known word", line, 1)
@@ -152,8 +151,7 @@ def test_a_dev_query_without_a_word_is_named_before_any_step(
 ) -> None:
     queries = [{"_id": "w0", "text": world.passages[0]["text"]}, {"_id": "w1", "text": "日本"}]
     judged = {"train": [("w0", "p0", 1)], "dev": [("w1", "p1", 1)]}
-    source = write_beir(tmp_path / "wordless", [], queries, judged)
-    (source / "corpus.jsonl").unlink()
+    source = write_queries(tmp_path / "wordless", queries, judged)
     done("import_queries", "--store", world.store, "--source", source)
     monkeypatch.setattr(Trainer, "train", lambda *_: pytest.fail("training has started"))
     measured = ("--dev-split", "dev", "--evaluate-every", 1, "--steps", 1)
@@ -171,9 +169,9 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
     done(*ask)
     assert sorted(several.names("prompts")) == ["many", "many-more", "many-tiny"]
     names = ("many", "many-more", "many-tiny")
-    mean, *own = (load_prompt(model_folder(several.open("prompts", name))) for name in names)
+    mean, *prompts = (load_prompt(model_folder(several.open("prompts", name))) for name in names)
     assert mean.query is not None
-    matrices = [prompt.query for prompt in own if prompt.query is not None]
+    matrices = [prompt.query for prompt in prompts if prompt.query is not None]
     torch.testing.assert_close(mean.query, (matrices[0] + matrices[1]) / 2)
     assert not torch.equal(*matrices)
     assert several.open("prompts", "many-tiny").inputs["tasks"]["artifact"] == "prompts/many"
@@ -193,8 +191,13 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
 def test_prompts_and_both_encoders_are_trained_together(world, several: Store, done: Done) -> None:
     """The encoder of passages makes a new index, and queries are encoded by the other one with the prompts."""
     ask = synthesised(world, "both", "--train", "all", "--sides", "untied", *SIZES, *MORE, "--steps", 2)
-    done(*ask, "--plan")
+    plan = done(*ask, "--plan")
     out = done(*ask)
+    folder = model_folder(several.open("models", "both"))
+    files = {path.relative_to(folder).parts[0]: load_file(path) for path in folder.rglob("*.safetensors")}
+    assert files.keys() == {"query", "passage", "prompt"}
+    size = 4 * sum(tensor.numel() for file in files.values() for tensor in file.values())
+    assert f"trains    {human(size)}, over" in plan
     assert "prompts/both-prompt: the prompts of queries, over the encoder of queries of" in out
     assert several.open("models", "both").config["loop"]["lr"] == 2e-5
     assert several.open("prompts", "both-prompt").inputs["model"]["artifact"] == "models/both"

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from interruption import interrupt_at
 from mined import mine, weights
-from samples import write_beir
+from samples import write_beir, write_queries
 from training_commands import command
 
 from indexing.corpus import Corpus
-from indexing.models import Checkpoints
 from indexing.pairs.sets import SetName, open_sets, parse_set, resolve_stores
 from indexing.store import Store
 from retriever.errors import InputError
@@ -27,11 +27,9 @@ MORE = "queries=more,negatives=none,weight=2,task=second"
 @pytest.fixture
 def graded(world, done: Done, tmp_path: Path) -> Store:
     """The finished store, with the query set `graded`: q0 has the positives p5 (score 3) and p7 (score 1)."""
-    folder = tmp_path / "graded"
     judged = [("q0", "p5", 3), ("q0", "p7", 1), ("q1", "p9", 2), ("q1", "p5", 0)]
     queries = [{"_id": f"q{number}", "text": f"query {number}"} for number in range(2)]
-    source = write_beir(folder, [], queries, {"train": judged})
-    (source / "corpus.jsonl").unlink()
+    source = write_queries(tmp_path / "graded", queries, {"train": judged})
     done("import_queries", "--store", world.store, "--source", source)
     return Store(str(world.store))
 
@@ -41,8 +39,7 @@ def several(world, done: Done, tmp_path: Path) -> Store:
     """The finished store with the query sets `tiny` and `more`, of 10 and 4 training queries."""
     queries = [{"_id": f"m{number}", "text": f"more {number}"} for number in range(4)]
     judged = [(f"m{number}", f"p{number}", 1) for number in range(4)]
-    source = write_beir(tmp_path / "more", [], queries, {"train": judged})
-    (source / "corpus.jsonl").unlink()
+    source = write_queries(tmp_path / "more", queries, {"train": judged})
     done("import_queries", "--store", world.store, "--source", source)
     return Store(str(world.store))
 
@@ -58,17 +55,9 @@ def test_judged_pairs_alone_are_trained_on(world, done: Done, refused: Done, job
     artifact = store.open("prompts", "whole")
     assert artifact.inputs.keys() == {"corpus", "queries"}
     assert artifact.config["tuning"]["negatives_per_query"] == 0
-    save, pending = Checkpoints.save, [4]
-
-    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
-        save(self, step, write)
-        if step in pending:
-            pending.remove(step)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Checkpoints, "save", interrupted)
+    interrupt_at(monkeypatch, 4)
     assert job(*command(PAIRS, world, "cut", *more)).status == 130
-    done(*command(PAIRS, world, "cut", *more))
+    assert " kept) in " in done(*command(PAIRS, world, "cut", *more))
     assert weights(store, "prompts/cut") == weights(store, "prompts/whole")
     done(*command(PAIRS, world, "random", *more, "--negatives-per-query", 2))
     assert weights(store, "prompts/random") != weights(store, "prompts/whole")
@@ -126,15 +115,15 @@ def test_sets_with_and_without_negatives_share_the_corpus_of_the_later_one(world
 
 
 def test_sizes_of_tasks_are_capped(world, several: Store, done: Done, refused: Done) -> None:
-    """The same queries are drawn in each run; a set with a size of its own keeps it."""
+    """The same queries are drawn in each run; a set with a separate size keeps it."""
     names = [SetName(queries="tiny", size=4), SetName(queries="more", size=3)]
-    opened = [open_sets(several, names, limit=None, batches="mixed", weighted=False).data for _ in range(2)]
-    assert opened[0].queries == opened[1].queries
-    assert opened[0].mixture.sizes == (4, 3)
+    draws = [open_sets(several, names, limit=None, batches="mixed", weighted=False).data for _ in range(2)]
+    assert draws[0].queries == draws[1].queries
+    assert draws[0].mixture.sizes == (4, 3)
     whole = open_sets(several, [SetName(queries="tiny")], limit=None, batches="mixed", weighted=False).data
-    places = [whole.queries.index(text) for text in opened[0].queries[:4]]
+    places = [whole.queries.index(text) for text in draws[0].queries[:4]]
     assert places == sorted(places) != [0, 1, 2, 3]
-    assert [whole.positives[place].tolist() for place in places] == [rows.tolist() for rows in opened[0].positives[:4]]
+    assert [whole.positives[place].tolist() for place in places] == [rows.tolist() for rows in draws[0].positives[:4]]
     base = (*PAIRS, "--queries", "tiny", "--also-train", f"{MORE},size=2", "--task-size", 3)
     assert "queries   5 of" in done(*command(base, world, "x", "--plan"))
     done(*command(base, world, "capped", "--steps", 1))

@@ -16,20 +16,17 @@ import torch
 from decoder_folders import INSTRUCTION, save_qwen3_embedding
 from mteb_tasks import read_lines, read_qrels, retrieval_task, sts_task
 from scipy.stats import spearmanr
+from synthesisers import random_synthesis
 from tiny import save_bert, write_corpus
 
 import riptide
 from indexing.exact import exact_search
 from indexing.metrics import per_query
 from retriever.adapters.mteb_encoder import MtebEncoder
-from retriever.attention import PromptShape
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.options import Side
 from retriever.prompts import TaskPrompt, backbone_of
-from retriever.synthesis.options import SynthesisOptions
-from retriever.synthesis.saved import SavedSynthesis
-from retriever.synthesis.synthesiser import Synthesiser
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", query_prefix="w1 w2 ", passage_prefix="w3 ", query_length=24)
 PASSAGES, QUERIES = 60, 20
@@ -158,10 +155,7 @@ PAIRS = [(f"w{i} w{i + 1} w{3 * i}", f"w{i} w{i + 2} w{5 * i}", float(i * 7 % 5)
 def test_a_prompt_that_is_computed_from_each_query(backbone: str) -> None:
     """Passages have no prompt; a query without a word that the backbone knows is named."""
     encoder = Encoder(backbone, replace(OPTIONS, query_prefix=""), tasks={})
-    torch.manual_seed(0)
-    options = SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5)
-    synthesis = SavedSynthesis.of(Synthesiser(PromptShape(2, 4, 8), 32, options))
-    prompt = TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=synthesis)
+    prompt = TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=random_synthesis())
     model, texts = MtebEncoder(encoder, task=prompt), ["w5 w7 w9", "w11 w12"]
     encoder.put_task("same", prompt)
     metadata: dict[str, Any] = {"hf_split": "test", "hf_subset": "", "task_metadata": SimpleNamespace(name="any")}

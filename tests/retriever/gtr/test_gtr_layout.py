@@ -91,8 +91,15 @@ def test_a_t5_with_a_decoder_only_is_refused_in_one_line(
 
 def test_a_missing_tensor_of_a_decoder_that_has_no_encoder_is_named(tmp_path: Path) -> None:
     """OPT's tensors are all of a decoder."""
-    config = OPTConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, ffn_dim=16, num_attention_heads=2,
-                       max_position_embeddings=32, word_embed_proj_dim=16)  # fmt: skip
+    config = OPTConfig(
+        vocab_size=60,
+        hidden_size=16,
+        num_hidden_layers=2,
+        ffn_dim=16,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        word_embed_proj_dim=16,
+    )
     OPTModel(config).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     [name] = [name for name in weights if name.endswith("layers.1.fc1.weight")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from loss_checks import assert_gradient, log_sum_exp, random
+from loss_checks import assert_gradients, log_sum_exp, random
 from t5_folders import save_t5
 from training_cases import CPU, make_data
 
@@ -104,8 +104,7 @@ def test_hard_negatives_count_from_questions_to_passages_alone() -> None:
 def test_the_gradient_equals_finite_differences() -> None:
     """At temperature 0.1: at 0.01 nearly all probabilities of random vectors are 0 or 1."""
     queries, passages = random(B, 4), random(2 * B, 4, seed=1)
-    assert_gradient(lambda values: loss_of(values, passages, labels(RELEVANT), 0.1), queries)
-    assert_gradient(lambda values: loss_of(queries, values, labels(RELEVANT), 0.1), passages)
+    assert_gradients(lambda left, right: loss_of(left, right, labels(RELEVANT), 0.1), queries, passages)
     arrays = queries.numpy(), passages[:B].numpy(), passages[B:].numpy()
     expected = expected_loss(*arrays, RELEVANT, scale=10.0)
     assert loss_of(queries, passages, labels(RELEVANT), 0.1).item() == pytest.approx(expected, rel=1e-12)

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny import save_bert
-from training_cases import CPU, Checkpoints, dual_system, gradients
+from training_cases import Checkpoints, dual_system, gradients, train, whole_and_resumed
 from transformers import AutoModel
 
 from retriever.dual import DualSystem, TuneOptions
@@ -23,7 +23,6 @@ from retriever.lora.adapter import add_adapter, is_adapter
 from retriever.lora.options import LoraOptions
 from retriever.options import SIDES
 from retriever.stepping import trained
-from retriever.training import LoopOptions, Trainer
 
 LORA = LoraOptions(rank=4, alpha=8, dropout=0.1)
 LAYERS = [f"encoder.layer.{layer}.attention.self.{name}" for layer in (0, 1) for name in ("query", "value")]
@@ -36,11 +35,6 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lora_system(bert: Path, lora: LoraOptions = LORA, **options: Any) -> DualSystem:
     return dual_system(bert, method="lora", lora=lora, **options)
-
-
-def train(system: DualSystem, checkpoints: Checkpoints, **loop: Any) -> Any:
-    options = LoopOptions(**{"steps": 6, "lr": 1e-2, "checkpoint_every": 2, **loop})
-    return Trainer(system, options, device=CPU, dtype=torch.float32).train(checkpoints.hooks())
 
 
 def saved(system: DualSystem, folder: Path) -> Path:
@@ -115,12 +109,12 @@ def test_gradient_reaches_the_adapter_only(bert: Path, tmp_path: Path, checkpoin
 
 
 def test_a_run_that_was_killed_ends_with_the_same_files(bert: Path, tmp_path: Path) -> None:
-    whole = lora_system(bert)
-    train(whole, Checkpoints(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        train(lora_system(bert), Checkpoints(tmp_path / "killed", die_at=4))
-    resumed = lora_system(bert)
-    train(resumed, Checkpoints(tmp_path / "killed"))
+    def run(checkpoints: Checkpoints) -> DualSystem:
+        system = lora_system(bert)
+        train(system, checkpoints)
+        return system
+
+    whole, resumed = whole_and_resumed(run, tmp_path)
     folders = [saved(system, tmp_path / name) for name, system in (("first", whole), ("second", resumed))]
     files = [
         {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

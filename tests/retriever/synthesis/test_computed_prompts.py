@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from synthesisers import SHAPE, random_synthesis
 from tiny import add_masked_head
 
 from retriever import encoder as encoder_module
@@ -19,35 +21,16 @@ from retriever.errors import InputError, TextsError
 from retriever.prompt_table import Prompts, task_config
 from retriever.prompts import TaskPrompt, backbone_of, load_prompt
 from retriever.sparse.encoder import SparseEncoder
-from retriever.synthesis.options import SynthesisOptions
-from retriever.synthesis.saved import SavedSynthesis
-from retriever.synthesis.synthesiser import KeptSynthesiser, Synthesiser, largest_embedding
+from retriever.synthesis.synthesiser import KeptSynthesiser, largest_embedding
 
 Tiny = Callable[..., Path]
 Words = Callable[[np.ndarray], torch.Tensor]
-SHAPE, WIDTH = PromptShape(2, 4, 8), 32
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 KINDS = {"bert": FLOAT32, "t5": FLOAT32, "roberta": replace(FLOAT32, pooling="cls")}
 
 
-def synthesis(seed: int = 0, **changes: object) -> SavedSynthesis:
-    torch.manual_seed(seed)
-    options: dict[str, object] = {
-        "prompts": 3,
-        "length": 4,
-        "hidden": 6,
-        "bottleneck": 5,
-        "temperature": 0.1,
-        **changes,
-    }
-    module = Synthesiser(SHAPE, WIDTH, SynthesisOptions(**options))  # type: ignore[arg-type]
-    with torch.no_grad():
-        module.basic.mul_(4)  # so that the prompts of different queries differ
-    return SavedSynthesis.of(module)
-
-
-def computed(encoder: Encoder, **changes: object) -> TaskPrompt:
-    return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=synthesis(**changes))
+def computed(encoder: Encoder, **changes: Any) -> TaskPrompt:
+    return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=random_synthesis(**changes))
 
 
 def fixed(encoder: Encoder, length: int) -> TaskPrompt:
@@ -86,7 +69,7 @@ def test_it_is_the_prompt_of_the_trained_module(tiny: Tiny, texts: list[str]) ->
     encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
     prompt = computed(encoder)
     encoder.put_task("task", prompt)
-    found = encoder.encode(texts, task="task")
+    vectors = encoder.encode(texts, task="task")
     assert prompt.synthesis is not None
     module, backbone = prompt.synthesis.open(SHAPE), encoder._eager.backbone
     assert reach(backbone) == SHAPE
@@ -99,7 +82,7 @@ def test_it_is_the_prompt_of_the_trained_module(tiny: Tiny, texts: list[str]) ->
         )
         with torch.no_grad():
             vector = encoder._head(encoder._eager(ids, torch.tensor([ids.shape[1]]), rows))
-        np.testing.assert_allclose(found[row], vector[0].numpy(), atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(vectors[row], vector[0].numpy(), atol=1e-5, rtol=1e-5)
 
 
 def test_it_is_saved_and_opened(tiny: Tiny, tmp_path: Path) -> None:
@@ -110,31 +93,31 @@ def test_it_is_saved_and_opened(tiny: Tiny, tmp_path: Path) -> None:
         prompt.save(tmp_path / name)
     for file in ("prompt.json", "prompt.safetensors"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-    opened = load_prompt(tmp_path / "one")
-    assert opened.synthesis is not None
+    loaded = load_prompt(tmp_path / "one")
+    assert loaded.synthesis is not None
     assert prompt.synthesis is not None
-    assert opened.synthesis.options == prompt.synthesis.options
-    assert all(torch.equal(opened.synthesis.tensors[name], tensor) for name, tensor in prompt.synthesis.tensors.items())
-    assert task_config(encoder.config, opened, "query") == task_config(encoder.config, prompt, "query")
-    assert task_config(encoder.config, opened, "query") != task_config(encoder.config, computed(encoder), "query")
-    assert task_config(encoder.config, opened, "passage") == encoder.config
+    assert loaded.synthesis.options == prompt.synthesis.options
+    assert all(torch.equal(loaded.synthesis.tensors[name], tensor) for name, tensor in prompt.synthesis.tensors.items())
+    assert task_config(encoder.config, loaded, "query") == task_config(encoder.config, prompt, "query")
+    assert task_config(encoder.config, loaded, "query") != task_config(encoder.config, computed(encoder), "query")
+    assert task_config(encoder.config, loaded, "passage") == encoder.config
 
 
 def test_a_query_without_a_known_word_is_refused(tiny: Tiny, texts: list[str]) -> None:
     encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
     encoder.put_task("task", computed(encoder))
-    asked = [texts[0], "", texts[1]]
+    queries = [texts[0], "", texts[1]]
     with pytest.raises(TextsError, match=r"^text 1 of 3 has no word that the backbone knows") as raised:
-        encoder.encode(asked, task="task")
+        encoder.encode(queries, task="task")
     assert [*raised.value.reasons] == [1]
     assert raised.value.reasons[1].startswith("the text has no word that the backbone knows")
-    tokens = encoder.tokenize(asked, side="query")
+    tokens = encoder.tokenize(queries, side="query")
     assert encoder.without_words(tokens, task="task").tolist() == [1]
     assert encoder.without_words(tokens, task=["task", None, "task"]).tolist() == []
     assert encoder.without_words(tokens).tolist() == []
-    vectors = encoder.forward(encoder.tokenize(asked, side="query"), task="task", check=False)
+    vectors = encoder.forward(encoder.tokenize(queries, side="query"), task="task", check=False)
     assert np.isfinite(vectors).all(axis=1).tolist() == [True, False, True]
-    assert np.isfinite(encoder.encode(asked, task=["task", None, "task"])).all()
+    assert np.isfinite(encoder.encode(queries, task=["task", None, "task"])).all()
 
 
 @pytest.mark.parametrize(
@@ -160,10 +143,7 @@ def test_damaged_settings_are_refused(tiny: Tiny, tmp_path: Path, change: dict[s
 
 def test_a_synthesiser_of_another_backbone_is_refused(tiny: Tiny) -> None:
     encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
-    other = Synthesiser(PromptShape(3, 4, 8), WIDTH, SynthesisOptions(prompts=2, length=2, hidden=2, bottleneck=2))
-    wrong = TaskPrompt(
-        backbone_of(encoder.config), encoder.options, None, None, synthesis=SavedSynthesis.of(other)
-    )  # fmt: skip
+    wrong = computed(encoder, shape=PromptShape(3, 4, 8))
     with pytest.raises(
         InputError, match=r"^the prompt of a query has 192 numbers per token, the backbone has 2 layers"
     ):
@@ -172,8 +152,7 @@ def test_a_synthesiser_of_another_backbone_is_refused(tiny: Tiny) -> None:
 
 def test_a_synthesiser_of_other_word_embeddings_is_refused(tiny: Tiny) -> None:
     encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
-    other = Synthesiser(SHAPE, 2 * WIDTH, SynthesisOptions(prompts=2, length=2, hidden=2, bottleneck=2))
-    wrong = replace(computed(encoder), synthesis=SavedSynthesis.of(other))
+    wrong = computed(encoder, width=64)
     with pytest.raises(InputError, match=r"computed from word embeddings of 64 numbers, the backbone's have 32$"):
         encoder.put_task("task", wrong)
 
@@ -183,21 +162,21 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     encoder = Encoder(str(tiny("bert")), FLOAT32, tasks={})
     prompt = computed(encoder, mix=mix)
     assert prompt.synthesis is not None
-    kept = KeptSynthesiser(prompt.synthesis.open(SHAPE), encoder.dtype, encoder.device)
-    assert kept.nbytes == 4 * prompt.synthesis.kept_numbers()
-    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * kept.nbytes - 1)
+    network = KeptSynthesiser(prompt.synthesis.open(SHAPE), encoder.dtype, encoder.device)
+    assert network.nbytes == 4 * prompt.synthesis.kept_numbers()
+    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * network.nbytes - 1)
     with pytest.raises(InputError, match=r"^task 'task': what computes its prompts takes 0\.0 GiB, and 0\.0 are free$"):
         encoder.put_task("task", prompt)
-    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * kept.nbytes)
+    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * network.nbytes)
     encoder.put_task("task", prompt)
     # The synthesiser fits, and so does the prompt of passages, but not both of them.
     passage = torch.zeros((SHAPE.layers, 2, SHAPE.heads, 64, SHAPE.head_dim))
     both = replace(prompt, passage=passage)
     size = encoder._tables["passage"].growth(64)
-    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * kept.nbytes + size - 1)
+    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * network.nbytes + size - 1)
     with pytest.raises(InputError, match=r"^task 'both': with a prompt of 64 tokens the table of all prompts takes"):
         encoder.put_task("both", both)
-    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * kept.nbytes + size)
+    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * network.nbytes + size)
     encoder.put_task("both", both)
 
 

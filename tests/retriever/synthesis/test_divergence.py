@@ -40,9 +40,9 @@ def test_one_task_and_one_query_have_no_pairs() -> None:
 
 def test_a_weight_of_zero_has_a_finite_divergence_and_gradient() -> None:
     weights = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
-    found = divergences(weights)
-    assert found[0, 1].item() == pytest.approx(math.log(2))
-    found.sum().backward()
+    matrix = divergences(weights)
+    assert matrix[0, 1].item() == pytest.approx(math.log(2))
+    matrix.sum().backward()
     assert weights.grad is not None
     assert weights.grad.isfinite().all()
 

@@ -114,9 +114,9 @@ def test_gradients_are_those_of_finite_differences(mix: str) -> None:
 @pytest.mark.parametrize("attention", ["learned", "uniform"])
 def test_the_kept_form_gives_the_same_prompts(mix: str, attention: str) -> None:
     module, words = small(mix=mix, attention=attention).float(), random(6, WIDTH).float()
-    trained, kept = module(words), KeptSynthesiser(module, torch.float32, torch.device("cpu"))(words)
-    torch.testing.assert_close(kept.rows.table, trained.rows.table)
-    torch.testing.assert_close(kept.weights, trained.weights)
+    trained, stored = module(words), KeptSynthesiser(module, torch.float32, torch.device("cpu"))(words)
+    torch.testing.assert_close(stored.rows.table, trained.rows.table)
+    torch.testing.assert_close(stored.weights, trained.weights)
 
 
 def test_uniform_attention_takes_all_basic_prompts_alike() -> None:
@@ -128,10 +128,10 @@ def test_uniform_attention_takes_all_basic_prompts_alike() -> None:
 def test_padding_does_not_count_and_embeddings_get_no_gradient() -> None:
     embeddings = random(2, 3, WIDTH).requires_grad_()
     counts = torch.tensor([[True, True, False], [False, True, False]])
-    found = largest_embedding(embeddings, counts)
-    assert torch.equal(found[0], embeddings[0, :2].amax(0).float())
-    assert torch.equal(found[1], embeddings[1, 1].float())
-    assert not found.requires_grad
+    largest = largest_embedding(embeddings, counts)
+    assert torch.equal(largest[0], embeddings[0, :2].amax(0).float())
+    assert torch.equal(largest[1], embeddings[1, 1].float())
+    assert not largest.requires_grad
 
 
 @pytest.mark.parametrize("change", [{"prompts": 0}, {"length": 0}, {"temperature": 0.0}, {"mix": "between"}])

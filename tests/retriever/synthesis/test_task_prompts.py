@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import save_bert
-from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data
+from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, train, whole_and_resumed
 
 from retriever.dual import DualSystem, TuneOptions
 from retriever.encoder import Encoder
@@ -22,8 +22,13 @@ from retriever.synthesis.options import SynthesisOptions
 from retriever.training import LoopOptions, Trainer
 
 SYNTHESIS = SynthesisOptions(prompts=2, length=4, hidden=1, bottleneck=5, mix="after", attention="uniform")
-TUNING: dict[str, Any] = {"sides": "query", "parametrisation": "per-task", "synthesis": SYNTHESIS, "batch": 12,
-                          "negatives_per_query": 2}  # fmt: skip
+TUNING: dict[str, Any] = {
+    "sides": "query",
+    "parametrisation": "per-task",
+    "synthesis": SYNTHESIS,
+    "batch": 12,
+    "negatives_per_query": 2,
+}
 MIXTURE = Mixture(("squad", "nq", "squad"), (50, 40, 30), (1.0, 1.0, 1.0))
 
 
@@ -35,8 +40,15 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def system_of(bert: Path, mixture: Mixture = MIXTURE, dropout: float = 0.0, **tuning: Any) -> DualSystem:
     stored = np.random.default_rng(0).normal(size=(60, 32)).astype(np.float16)
     options = TuneOptions(**{**TUNING, "prompt_dropout": dropout, **tuning})
-    return DualSystem(bert, ENCODER, options, replace(make_data(), mixture=mixture), device=CPU, dtype=torch.float32,
-                      vectors=stored.__getitem__)  # fmt: skip
+    return DualSystem(
+        bert,
+        ENCODER,
+        options,
+        replace(make_data(), mixture=mixture),
+        device=CPU,
+        dtype=torch.float32,
+        vectors=stored.__getitem__,
+    )
 
 
 def test_a_query_trains_the_prompt_of_its_task(bert: Path) -> None:
@@ -47,18 +59,18 @@ def test_a_query_trains_the_prompt_of_its_task(bert: Path) -> None:
     for step in range(4):
         queries, _ = batch_at(single.data, single.tuning, step)
         [task] = set(single.data.tasks_of(queries).tolist())
-        found = gradients(single, step)
-        gradient = found["prompts.query.synthesiser.basic"]
+        by_name = gradients(single, step)
+        gradient = by_name["prompts.query.synthesiser.basic"]
         assert bool(gradient[task].abs().max() > 0)
         assert not bool(gradient[1 - task].any())
         names = ("basic", "down.weight", "up.weight")
-        assert {*found} == {"loss", *(f"prompts.query.synthesiser.{name}" for name in names)}
+        assert {*by_name} == {"loss", *(f"prompts.query.synthesiser.{name}" for name in names)}
         trained.add(task)
     assert trained == {0, 1}
 
 
 def test_two_shares_have_the_gradients_of_the_whole(bert: Path) -> None:
-    """Each chunk holds the tasks of its own queries, also that of a single query."""
+    """Each chunk holds the tasks of its queries, also that of a single query."""
     whole = system_of(bert).batch(0, 0, 1)
     expected = dict(zip(whole.chunks[0].rows["dense"].tolist(), whole.chunks[0].inputs[3].tolist(), strict=True))
     for rank in range(12):
@@ -73,36 +85,34 @@ def test_saved_prompts_are_those_of_the_tasks_and_their_mean(bert: Path, tmp_pat
     assert losses[-1] < losses[0]
     system.save(tmp_path)
     mean = load_prompt(tmp_path)
-    own = {name: load_prompt(tmp_path / "tasks" / name) for name in ("nq", "squad")}
+    prompts = {name: load_prompt(tmp_path / "tasks" / name) for name in ("nq", "squad")}
     assert mean.query is not None
-    matrices = [prompt.query for prompt in own.values() if prompt.query is not None]
+    matrices = [prompt.query for prompt in prompts.values() if prompt.query is not None]
     torch.testing.assert_close(mean.query, (matrices[0] + matrices[1]) / 2)
     assert not torch.equal(*matrices)
     texts = make_data().queries[:6]
-    encoder = Encoder(str(bert), ENCODER, tasks={"mean": mean, **own})
+    encoder = Encoder(str(bert), ENCODER, tasks={"mean": mean, **prompts})
     np.testing.assert_allclose(encoder.encode(texts, task="mean"), system.encode(texts, "query"), atol=1e-5)
     chunk = system.batch(0, 0, 1).chunks[0]
     queries, _ = MIXTURE.queries_at(0, 0, 12)
     assert system.data is not None
     rows = chunk.rows["dense"]
     named = [("nq", "squad")[task] for task in chunk.inputs[3]]
-    asked = [system.data.queries[query] for query in queries[rows]]
+    texts_of_batch = [system.data.queries[query] for query in queries[rows]]
     system.module.eval()
     with torch.no_grad():
-        np.testing.assert_allclose(encoder.encode(asked, task=named), system.forward(chunk)[0]["dense"], atol=1e-5)
+        np.testing.assert_allclose(
+            encoder.encode(texts_of_batch, task=named), system.forward(chunk)[0]["dense"], atol=1e-5
+        )
 
 
 def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: Path) -> None:
     def run(checkpoints: Checkpoints) -> DualSystem:
         system = system_of(bert, dropout=0.1)
-        options = LoopOptions(steps=6, lr=1e-2, checkpoint_every=2)
-        Trainer(system, options, device=CPU, dtype=torch.float32).train(checkpoints.hooks())
+        train(system, checkpoints)
         return system
 
-    whole = run(Checkpoints(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        run(Checkpoints(tmp_path / "killed", die_at=4))
-    resumed = run(Checkpoints(tmp_path / "killed"))
+    whole, resumed = whole_and_resumed(run, tmp_path)
     for (name, one), other in zip(whole.task_prompts().items(), resumed.task_prompts().values(), strict=True):
         assert one.query is not None
         assert other.query is not None
@@ -113,5 +123,6 @@ def test_prompts_need_a_task_each(bert: Path) -> None:
     with pytest.raises(InputError, match=r"2 prompts for 0 tasks \(\): expected a prompt for each"):
         dual_system(bert, **TUNING)
     with pytest.raises(InputError, match="cannot start from an initial prompt"):
-        DualSystem(bert, ENCODER, TuneOptions(**TUNING), None, device=CPU, dtype=torch.float32,
-                   start=system_of(bert).prompt())  # fmt: skip
+        DualSystem(
+            bert, ENCODER, TuneOptions(**TUNING), None, device=CPU, dtype=torch.float32, start=system_of(bert).prompt()
+        )

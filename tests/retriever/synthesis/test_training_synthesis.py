@@ -13,7 +13,7 @@ import torch
 import training_cases as cases
 from divergence_cases import slow_means
 from tiny import save_bert
-from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data
+from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, train, whole_and_resumed
 from two_workers import TwoWorkers
 
 from retriever.dual import DualSystem, TuneOptions
@@ -27,8 +27,12 @@ from retriever.synthesis.options import DivergenceOptions, SynthesisOptions
 from retriever.training import LoopOptions, Trainer
 
 SYNTHESIS = SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5, temperature=0.2)
-TUNING: dict[str, Any] = {"sides": "query", "parametrisation": "synthesised", "synthesis": SYNTHESIS,
-                          "divergence": DivergenceOptions(weight=0.5)}  # fmt: skip
+TUNING: dict[str, Any] = {
+    "sides": "query",
+    "parametrisation": "synthesised",
+    "synthesis": SYNTHESIS,
+    "divergence": DivergenceOptions(weight=0.5),
+}
 TASKS = {"tasks": ("one", "two", "one"), "sizes": (50, 40, 30)}
 
 
@@ -58,10 +62,10 @@ def test_chunks_and_gradcache_give_the_gradient_of_the_whole_batch(bert: Path, m
     for choice in ("off", "on"):
         cut = several_tasks(system_of(bert, synthesis=options, chunk=60))
         assert len(cut.batch(0, 0, 1).chunks) > 3
-        found = gradients(cut, grad_cache=choice)
-        assert found["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+        actual = gradients(cut, grad_cache=choice)
+        assert actual["loss"] == pytest.approx(whole["loss"], rel=1e-5)
         for name in whole.keys() - {"loss"}:
-            torch.testing.assert_close(found[name], whole[name], atol=1e-5, rtol=1e-3)
+            torch.testing.assert_close(actual[name], whole[name], atol=1e-5, rtol=1e-3)
 
 
 def test_the_regulariser_is_that_of_the_tasks_of_the_batch(bert: Path) -> None:
@@ -85,7 +89,7 @@ def test_the_regulariser_is_that_of_the_tasks_of_the_batch(bert: Path) -> None:
 def test_words_are_found_on_both_sides_of_padding(bert: Path) -> None:
     """Special, unknown and padding tokens are no words."""
     texts = ["w1 w2 w3 w4 w5", "w7", "nothing w8 nothing"]
-    found = []
+    by_side = []
     for side in ("left", "right"):
         encoder = replace(ENCODER, padding_side=side)  # type: ignore[arg-type]
         tuning = TuneOptions(**TUNING, prompt_dropout=0.0)
@@ -93,15 +97,15 @@ def test_words_are_found_on_both_sides_of_padding(bert: Path) -> None:
         table = system.pooled.backbone.get_input_embeddings().weight
         first = system.tokenizer(["w1"], side="query").ids[1] - 1  # the id of w0
         words = [[1, 2, 3, 4, 5], [7], [8]]
-        expected = torch.stack([table[[first + word for word in own]].amax(0) for own in words])
+        expected = torch.stack([table[[first + word for word in numbers]].amax(0) for numbers in words])
         [chunk] = system.chunks(texts, "query", np.arange(3))
         _, ids, lengths = chunk.inputs
         provider: Any = system.prompts["query"]
         weights = provider.synthesise(PromptInputs(ids, lengths)).weights.detach()
         with torch.no_grad():
             torch.testing.assert_close(weights, provider.synthesiser(expected[chunk.rows["dense"]]).weights)
-        found.append(weights)
-    torch.testing.assert_close(*found)
+        by_side.append(weights)
+    torch.testing.assert_close(*by_side)
 
 
 def test_two_workers_train_the_weights_of_one(two_workers: TwoWorkers, bert: Path) -> None:
@@ -119,17 +123,13 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: 
         divergence = None if attention == "uniform" else TUNING["divergence"]
         tuning = {"synthesis": replace(SYNTHESIS, attention=attention), "divergence": divergence}
         system = dual_system(bert, **{**TUNING, **tuning})  # with dropout
-        options = LoopOptions(steps=6, lr=1e-2, checkpoint_every=2)
-        Trainer(system, options, device=CPU, dtype=torch.float32).train(checkpoints.hooks())
+        train(system, checkpoints)
         return system
 
-    whole = run(Checkpoints(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        run(Checkpoints(tmp_path / "killed", die_at=4))
-    resumed = run(Checkpoints(tmp_path / "killed"))
-    for name, folder in (("a", whole), ("b", resumed)):
+    whole, resumed = whole_and_resumed(run, tmp_path)
+    for name, system in (("a", whole), ("b", resumed)):
         (tmp_path / name).mkdir()
-        folder.save(tmp_path / name)
+        system.save(tmp_path / name)
     for file in ("prompt.json", "prompt.safetensors"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     names = {name.rpartition("synthesiser.")[2] for name in trained(whole.module)}
@@ -168,8 +168,15 @@ def test_a_training_query_without_a_word_is_named(bert: Path) -> None:
     data = make_data()
     queries = [*data.queries[:-1], "nothing known"]
     with pytest.raises(InputError, match=r"^the query 'nothing known' has no word that the backbone knows"):
-        DualSystem(bert, ENCODER, TuneOptions(**TUNING), replace(data, queries=queries), device=CPU,
-                   dtype=torch.float32, vectors=lambda rows: np.zeros((len(rows), 32)))  # fmt: skip
+        DualSystem(
+            bert,
+            ENCODER,
+            TuneOptions(**TUNING),
+            replace(data, queries=queries),
+            device=CPU,
+            dtype=torch.float32,
+            vectors=lambda rows: np.zeros((len(rows), 32)),
+        )
 
 
 @pytest.mark.parametrize(
@@ -209,15 +216,17 @@ def test_training_and_encoding_compute_the_same_vectors(
 def test_prompts_are_trained_with_both_encoders(bert: Path, tmp_path: Path) -> None:
     """Each has its learning rate; the saved prompt is served over the saved encoder of queries."""
     system = several_tasks(system_of(bert, method="finetune", sides="untied", chunk=200))
-    found = gradients(system)
+    by_name = gradients(system)
     for part in ("prompts.query.", "backbone.", "passage.backbone."):
-        assert any(bool(value.abs().max() > 0) for name, value in found.items() if name.startswith(part)), part
+        assert any(bool(value.abs().max() > 0) for name, value in by_name.items() if name.startswith(part)), part
     loop = LoopOptions(steps=4, lr=1e-4, warm_up=0.0, weight_decay=0.0)
     trainer = Trainer(system, loop, device=CPU, dtype=torch.float32)
     before = {name: parameter.detach().clone() for name, parameter in trained(system.module).items()}
     trainer.step(0)
-    changes = {name: float((parameter.detach() - before[name]).abs().max())
-               for name, parameter in trained(system.module).items()}  # fmt: skip
+    changes = {
+        name: float((parameter.detach() - before[name]).abs().max())
+        for name, parameter in trained(system.module).items()
+    }
     for name, change in changes.items():  # the first step of AdamW is as large as the learning rate
         assert change <= (1.01e-3 if name.startswith("prompts.") else 1.01e-4), name
     assert changes["prompts.query.synthesiser.basic"] > 9e-4

@@ -1,0 +1,1 @@
+"""Parts of the evaluation job: searches of its sources, metrics of its runs, measures of its embeddings."""

@@ -1,0 +1,105 @@
+"""The metrics of a run: those of ir-measures, Answer@K from the answers of the queries, PageRprec from provenance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from jobs.cli import say
+
+import numpy as np
+import pyarrow as pa
+
+from indexing.answers import answer_ranks, answers_of
+from indexing.corpus import Corpus
+from indexing.measures.hits import ranked_hits
+from indexing.measures.pages import page_r_precision, page_sets
+from indexing.metrics import per_query
+from indexing.queries import Queries
+from indexing.store import Store
+from retriever.errors import InputError
+
+PAGE_R_PRECISION = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
+_ANSWER = re.compile(r"Answer@([1-9]\d*)")
+
+Measure = Callable[[pa.Table], dict[str, np.ndarray]]  # gives a run its values per metric, float64 [queries]
+
+
+def needs_judgements(metric: str) -> bool:
+    """Returns whether a metric is one of ir-measures: the others compare the hits with metadata of the queries."""
+    return metric != PAGE_R_PRECISION and not _ANSWER.fullmatch(metric)
+
+
+def measure_of(store: Store, queries: Queries, qrels: pa.Table, ids: list[str], metrics: list[str]) -> Measure:
+    """Returns a function that maps a run to its values per metric, as `per_query` returns them.
+
+    Args:
+        store: The store.
+        queries: The query set.
+        qrels: The judgements.
+        ids: The queries that are measured: those with judgements, or all queries if there are none.
+        metrics: Names of metrics.
+
+    Raises:
+        InputError: If no query has the answers or the provenance that a metric needs.
+    """
+    measured = sorted(set(ids))
+    measures: list[Measure] = []
+    if others := [name for name in metrics if needs_judgements(name)]:
+        measures.append(lambda run: per_query(qrels, run, others))
+    if depths := {name: int(match.group(1)) for name in metrics if (match := _ANSWER.fullmatch(name))}:
+        measures.append(answer_measure(store, queries, measured, depths))
+    if PAGE_R_PRECISION in metrics:
+        measures.append(page_measure(store, queries, measured))
+
+    def measure(run: pa.Table) -> dict[str, np.ndarray]:
+        values = {name: array for one in measures for name, array in one(run).items()}
+        return {name: values[name] for name in metrics}
+
+    return measure
+
+
+def answer_measure(store: Store, queries: Queries, measured: list[str], depths: Mapping[str, int]) -> Measure:
+    """Returns the measure of metrics Answer@K (name -> K). Raises InputError if no query has answers."""
+    metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
+    answers = {id: answers_of(metadata[id]) for id in measured}
+    if not any(answers.values()):
+        raise InputError(
+            f"--metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they are its metadata, "
+            '{"answers": ["a", "b"]}'
+        )
+    corpus = Corpus.open(store)
+
+    def measure(run: pa.Table) -> dict[str, np.ndarray]:
+        ranks = answer_ranks(run, answers, corpus, max(depths.values()))
+        first = np.array([ranks[id] for id in measured])
+        return {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
+
+    return measure
+
+
+def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure:
+    """Returns the measure of PageRprec, after a warning about queries without provenance.
+
+    Raises:
+        InputError: If no query has provenance; from the measure, if a passage names no page.
+    """
+    try:
+        provenance = page_sets(queries, measured)
+    except InputError as error:
+        raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
+    corpus = Corpus.open(store)
+    if num_without := sum(not sets for sets in provenance.values()):
+        say(
+            f"warning: {num_without:,} of the {len(measured):,} queries of {queries.artifact.key} have no provenance, "
+            f"and count as 0 in {PAGE_R_PRECISION}"
+        )
+
+    def measure(run: pa.Table) -> dict[str, np.ndarray]:
+        try:
+            values = page_r_precision(ranked_hits(run, measured), provenance, corpus)
+        except InputError as error:
+            raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
+        return {PAGE_R_PRECISION: np.array([values[id] for id in measured])}
+
+    return measure

@@ -1,0 +1,103 @@
+"""Searches of the sources that an evaluation measures; their runs get names that no other run has."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from jobs.cli import Stage
+
+from indexing.artifact import fingerprint_of
+from indexing.store import MAX_NAME, Store
+from indexing.work.work import check_targets, complete_artifact, run_work
+from retriever.errors import InputError
+
+if TYPE_CHECKING:
+    from jobs.evaluate import Evaluate
+
+    from indexing.retrieval import SearchQueries
+
+_CUTOFF = re.compile(r"@([1-9]\d*)$")
+
+
+def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[SearchQueries]:
+    """Returns the work that makes the run of each source, each under a separate name.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+        metrics: Names of metrics.
+
+    Raises:
+        InputError: If a source cannot be searched or is given twice, or if its run has the name of another one.
+    """
+    if not options.source:
+        return []
+    from indexing.hit_sources.grammar import parse
+    from indexing.hit_sources.options import NEEDS, SearchOptions
+    from indexing.retrieval import RUN_HITS, SearchQueries
+
+    search = SearchOptions(encoder=options.encoder, task=options.task)
+    unused = set.intersection(*(set(parse(source).unused(search)) for source in options.source))
+    for name in () if options.embeddings else sorted(unused):
+        sources = " ".join(options.source)
+        raise InputError(f"--{name} {getattr(search, name)}: {sources} has no use for it, it goes with {NEEDS[name]}")
+    shared: dict[str, Any] = {"split": options.split, "queries": options.queries, "limit": options.limit}
+    depth = needed_depth(metrics, options.median_length, RUN_HITS)
+    searches: list[SearchQueries] = []
+    for source in options.source:
+        work = SearchQueries(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
+        if any(work.source == other.source for other in searches):
+            raise InputError(f"--source {source}: a source is given twice; leave one of them out")
+        if complete_artifact(store, work) is None:
+            work = SearchQueries(store, source=source, k=depth, options=search, **shared)
+            work.name += f"-top{depth}" + (f"-first{options.limit}" if options.limit is not None else "")
+            make_unique(store, work, {other.name for other in searches})
+        if work.name in options.run:
+            raise InputError(
+                f"--run {work.name}: the run of --source {source} has this name too; leave one of them out, or give "
+                f"a file as ./{work.name}"
+            )
+        searches.append(work)
+    return searches
+
+
+def needed_depth(metrics: list[str], median_length: int | None, most: int) -> int:
+    """Returns the number of hits per query that the measures need.
+
+    Args:
+        metrics: Names of metrics.
+        median_length: Hits per query whose length is measured; None: none.
+        most: The number that a metric without a cutoff needs.
+    """
+    cutoffs = [_CUTOFF.search(metric) for metric in metrics]
+    return max([median_length or 1, *(int(match[1]) if match else most for match in cutoffs)])
+
+
+def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
+    """Gives the run of a search another name if a run with other inputs or settings has its name.
+
+    The digits that are added are a hash of the run's inputs and settings, so the next evaluation finds the run.
+
+    Args:
+        store: The store.
+        search: The search.
+        taken: Names that other searches of this evaluation have.
+    """
+    try:
+        check_targets(store, search)
+        is_free = search.name not in taken
+    except InputError:  # also if the name is too long
+        is_free = False
+    if not is_free:
+        [target] = search.targets
+        inputs = {role: artifact.fingerprint for role, artifact in target.inputs.items()}
+        search.name = f"{search.name[: MAX_NAME - 9]}-{fingerprint_of([inputs, target.config])[:8]}"
+
+
+def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
+    """Searches a source, unless the store has its run."""
+    from jobs.session import open_runner
+
+    if complete_artifact(store, search) is None:
+        run_work(store, search, open_runner(store, private=options.ray), Stage)
