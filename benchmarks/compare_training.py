@@ -86,6 +86,7 @@ class Comparison:
     def search(self, name: str, source: str, **options: Any) -> Values:
         """Returns the values of the metrics for a search source on the test split."""
         from jobs import evaluate, search
+        from jobs.evaluation.measures import measure_of
 
         from indexing.queries import Queries
         from indexing.store import Store
@@ -98,7 +99,7 @@ class Comparison:
         store = Store(self.store)
         query_set = Queries.open(store, queries)
         ids = query_set.split(self.split).ids
-        measure = evaluate.measure_of(store, query_set, query_set.qrels(self.split), ids, self.metrics)
+        measure = measure_of(store, query_set, query_set.qrels(self.split), ids, self.metrics)
         return measure(evaluate.load(store, run, query_set, self.split))
 
     def encode(self, name: str, **options: Any) -> None:

@@ -249,14 +249,15 @@ def train(
         is_random: The backbone has random weights, and gets a projection.
         **sets: The training sets, as options of `train_retriever`.
     """
-    from jobs import train_retriever, tuning
+    from jobs import train_retriever
+    from jobs.tuning.options import TrainRetriever
 
     from indexing.models import resolve_model
     from indexing.store import Store
 
     steps = max(1, pairs // options.batch)
     train_retriever.main(
-        tuning.TrainRetriever(
+        TrainRetriever(
             store=store, task=task, backbone=backbone, train="all", split="train", pooling="mean", normalize=True,
             loss="symmetric-sum", temperature=0.01, optimizer="adafactor", warm_up=0.1, clip=1e6,
             lr=options.lr_random if is_random else options.lr,

@@ -63,6 +63,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
         query_set: Name of the query set; None: the only one of the store.
     """
     from jobs import encode_corpus, evaluate, search
+    from jobs.evaluation.measures import measure_of
 
     from indexing.corpus import Corpus
     from indexing.measures.vectors import alignment, uniformity
@@ -80,7 +81,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     store = Store(store_url)
     queries, corpus = Queries.open(store, query_set), Corpus.open(store)
     qrels, split = queries.qrels("test"), queries.split("test")
-    metrics_of = evaluate.measure_of(store, queries, qrels, split.ids, ["RR@10", "R@100"])
+    metrics_of = measure_of(store, queries, qrels, split.ids, ["RR@10", "R@100"])
     values_by_metric = metrics_of(evaluate.load(store, run, queries, "test"))
     figures = {metric: float(values.mean()) for metric, values in values_by_metric.items()}
     texts = dict(zip(*split, strict=True))

@@ -91,6 +91,7 @@ def measure(
         Values by metric, float64 [queries].
     """
     from jobs import encode_corpus, evaluate, search
+    from jobs.evaluation.measures import measure_of
 
     from indexing.queries import Queries
     from indexing.store import Store
@@ -109,7 +110,7 @@ def measure(
     queries = Queries.open(store, options.queries)
     metrics = [metric for metric in METRICS if options.answers or not metric.startswith("Answer")]
     ids = queries.split(options.split).ids
-    metrics_of = evaluate.measure_of(store, queries, queries.qrels(options.split), ids, metrics)
+    metrics_of = measure_of(store, queries, queries.qrels(options.split), ids, metrics)
     return metrics_of(evaluate.load(store, run, queries, options.split))
 
 
