@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from indexing.artifact import Artifact, Draft, Part
-from indexing.embeddings import Embeddings
+from indexing.embeddings import Embeddings, EmbeddingsReader
 from indexing.store import Store
 from retriever.errors import InputError
 
@@ -55,11 +55,7 @@ class Index:
         generations = store.generations("index", name)
         check_lineage(generations, embeddings)
         index = cls(name, generations)
-        if index.num_rows < embeddings.num_rows:
-            raise InputError(
-                f"{store.url}/index/{name} covers {index.num_rows:,} of the {embeddings.num_rows:,} vectors of "
-                f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
-            )
+        check_coverage(store, name, index.num_rows, embeddings)
         return index
 
 
@@ -73,14 +69,16 @@ def holds_faiss(config: Mapping[str, Any]) -> bool:
     return not holds_impacts(config)
 
 
-class NamedChain(Protocol):
-    """The complete generations of an artifact, for example of embeddings."""
+def check_coverage(store: Store, name: str, num_rows: int, embeddings: EmbeddingsReader) -> None:
+    """Raises InputError if index/NAME, which has a number of rows, lacks rows of its embeddings."""
+    if num_rows < embeddings.num_rows:
+        raise InputError(
+            f"{store.url}/index/{name} covers {num_rows:,} of the {embeddings.num_rows:,} vectors of "
+            f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
+        )
 
-    name: str
-    generations: list[Artifact]
 
-
-def check_lineage(generations: Sequence[Artifact], embeddings: NamedChain) -> None:
+def check_lineage(generations: Sequence[Artifact], embeddings: EmbeddingsReader) -> None:
     """Raises InputError unless every generation was built from these embeddings, both sides named."""
     made: dict[str, Any] = {artifact.key: artifact.fingerprint for artifact in embeddings.generations}
     for artifact in generations:

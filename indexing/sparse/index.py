@@ -19,13 +19,13 @@ from indexing.bm25 import (
     segments_of,
 )
 from indexing.exact import Hits
-from indexing.index import check_lineage, holds_impacts
+from indexing.index import check_coverage, check_lineage, holds_impacts
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
 from indexing.sparse.lucene import ImpactSearch
 from indexing.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
-from retriever.errors import InputError, TextsError
+from retriever.errors import TextsError
 from retriever.sparse.vectors import SparseVectors
 
 
@@ -57,11 +57,7 @@ class ImpactIndex:
         generations = store.generations("index", name)
         check_lineage(generations, embeddings)
         index = cls(name, generations, embeddings)
-        if index.num_rows < embeddings.num_rows:
-            raise InputError(
-                f"{store.url}/index/{name} covers {index.num_rows:,} of the {embeddings.num_rows:,} vectors of "
-                f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
-            )
+        check_coverage(store, name, index.num_rows, embeddings)
         return index
 
     def searcher(self) -> ImpactSearch:
