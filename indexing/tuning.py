@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from indexing.artifact import Artifact
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings, is_sparse
 from indexing.encoders import EncoderSpec, differences
@@ -22,6 +23,7 @@ from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
 from retriever.dual import DualSystem, TuneOptions
 from retriever.errors import InputError
+from retriever.evaluation.dev import DevSets
 from retriever.files import resolve
 from retriever.mixture.schedule import Batches
 from retriever.prompts import load_prompt
@@ -51,7 +53,7 @@ class TuneMaker:
         dev_limit: Use only the first N queries of the dev split; None: all.
         dev_passages: Number of passages in which they are searched: relevant ones, and random others.
         checkpointing: Recompute activations in the backward pass.
-        start: Start from prompts/NAME; None: from random values.
+        start: Start from this prompt, as `open_prompt` takes it; None: from random values.
         refresh_depth: Negatives per query in each mining by the current model; 0: no such mining.
         embeddings: Read the vectors of passages from embeddings/NAME of the store of each corpus, in the order of
             `OpenSets.corpora`; None: the trained model encodes them.
@@ -102,11 +104,11 @@ class TuneMaker:
         )
         training.check(self.fingerprints)
         data = training.data
-        start = None if self.start is None else load_prompt(model_folder(self.store.open("prompts", self.start)))
+        start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
         vectors = None
+        readers: list[ReadVectors] = []
         if self.embeddings is not None:
             kind = SparseEmbeddings if tuning.flops is not None else Embeddings
-            readers: list[ReadVectors] = []
             for each, name in zip(training.corpora, self.embeddings, strict=True):
                 of = Store(each.store) if each.store else self.store
                 readers.append(kind.open(of, name, each.corpus).open_vectors())
@@ -129,12 +131,22 @@ class TuneMaker:
         def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
             return system.tokenizer.compose(titles, texts, system.encoder.title)
 
-        queries = Queries.open(self.store, self.sets[0].queries)
-        dev = dev_set(
-            self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, compose, vectors=system.vectors
-        )
-        system.check_queries(dev.queries)
-        return system, lambda: dev.mrr(system, rank, world), refresh
+        dev_sets = []
+        for number, (name, place) in enumerate(zip(self.sets, training.places, strict=True)):
+            if split := self.dev_split if number == 0 else name.dev:
+                dev = dev_set(
+                    training.corpora[place].corpus,
+                    Queries.open(Store(name.store) if name.store else self.store, name.queries),
+                    split,
+                    self.dev_limit,
+                    self.dev_passages,
+                    compose,
+                    vectors=readers[place] if readers else None,
+                )
+                system.check_queries(dev.queries)
+                dev_sets.append(dev)
+        dev_splits = DevSets(dev_sets)
+        return system, lambda: dev_splits.mrr(system, rank, world), refresh
 
     def judge(self, system: DualSystem) -> dict[str, Any]:
         """Returns the learned temperature for the notes of the artifact; see JudgingMaker."""
@@ -192,6 +204,22 @@ class RefreshedNegatives:
         data = self.system.data
         assert data is not None
         self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined.numpy()])
+
+
+def open_prompt(store: Store, name: str) -> Artifact:
+    """Opens a prompt of this store or of another one.
+
+    Args:
+        store: The store of the run.
+        name: prompts/NAME or NAME, in this store, or STORE/prompts/NAME in another one.
+
+    Raises:
+        InputError: If there is no such store or prompt.
+    """
+    url, found, short = name.rpartition("/prompts/")
+    if not found:
+        return store.open("prompts", name.removeprefix("prompts/"))
+    return Store(url).require().open("prompts", short)
 
 
 def joined_vectors(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> ReadVectors:

@@ -35,6 +35,7 @@ class SetName:
         store: URL or folder of the store of the query set, its negatives and their corpus; "": the store of the run.
         size: Use at most N queries, drawn at random, the same ones in every run; None: all.
         embeddings: Name of the embeddings from which vectors of passages are read; None: the only ones that fit.
+        dev: A split of the query set that also measures quality during training; None: it does not.
     """
 
     queries: str
@@ -45,6 +46,7 @@ class SetName:
     store: str = ""
     size: int | None = None
     embeddings: str | None = None
+    dev: str | None = None
 
 
 def resolve_stores(store: Store, names: Sequence[SetName]) -> tuple[SetName, ...]:
@@ -73,8 +75,8 @@ def _canonical(url: str) -> str:
 def parse_set(text: str) -> SetName:
     """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL` names.
 
-    `size=N` and `embeddings=NAME` may be added; `queries` is required. Without `negatives`, or with `negatives=none`,
-    the judged pairs are used alone.
+    `size=N`, `embeddings=NAME` and `dev=SPLIT` may be added; `queries` is required. Without `negatives`, or with
+    `negatives=none`, the judged pairs are used alone.
 
     Raises:
         InputError: If the text has another form.
@@ -131,11 +133,13 @@ class OpenSets:
         data: The training data.
         inputs: The query sets and negatives by role: "queries" and "negatives" of the first set, "queries:2" and
             "negatives:2" of the second, and so on. A set of another store has its corpus too, and URLs as keys.
+        places: For each set, the position of its corpus in `corpora`.
     """
 
     corpora: tuple[SetCorpus, ...]
     data: TrainingData
     inputs: dict[str, Artifact | Reference]
+    places: tuple[int, ...]
 
     @property
     def corpus(self) -> Corpus:
@@ -193,7 +197,7 @@ def open_sets(
         artifacts.append((name, queries, negatives))
         needed = mined_corpus(of, negatives or queries.artifact)
         corpora[name.store] = max(corpora.get(name.store, needed), needed, key=lambda corpus: len(corpus.generations))
-    sets = []
+    sets, places = [], []
     by_state: dict[str, SetCorpus] = {}
     for number, (name, queries, negatives) in enumerate(artifacts, 1):
         corpus = corpora[name.store]
@@ -218,7 +222,8 @@ def open_sets(
                 f"same corpus has {known.embeddings or 'none named'}: name the same"
             )
         sets.append(TrainingSet(name.task or name.queries, draw(data, name.size), name.weight, corpus=state))
-    return OpenSets(tuple(by_state.values()), mix(sets, batches), inputs)
+        places.append(list(by_state).index(state))
+    return OpenSets(tuple(by_state.values()), mix(sets, batches), inputs, tuple(places))
 
 
 def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool) -> TrainingData:

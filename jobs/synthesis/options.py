@@ -111,6 +111,12 @@ class SynthesisTraining(Common):
         default = 1.0 if has_pairs and attention == "learned" else 0.0
         weight = default if self.divergence_weight is None else self.divergence_weight
         if weight == 0:
+            for name in ("alignment", "uniformity"):
+                if not getattr(self, name):
+                    raise InputError(
+                        f"--no-{name}: the prompt regulariser has weight 0 here, so nothing changes: give "
+                        "--divergence-weight, or leave it out"
+                    )
             return None
         if attention == "uniform":
             raise InputError(

@@ -18,7 +18,7 @@ from indexing.pairs.sets import NO_NEGATIVES, SetCorpus, SetName, open_sets, par
 from indexing.queries import Queries
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
-from indexing.tuning import TuneMaker, passage_embeddings
+from indexing.tuning import TuneMaker, open_prompt, passage_embeddings
 from retriever.dual import trained_recipe
 from retriever.errors import InputError
 from retriever.files import resolve
@@ -74,12 +74,18 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
             "train the same weights: give 0 or 1"
         )
     check_name(options.kind, options.task)
-    start = None if options.init is None else options.init.removeprefix("prompts/")
+    start = options.init
     if start is not None and options.train != "prompts":
         trained = "LoRA" if options.train == "lora" else "fine-tuning"
         raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
-    init_inputs = {} if start is None else {"init": store.open("prompts", start)}
-    initial = next((load_prompt(model_folder(artifact)) for artifact in init_inputs.values()), None)
+    init_inputs: dict[str, Artifact | Reference] = {}
+    initial = None
+    if start is not None:
+        artifact = open_prompt(store, start)
+        initial = load_prompt(model_folder(artifact))
+        is_foreign = "/prompts/" in start
+        start = artifact.url if is_foreign else artifact.key
+        init_inputs["init"] = Reference(artifact.url, artifact.fingerprint) if is_foreign else artifact
     tuning = options.tuning(None if initial is None or initial.synthesis is None else initial.synthesis.options)
     spec = EncoderSpec(store, options.backbone, EncoderOptions())
     if spec.is_untied:
@@ -282,8 +288,9 @@ def tuning_config(tuning: TuneOptions) -> dict[str, Any]:
 
 def described_set(name: SetName) -> dict[str, Any]:
     """Returns a training set for a configuration. The inputs identify its store and embeddings."""
-    extra = {} if name.size is None else {"size": name.size}
-    later = ("store", "size", "embeddings")
+    extra: dict[str, Any] = {} if name.size is None else {"size": name.size}
+    later = ("store", "size", "embeddings", "dev")
+    extra |= {} if name.dev is None else {"dev": name.dev}
     return {key: value for key, value in asdict(name).items() if key not in later} | extra
 
 
@@ -330,5 +337,13 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
                 f"--also-train embeddings={other.embeddings} --sides {options.sides}: stored vectors of "
                 "passages are for --sides query, which trains queries only"
             )
+        if other.dev is None:
+            continue
+        if options.dev_split is None:
+            raise InputError(
+                f"--also-train dev={other.dev}: is measured together with --dev-split, the split of --queries: give it "
+                "too"
+            )
+        Queries.open(Store(other.store).require() if other.store else store, other.queries).qrels(other.dev)
     size = options.task_size
     return resolve_stores(store, [each if each.size else replace(each, size=size) for each in (first, *further)])

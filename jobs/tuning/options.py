@@ -65,9 +65,9 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     """Embeddings of the passages by the backbone, for --sides query; may be left out if the store has only one that was
     made with the same options."""
     init: str | None = None
-    """Start from prompts/NAME, of the same backbone and length (`pretrain_rip --train prompts` trains one). It may have
-    been trained for vectors of another scale (--normalize). With --prompt synthesised: continue training its network,
-    whose options are then the defaults."""
+    """Start from prompts/NAME, of the same backbone and length (`pretrain_rip --train prompts` trains one), or from
+    STORE/prompts/NAME of another store. It may have been trained for vectors of another scale (--normalize). With
+    --prompt synthesised: continue training its network, whose options are then the defaults."""
     prompt_dropout: float | None = None
     """Fraction of the prompt's values that are dropped out, with a separate mask for each text; default: 0.1, or 0 with
     --prompt synthesised."""
@@ -90,11 +90,11 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
     """The split to train on."""
     also_train: tuple[str, ...] = ()
     """Further training sets, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL,size=N,
-    embeddings=NAME: without negatives, the judged pairs are used; without a store, that of --store; the split is train
-    if it is left out; size is --task-size of this set; embeddings are those of its store, for --sides query. A query of
-    weight 2 comes twice as often as one of --queries, whose weight is 1. Queries of several stores in one
-    batch have each other's passages as negatives, equal texts too, unless --batches is one-task. To resume a run,
-    leave its stores where they are."""
+    embeddings=NAME,dev=SPLIT: without negatives, the judged pairs are used; without a store, that of --store; the split
+    is train if it is left out; size is --task-size of this set; embeddings are those of its store, for --sides query;
+    dev is a split of this set: quality is then the mean over it and --dev-split. A query of weight 2 comes twice as
+    often as one of --queries, whose weight is 1. Queries of several stores in one batch have each other's passages as
+    negatives, equal texts too, unless --batches is one-task. To resume a run, leave its stores where they are."""
     task_size: int | None = None
     """Use at most N queries of each training set, drawn at random, the same ones with every --seed, so that a large set
     does not outweigh the others. Unlike --limit, which takes the first ones. Default: all."""

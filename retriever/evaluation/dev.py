@@ -62,6 +62,21 @@ class DevSet:
         return mean_reciprocal_rank(itertools.chain.from_iterable(scores), self.positives, depth)
 
 
+@dataclass(frozen=True)
+class DevSets:
+    """The dev splits of several training sets, each with its passages to search.
+
+    Attributes:
+        sets: The dev splits, at least one.
+    """
+
+    sets: Sequence[DevSet]
+
+    def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
+        """Returns the mean of MRR@depth over the sets, so that a set with more queries counts no more than others."""
+        return sum(each.mrr(system, rank, world, depth) for each in self.sets) / len(self.sets)
+
+
 def _encode_blocks(system: TextSystem, texts: Sequence[str], side: Side, rank: int, world: int) -> Iterator[np.ndarray]:
     """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers."""
     step = max(1, _BLOCK // system.dim)

@@ -6,7 +6,7 @@ Only two things differ: passages with equal texts, and a run whose other store c
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from training_commands import command
 
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
+from indexing.judging.dev import dev_set
 from indexing.models import Checkpoints
 from indexing.queries import Queries
 from indexing.rescoring import OPTIONS
@@ -50,6 +51,32 @@ def open_system(world, negatives: str, more: tuple[str, str], **options: Any) ->
     return open_all(Store(str(world.store)), chosen).maker.make(
         device=torch.device("cpu"), dtype=torch.float32, rank=0, world=1
     )[0]
+
+
+def test_quality_is_the_mean_over_the_dev_splits_of_all_sets(world, foreign: ForeignStore, refused: Done) -> None:
+    also = f"queries=foreign,store={foreign.path},dev=train"
+    options = TrainRetriever(
+        store=str(world.store), backbone=world.model, queries="tiny", negatives="none", task="x", train="prompts",
+        length=4, also_train=(also,), dev_split="train", dev_passages=40,
+    )  # fmt: skip
+    maker = open_all(Store(str(world.store)), options).maker
+    system, evaluate, _ = maker.make(device=torch.device("cpu"), dtype=torch.float32, rank=0, world=1)
+    assert evaluate is not None
+
+    def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+        return system.tokenizer.compose(titles, texts, system.encoder.title)
+
+    values = [
+        dev_set(Corpus.open(store), Queries.open(store, name), "train", None, 40, compose).mrr(system)
+        for store, name in ((Store(str(world.store)), "tiny"), (foreign.store, "foreign"))
+    ]
+    assert values[0] != values[1]
+    assert evaluate() == pytest.approx(np.mean(values), abs=1e-12)
+    at = ("tune_prompts", "--store", world.store, "--backbone", world.model, "--task", "x", "--queries", "tiny",
+          "--negatives", "none")  # fmt: skip
+    assert "--also-train dev=train: is measured together with --dev-split" in refused(*at, "--also-train", also)
+    line = refused(*at, "--dev-split", "train", "--also-train", also.replace("dev=train", "dev=nowhere"))
+    assert "no split 'nowhere' with qrels; it has train" in line
 
 
 def append(store: Store, foreign: ForeignStore, done: Done) -> None:

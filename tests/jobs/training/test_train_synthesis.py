@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,19 @@ def test_a_saved_network_is_continued(world, several: Store, done: Done, refused
     assert "--init fixed --prompt synthesised: its prompt is the same for all queries; give --prompt matrix" in line
 
 
+def test_a_network_of_another_store_is_continued(
+    world, several: Store, done: Done, refused: Done, tmp_path: Path
+) -> None:
+    done(*synthesised(world, "begun", *SIZES, *MORE, "--steps", 2))
+    other = shutil.copytree(world.store, tmp_path / "other")
+    for task, init in (("here", "prompts/begun"), ("there", f"{other}/prompts/begun")):
+        done(*synthesised(world, task, "--init", init, "--steps", 2, "--limit", 3))
+    assert weights(several, "prompts/here") == weights(several, "prompts/there")
+    assert several.open("prompts", "there").inputs["init"]["artifact"] == f"{other}/prompts/begun"
+    line = refused(*synthesised(world, "x", "--init", f"{tmp_path}/none/prompts/begun"))
+    assert f"{tmp_path}/none: there is no store here" in line
+
+
 def test_the_plan_counts_the_parameters(world, several: Store, done: Done) -> None:
     """Of the network with HYPER's sizes over a backbone of 2 layers and embeddings of 32 numbers."""
     numbers = 20 * 100 * 32 + 2 * 32 * 400 + 2 * 32 + 32 * 100 + 100 * (2 * 2 * 32)
@@ -129,6 +143,7 @@ def test_own_negatives_train_other_weights(world, mined: Store, done: Done, refu
         (("--no-alignment", "--divergence-weight", 1), "--no-alignment --divergence-weight 1: no batch has queries of"),
         (("--divergence-weight", -1), "weight=-1.0 of the prompt regulariser: expected 0 or more"),
         (("--prompt", "matrix", "--mix", "after"), "--mix after --prompt matrix: is for prompts that are computed"),
+        (("--no-uniformity",), "--no-uniformity: the prompt regulariser has weight 0 here, so nothing changes"),
         (("--prompt", "mlp", "--no-alignment"), "--no-alignment --prompt mlp: is for prompts that are computed"),
     ],
 )
