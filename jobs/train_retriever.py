@@ -69,6 +69,7 @@ def main(options: TrainRetriever) -> None:
         say(f"warning: {warning}")
     if options.plan:
         if not options.plan_complete(store, options.kind, options.task, opened.inputs, opened.config):
+            check_derived_names(store, options, opened)
             plan(options, opened)
         return
     print_summary(options, train(store, options, opened))
@@ -133,8 +134,28 @@ def merge_inputs(
     }
 
 
+def derived_prompts(options: TrainRetriever, opened: Opened) -> list[str]:
+    """Returns the names of the prompts that a run makes after prompts/TASK or models/TASK."""
+    tuning = opened.maker.tuning
+    if tuning.parametrisation == "per-task":
+        return [f"{options.task}-{task}" for task in sorted({name.task or name.queries for name in opened.maker.sets})]
+    return [f"{options.task}-prompt"] if tuning.method == "finetune" and tuning.synthesis is not None else []
+
+
+def check_derived_names(store: Store, options: TrainRetriever, opened: Opened) -> None:
+    """Raises InputError, before any training, if a name of `derived_prompts` is that of another prompt."""
+    if options.task in store.names(options.kind):
+        return  # complete, so that its own prompts may exist
+    for name in sorted({*derived_prompts(options, opened)} & {*store.names("prompts")}):
+        raise InputError(
+            f"--task {options.task}: {store.url}/prompts/{name} exists, and training makes a prompt of this name: give "
+            "another --task, or remove it"
+        )
+
+
 def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     """Trains a task, unless it is complete."""
+    check_derived_names(store, options, opened)
     notes = {"backbone": options.backbone, "options": opened.spec.options.stored(), "queries": opened.queries}
     artifact = options.make(
         store,
