@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from retriever.losses.category import category_loss, overlap, topic_loss, weighted_positives_loss
 from retriever.losses.contrastive import contrastive_loss, own_loss, symmetric_loss
 from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
 from retriever.losses.temperature import MAX_SCALE, LearnedTemperature
@@ -18,12 +19,16 @@ __all__ = [
     "Loss",
     "NegativesFrom",
     "batch_loss",
+    "category_loss",
     "contrastive_loss",
     "kl_loss",
     "margin_mse_loss",
+    "overlap",
     "own_loss",
     "symmetric_loss",
     "teacher_logits",
+    "topic_loss",
+    "weighted_positives_loss",
 ]
 
 Loss = Literal["contrastive", "symmetric", "symmetric-sum", "kl", "margin-mse"]
