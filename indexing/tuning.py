@@ -94,6 +94,7 @@ class TuneMaker:
         if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         tuning = self.tuning
+        categories_field = None if tuning.categories is None else tuning.categories.field
         training = open_sets(
             self.store,
             self.sets,
@@ -101,6 +102,7 @@ class TuneMaker:
             batches=self.batches,
             weighted=tuning.draw_positive == "weighted",
             teacher=tuning.distills,
+            categories_field=categories_field,
         )
         training.check(self.fingerprints)
         data = training.data
@@ -142,6 +144,7 @@ class TuneMaker:
                     self.dev_passages,
                     compose,
                     vectors=readers[place] if readers else None,
+                    categories_field=categories_field,
                 )
                 system.check_queries(dev.queries)
                 dev_sets.append(dev)
