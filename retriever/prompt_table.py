@@ -288,18 +288,21 @@ def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side
     """Returns the `config` of an encoder for the texts of a task on one side.
 
     It has the entry "prompt" if the task has a prompt there: the sha256 of the matrix's shape and its float32 numbers,
-    or of the options and weights of what computes the prompts; and the entry "position_offset" if the positions of its
-    texts start after the prompt.
+    of the options and weights of what computes the prompts, or of the topics and their prompts; and the entry
+    "position_offset" if the positions of its texts start after the prompt.
     """
     if prompt is not None and prompt.synthesis is not None and side == "query":
         return {**config, "prompt": prompt.synthesis.digest()}
     matrix = None if prompt is None else prompt.of(side)
-    if prompt is None or matrix is None:
+    if prompt is None or (matrix is None and prompt.topics is None):
         return dict(config)
+    offset = {"position_offset": prompt.offset(side)} if prompt.position_offset else {}
+    if matrix is None:
+        assert prompt.topics is not None
+        return {**config, "prompt": prompt.topics.digest(), **offset}
     contents = matrix.detach().float().cpu().contiguous()
     digest = hashlib.sha256(repr(tuple(contents.shape)).encode())
     digest.update(contents.numpy().tobytes())
-    offset = {"position_offset": prompt.offset(side)} if prompt.position_offset else {}
     return {**config, "prompt": digest.hexdigest(), **offset}
 
 
