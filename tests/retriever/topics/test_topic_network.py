@@ -104,6 +104,7 @@ def test_tokens_are_those_of_the_words(tiny: Tiny, kind: str) -> None:
         assert tokens[topic].tolist() == ids + [tokenizer.pad_id] * (4 - len(ids))
     pieces = tokenizer(["banks"], side="query", prefix="").ids[1:-1].tolist()
     assert len(pieces) > 1
-    assert tokens[3].tolist() == [*pieces, *tokenizer(["river"], side="query", prefix="").ids[1:-1]][:4]
+    ids = [*pieces, *tokenizer(["river"], side="query", prefix="").ids[1:-1].tolist()]
+    assert tokens[3].tolist() == [*ids, *[tokenizer.pad_id] * 4][:4]
     with pytest.raises(InputError, match=r"^topic 1 \(漢字, \.\.\.\) has no word that the backbone knows"):
         topic_tokens(tokenizer, [("river",), ("漢字",)], 4)
