@@ -190,6 +190,10 @@ class Encoder:
         """The names of the current tasks, sorted."""
         return tuple(sorted(self._served.names)) if self._served else ()
 
+    def saved_topics(self, task: str) -> SavedTopics | None:
+        """Returns the prompts of topics of a task; None if it has none."""
+        return self._served.topics.get(task) if self._served else None
+
     def put_task(self, name: str, prompt: TaskPrompt) -> None:
         """Adds a task's prompt, or replaces it; forward passes in progress keep the previous one.
 
@@ -323,7 +327,7 @@ class Encoder:
         Raises:
             InputError: If a vector is not finite, or the task is unknown.
         """
-        saved = self._served.topics.get(task) if self._served else None
+        saved = self.saved_topics(task)
         topics = None if saved is None else np.arange(saved.model.num_topics)
         for side in SIDES:
             tokens = self.tokenize([text] * (1 if topics is None else len(topics)), side=side)

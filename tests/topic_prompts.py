@@ -7,6 +7,7 @@ import torch
 
 from retriever.attention import PromptShape
 from retriever.topics.model import TopicModel
+from retriever.topics.options import Wordless
 from retriever.topics.saved import SavedTopics
 
 SHAPE = PromptShape(layers=2, heads=4, head_dim=8)  # of tiny backbones
@@ -27,11 +28,15 @@ def small_topics(words: tuple[tuple[str, ...], ...] = TOPIC_WORDS) -> TopicModel
 
 
 def random_saved_topics(
-    length: int = 5, seed: int = 0, shape: PromptShape = SHAPE, model: TopicModel | None = None
+    length: int = 5,
+    seed: int = 0,
+    shape: PromptShape = SHAPE,
+    model: TopicModel | None = None,
+    wordless: Wordless = "refuse",
 ) -> SavedTopics:
     """Returns random prompts of the topics of a model, by default those of `small_topics`."""
     model = model or small_topics()
     layers, heads, head_dim = shape
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randn(model.num_topics, layers, 2, heads, length, head_dim, generator=generator)
-    return SavedTopics(model, numbers)
+    return SavedTopics(model, numbers, wordless)

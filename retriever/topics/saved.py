@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ import torch
 from retriever.errors import InputError
 from retriever.loading.documents import has_type, shown
 from retriever.options import Side
-from retriever.topics.model import NO_TOPIC, TopicModel
+from retriever.topics.model import TopicModel, with_default
+from retriever.topics.options import Wordless
 
 PREFIX = "topics."  # of the names of its tensors in a task's file
 _MODEL = "model."
-_FIELDS = ("length", "model")
+_FIELDS = ("length", "model", "wordless")
 NO_TOPIC_WORDS = (
     "has no word that the topics of its task know, by which its prompt could be chosen: use words of the passages"
 )
@@ -31,6 +32,7 @@ class SavedTopics:
     Attributes:
         model: The topics.
         prompts: float32 [K, layers, 2, heads, l, head_dim], the prompt of each topic.
+        wordless: "refuse": a query without a known word has no prompt; "prior": that of the largest prior probability.
 
     Raises:
         InputError: If the number of prompts is not that of the topics.
@@ -38,6 +40,7 @@ class SavedTopics:
 
     model: TopicModel
     prompts: torch.Tensor
+    wordless: Wordless = "refuse"
 
     def __post_init__(self) -> None:
         if len(self.prompts) != self.model.num_topics:
@@ -51,18 +54,18 @@ class SavedTopics:
     def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
         """Returns the topic of each text, int64 [texts].
 
-        A query without a known word has NO_TOPIC (-1). A passage without one has the topic of the largest prior
-        probability, because no passage may be left out.
+        A query without a known word has NO_TOPIC (-1), if `wordless` is "refuse". Otherwise, and of passages, which may
+        not be left out, it has the topic of the largest prior probability.
         """
         topics = self.model.infer(texts)
-        return topics if side == "query" else with_default(topics, self.model)
+        return topics if side == "query" and self.wordless == "refuse" else with_default(topics, self.model)
 
     def shuffled(self, seed: int) -> SavedTopics:
         """Returns the same prompts with each one at another topic, if there are several: a control for comparisons."""
         order = np.random.default_rng(seed).permutation(self.model.num_topics)
         moved = np.empty_like(order)
         moved[order] = np.roll(order, 1)  # a cycle, so that no topic keeps its prompt
-        return SavedTopics(self.model, self.prompts[torch.from_numpy(moved)])
+        return SavedTopics(self.model, self.prompts[torch.from_numpy(moved)], self.wordless)
 
     def named(self) -> dict[str, torch.Tensor]:
         """Returns the tensors by the names that they have in a task's file."""
@@ -72,23 +75,14 @@ class SavedTopics:
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings, JSON-able."""
-        return {"length": self.length, "model": self.model.settings()}
+        return {"length": self.length, "model": self.model.settings(), "wordless": self.wordless}
 
     def digest(self) -> str:
-        """Returns the sha256 of the topics and of the shape and the numbers of the prompts."""
-        digest = hashlib.sha256(f"{self.model.fingerprint()} {tuple(self.prompts.shape)}".encode())
+        """Returns the sha256 of the topics, of `wordless`, and of the shape and the numbers of the prompts."""
+        content = f"{self.model.fingerprint()} {self.wordless} {tuple(self.prompts.shape)}"
+        digest = hashlib.sha256(content.encode())
         digest.update(self.prompts.detach().float().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
-
-
-def with_default(topics: np.ndarray, model: TopicModel) -> np.ndarray:
-    """Returns topics of passages, int64 [n], in which the topic of the largest prior probability replaces NO_TOPIC."""
-    return np.where(topics == NO_TOPIC, model.path_topics[model.log_prior.argmax()], topics)
-
-
-def no_topic_words(text: str) -> InputError:
-    """Returns the error for a training query without a known word."""
-    return InputError(f"the query {text[:80]!r} {NO_TOPIC_WORDS}")
 
 
 def read_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, weights: Path) -> SavedTopics:
@@ -104,10 +98,13 @@ def read_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, w
         InputError: If a field or a tensor is unknown, missing, of another type or shape, or not finite.
     """
     if not isinstance(content, dict) or set(content) != set(_FIELDS):
-        raise InputError(f"{file}: topics: expected an object with {' and '.join(_FIELDS)}, got {shown(content)}")
+        raise InputError(f"{file}: topics: expected an object with {', '.join(_FIELDS)}, got {shown(content)}")
     length = content["length"]
     if not has_type(length, int) or length < 1:
         raise InputError(f"{file}: topics.length: expected an integer of at least 1, got {shown(length)}")
+    if content["wordless"] not in get_args(Wordless):
+        expected_values = " or ".join(get_args(Wordless))
+        raise InputError(f"{file}: topics.wordless: expected {expected_values}, got {shown(content['wordless'])}")
     arrays = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     model = TopicModel.load({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)
     expected = [str(topic) for topic in range(model.num_topics)]
@@ -128,4 +125,4 @@ def read_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, w
             )
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"{weights}: {PREFIX}{name} holds numbers that are not finite")
-    return SavedTopics(model, torch.stack([tensors[name] for name in expected]))
+    return SavedTopics(model, torch.stack([tensors[name] for name in expected]), content["wordless"])

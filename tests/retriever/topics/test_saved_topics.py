@@ -20,7 +20,8 @@ from retriever.options import EncoderOptions
 from retriever.prompt_table import task_config
 from retriever.prompts import TaskPrompt, backbone_of, load_prompt
 from retriever.recipe import describe
-from retriever.topics.saved import SavedTopics, with_default
+from retriever.topics.model import with_default
+from retriever.topics.saved import SavedTopics
 
 Tiny = Callable[..., Path]
 OPTIONS = EncoderOptions(dtype="float32", compile="never")
@@ -68,6 +69,9 @@ def test_a_passage_without_a_known_word_has_the_most_probable_topic(prompt: Task
     texts = ["the river", "beta", ""]
     assert prompt.topics.topics_of(texts, "query").tolist() == [0, -1, -1]
     assert prompt.topics.topics_of(texts, "passage").tolist() == [0, 2, 2]
+    known = replace(prompt.topics, wordless="prior")
+    assert known.topics_of(texts, "query").tolist() == [0, 2, 2]
+    assert known.digest() != prompt.topics.digest()
     assert with_default(np.array([-1, 1]), prompt.topics.model).tolist() == [2, 1]
 
 
@@ -88,8 +92,9 @@ def test_other_tools_have_no_such_prompt(prompt: TaskPrompt) -> None:
     ("change", "expected"),
     [
         ({"length": 4}, r"topics\.0 is torch\.float32 \(2, 2, 4, 5, 8\), expected float32 \[layers, 2, heads, 4,"),
+        ({"wordless": "no"}, r'topics\.wordless: expected refuse or prior, got "no"'),
         ({"length": 0}, r"topics\.length: expected an integer of at least 1, got 0"),
-        ({"other": 1}, r"topics: expected an object with length and model, got"),
+        ({"other": 1}, r"topics: expected an object with length, model, wordless, got"),
         ({"model": {"words": [["river"]]}}, r"path_topics: expected topics from 0 to 0"),
     ],
 )
