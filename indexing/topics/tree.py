@@ -117,14 +117,11 @@ def _number_topics(
     is_large = sizes[top] >= max(1, options.merge_below * sizes.sum())
     large, small = top[is_large], top[~is_large]
     if len(large) < 2:
-        remedy = (
-            "give a larger parameter gamma, or another parameter eta"
-            if options.method == "hlda"
-            else "give another parameter eta or parameter alpha"
-        )
+        first = "a larger parameter gamma" if options.method == "hlda" else "another parameter alpha"
         raise InputError(
-            f"{len(top):,} topics, of which {len(large)} with at least {options.merge_below:.1%} of the "
-            f"{sizes.sum():,} passages, expected at least 2: {remedy}"
+            f"topics with at least {options.merge_below:.1%} of the {sizes.sum():,} passages: found {len(large)} (of "
+            f"{len(top):,} in all), expected at least 2: give {first}, another parameter eta, or a smaller parameter "
+            "merge_below"
         )
     topics = np.full(len(tree.levels), -1, np.int64)
     topics[large] = np.arange(len(large))
