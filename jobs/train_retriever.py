@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jobs.cli import Stage, human, run, say, say_complete, say_stages
 from jobs.sweeps.grid import Run, parse_grid
@@ -137,7 +138,13 @@ def merge_inputs(
 
 def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     """Trains a task, unless it is complete."""
-    notes = {"backbone": options.backbone, "options": opened.spec.options.stored(), "queries": opened.queries}
+    notes: dict[str, Any] = {
+        "backbone": options.backbone,
+        "options": opened.spec.options.stored(),
+        "queries": opened.queries,
+    }
+    if opened.topic_agreement is not None:
+        notes["topic_agreement"] = opened.topic_agreement
     artifact = options.make(
         store,
         options.kind,
@@ -189,6 +196,8 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
     say(f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
         f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
+    if "topic_agreement" in notes:
+        say(f"{notes['topic_agreement']:.0%} of the queries have a text of the topic of their passage")
     if options.prompt == "per-task":
         say(f"{artifact.url}-NAME: the prompt of the task NAME; {artifact.url} is their mean")
     if options.train == "all" and options.prompt == "synthesised":
@@ -230,7 +239,8 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     if topics is not None and opened.maker.topics is not None:
         words = opened.maker.open_model().words
         topic_of = "their text" if topics.queries == "own" else "their passage"
-        say(f"topics    {len(words)} of topics/{opened.maker.topics[0]}; queries have that of {topic_of}")
+        say(f"topics    {len(words)} of topics/{opened.maker.topics[0]}; queries have that of {topic_of}; the texts of "
+            f"{opened.topic_agreement:.0%} have the topic of their passage")  # fmt: skip
     if (categories := opened.maker.tuning.categories) is not None:
         say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "

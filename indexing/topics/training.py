@@ -9,6 +9,7 @@ import numpy as np
 from indexing.store import Store
 from indexing.topics.reader import Topics
 from retriever.errors import InputError
+from retriever.reranker_data import TrainingData
 from retriever.topics.model import with_default
 from retriever.topics.options import TopicOptions
 from retriever.topics.training import TrainingTopics, topics_of_queries
@@ -45,3 +46,13 @@ def training_topics(
         of_queries = topics_of_queries(model, queries, options.wordless)
     known = with_default(passages[:num_passages].astype(np.int64), model)
     return topics, TrainingTopics(model, known, of_queries, options.wordless)
+
+
+def agreement(topics: TrainingTopics, data: TrainingData) -> float:
+    """Returns the share of training queries whose text has the topic of their first positive, 0 to 1.
+
+    A query without a known word does not agree.
+    """
+    inferred = topics.model.infer(data.queries)
+    judged = topics.passages[[rows[0] for rows in data.positives]]
+    return float((inferred == judged).mean())

@@ -19,7 +19,7 @@ from indexing.queries import Queries
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
 from indexing.topics.reader import Topics
-from indexing.topics.training import training_topics
+from indexing.topics.training import agreement, training_topics
 from indexing.tuning import TuneMaker, passage_embeddings
 from retriever.dual import trained_recipe
 from retriever.errors import InputError
@@ -55,7 +55,11 @@ _IF_SET: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Opened:
-    """Opened and checked artifacts that the options name. queries: the number of training queries."""
+    """Opened and checked artifacts that the options name.
+
+    queries: the number of training queries; topic_agreement: the share of them whose text has the topic of their
+    passage, None without prompts of topics.
+    """
 
     queries: int
     spec: EncoderSpec
@@ -63,6 +67,7 @@ class Opened:
     loop: LoopOptions
     inputs: dict[str, Artifact | Reference]
     config: dict[str, Any]
+    topic_agreement: float | None = None
 
 
 def open_all(store: Store, options: TrainRetriever) -> Opened:
@@ -155,9 +160,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         tuning = replace(tuning, divergence=divergence)
     if initial is not None:
         check_start(options, initial, described, tuning.length)
-    topics = None
+    topics, topic_agreement = None, None
     if tuning.topics is not None:
-        topics = open_topics(store, options, training, tuning.topics)
+        topics, topic_agreement = open_topics(store, options, training, tuning.topics)
     stored = stored_passages(store, spec, training.corpora) if options.sides == "query" else None
     vectors: dict[str, Artifact | Reference] = {}
     for each, embeddings in zip(training.corpora, stored or (), strict=stored is not None):
@@ -203,11 +208,11 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
     if topics is not None:
         inputs["topics"] = topics.generations[0]
-    return Opened(len(data.queries), spec, maker, loop, inputs, config)
+    return Opened(len(data.queries), spec, maker, loop, inputs, config, topic_agreement)
 
 
-def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: TopicOptions) -> Topics:
-    """Returns the topics of --topics.
+def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: TopicOptions) -> tuple[Topics, float]:
+    """Returns the topics of --topics, and the share of queries whose text has the topic of their passage.
 
     Args:
         store: The store.
@@ -224,8 +229,8 @@ def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: T
             "out the sets of other stores"
         )
     data = training.data
-    topics, _ = training_topics(store, options.topics, data.queries, data.num_passages, of)
-    return topics
+    topics, of_texts = training_topics(store, options.topics, data.queries, data.num_passages, of)
+    return topics, agreement(of_texts, data)
 
 
 def synthesis_of_tasks(

@@ -69,7 +69,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes_and_the_task_is_searched(
     assert "topics    3 of topics/hand; queries have that of their text" in plan
     assert "trains    " in plan
     done(*subjects.command("whole", *more))
-    interrupt_at(monkeypatch, 3)
+    interrupt_at(monkeypatch, 2)
     assert job(*subjects.command("cut", *more)).status == 130
     assert " kept) in " in done(*subjects.command("cut", *more))
     store = subjects.store
@@ -86,6 +86,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes_and_the_task_is_searched(
         "sample": 2,
     }
     assert (tuning["parametrisation"], tuning["length"], artifact.config["loop"]["lr"]) == ("topics", 4, 1e-3)
+    assert 0 < artifact.notes["topic_agreement"] < 1
     prompt = load_prompt(model_folder(artifact))
     assert prompt.topics is not None
     assert prompt.topics.model.fingerprint() == MODEL.fingerprint()
