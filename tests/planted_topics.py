@@ -36,9 +36,9 @@ def planted_texts(count: int, seed: int = 0, topics: Sequence[Sequence[str]] = P
     return texts, truth
 
 
-def purity(found: Iterable[int], truth: Iterable[int]) -> float:
-    """Returns the share of the texts that are in the largest planted topic of their found topic."""
-    pairs = list(zip(found, truth, strict=True))
+def purity(assigned: Iterable[int], truth: Iterable[int]) -> float:
+    """Returns the share of the texts that are in the largest planted topic of their assigned topic."""
+    pairs = list(zip(assigned, truth, strict=True))
     best = {f: max({t for _, t in pairs}, key=lambda t, f=f: pairs.count((f, t))) for f in {f for f, _ in pairs}}
     return sum(best[f] == t for f, t in pairs) / len(pairs)
 

@@ -71,7 +71,7 @@ def build_topics(tree: FittedTree, options: TopicOptions) -> tuple[TopicTree, np
     counts = np.bincount(tree.nodes * size + tree.words, minlength=len(tree.levels) * size).reshape(-1, size)
     probabilities = (counts + options.eta) / (counts.sum(1, keepdims=True) + options.eta * size)
     assigned = tree_topics(tree)
-    topic_of, kept = _number_topics(tree, counts, probabilities, assigned, options)
+    topic_of, large = _number_topics(tree, counts, probabilities, assigned, options)
     tops = top_nodes(tree)
     node_topics = np.where(tops >= 0, topic_of[tops], -1)
     leaves = np.setdiff1d(np.arange(len(tree.levels)), tree.parents)
@@ -86,7 +86,7 @@ def build_topics(tree: FittedTree, options: TopicOptions) -> tuple[TopicTree, np
     passages = tree.passages[leaves] + 1
     model = TopicModel(
         tree.vocabulary,
-        tuple(_frequent_words(tree, counts[node], options.words) for node in kept),
+        tuple(_frequent_words(tree, counts[node], options.words) for node in large),
         node_topics[leaves],
         np.log(passages / passages.sum()).astype(np.float32),
         np.log(words).astype(np.float32),
@@ -98,7 +98,7 @@ def build_topics(tree: FittedTree, options: TopicOptions) -> tuple[TopicTree, np
             parent=int(places[tree.parents[node]]) if tree.parents[node] >= 0 else -1,
             level=int(tree.levels[node]),
             topic=int(node_topics[node]),
-            merged=bool(tree.levels[node] == 1 and node not in kept),
+            merged=bool(tree.levels[node] == 1 and node not in large),
             passages=int(tree.passages[node]),
             words=_frequent_words(tree, counts[node], options.words),
         )

@@ -50,8 +50,8 @@ def test_the_model_is_that_of_the_equations() -> None:
     tokens = list(zip(tree.nodes.tolist(), tree.words.tolist(), strict=True))
 
     def probability(node: int, word: int) -> float:
-        own = sum(1 for n, _ in tokens if n == node)
-        return (tokens.count((node, word)) + OPTIONS.eta) / (own + OPTIONS.eta * len(VOCABULARY))
+        size = sum(1 for n, _ in tokens if n == node)
+        return (tokens.count((node, word)) + OPTIONS.eta) / (size + OPTIONS.eta * len(VOCABULARY))
 
     shares = [sum(1 for n, _ in tokens if LEVELS[n] == level) / len(tokens) for level in range(3)]
     leaves = [0, 5, 6, 7]
@@ -65,9 +65,7 @@ def test_the_model_is_that_of_the_equations() -> None:
 
     sizes = {node: int(tree.passages[node]) for node in (2, 3, 4)}
     large = sorted((2, 3), key=lambda node: -sizes[node])  # node 4 has 1 of 40 passages, less than 10%
-    likelihood = [
-        sum(math.log(probability(node, word)) for n, word in tokens if n == 4) for node in large
-    ]  # fmt: skip
+    likelihood = [sum(math.log(probability(node, word)) for n, word in tokens if n == 4) for node in large]
     merged = likelihood.index(max(likelihood))
     assert large[merged] == 3, "the words of node 4 are those of node 3"
     topic_of = {large[0]: 0, large[1]: 1, 4: merged}
