@@ -203,7 +203,11 @@ class RefreshedNegatives:
         """Returns rows, nearest first, padded with -1: int64 [queries, depth], on the CPU."""
         system, data = self.system, self.system.data
         assert data is not None
-        queries = system.encode(data.queries, "query", self.rank, self.world)
+        topics = None
+        if system.topics is not None:  # those of training, since inference may refuse a query
+            first = np.array([rows[0] for rows in data.positives])
+            topics = system.topics.of_queries(np.arange(len(first)), first)
+        queries = system.encode(data.queries, "query", self.rank, self.world, topics)
         mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
         by_corpus: dict[tuple[int, int], list[int]] = {}
         for query in range(len(queries)):

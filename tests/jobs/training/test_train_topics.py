@@ -94,7 +94,8 @@ def test_an_interrupted_run_ends_with_the_same_bytes_and_the_task_is_searched(
     topics = Embeddings.open(store, "whole", Corpus.open(store)).topics()
     assert topics is not None
     assert topics.tolist() == np.where(subjects.topics < 0, 2, subjects.topics).tolist()
-    done("search", "--store", subjects.folder, "--mode", "exact", "--embeddings", "whole", "--k", 5, "--name", "run")
+    done("search", "--store", subjects.folder, "--mode", "exact", "--embeddings", "whole", "--split", "dev", "--k", 5,
+         "--name", "run")  # fmt: skip
     assert store.open("runs", "run").rows
 
 
