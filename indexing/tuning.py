@@ -205,8 +205,8 @@ class RefreshedNegatives:
         assert data is not None
         topics = None
         if system.topics is not None:  # those of training, since inference may refuse a query
-            first = np.array([rows[0] for rows in data.positives])
-            topics = system.topics.of_queries(np.arange(len(first)), first)
+            positives = np.array([rows[0] for rows in data.positives])
+            topics = system.topics.of_queries(np.arange(len(positives)), positives)
         queries = system.encode(data.queries, "query", self.rank, self.world, topics)
         mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
         by_corpus: dict[tuple[int, int], list[int]] = {}

@@ -528,7 +528,7 @@ class Encoder:
     @staticmethod
     def _tasks_of(task: str | Sequence[str | None], num_texts: int) -> list[str | None]:
         """Returns the task of each text."""
-        tasks = [task] * num_texts if isinstance(task, str) else list(task)
+        tasks: list[str | None] = [task] * num_texts if isinstance(task, str) else list(task)
         if len(tasks) != num_texts:
             raise InputError(f"task: expected one for each of the {num_texts} texts, found {len(tasks)}")
         return tasks

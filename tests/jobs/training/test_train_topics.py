@@ -149,13 +149,14 @@ def test_topics_of_another_corpus_and_wordless_queries_are_refused(
 ) -> None:
     store = Store(str(world.store))
     at = ("train_retriever", "--store", world.store, "--backbone", world.model, "--task", "x", "--train", "prompts")
-    ask = (*at, "--prompt", "topics", "--negatives", "none", "--steps", 1, "--batch", 4, "--cpus", 1)
+    ask = (*at, "--prompt", "topics", "--negatives", "none", "--batch", 4, "--cpus", 1)
     few = model_of_words(WORDS[:3], 3)  # no query has such a word
     store_topics(store, few, np.zeros(240, np.int64))
     line = refused(*ask)
     documented("Training", "train_retriever --prompt topics with a query without a known word", line, 1)
     assert "--wordless-queries prior" in line
-    done(*ask, "--length", 2, "--prompt-hidden", 2, "--wordless-queries", "prior")
+    refresh = ("--negatives-per-query", 1, "--refresh-epochs", "0.1", "--refresh-depth", 3, "--steps", 2)
+    done(*ask, *refresh, "--length", 2, "--prompt-hidden", 2, "--wordless-queries", "prior")
     assert load_prompt(model_folder(store.open("prompts", "x"))).topics.wordless == "prior"  # type: ignore[union-attr]
     source = write_beir(tmp_path / "other", make_passages(60, seed=5))
     done("import_corpus", "--store", tmp_path / "other-store", "--source", source)
