@@ -13,6 +13,8 @@ from indexing.corpus import Corpus
 from indexing.store import Store
 from retriever.errors import InputError
 
+TOPICS = "topics"  # the group of parts with the topic of each passage, int32 [rows]
+
 
 def open_generations(store: Store, name: str | None, corpus: Corpus, *, sparse: bool) -> tuple[str, list[Artifact]]:
     """Returns the name of embeddings and all their complete generations.
@@ -89,6 +91,11 @@ class EmbeddingsReader:
         self.task: str | None = notes.get("task")
         self.dim: int = notes["dim"]
         self.similarity: str = notes["similarity"]
+
+    def topics(self) -> np.ndarray | None:
+        """Returns the topic by whose prompt each passage was encoded: int64 [num_rows]; None if there are no topics."""
+        pieces = [np.load(made.local(part)) for made in self.generations for part in made.group(TOPICS)]
+        return np.concatenate(pieces).astype(np.int64) if pieces else None
 
 
 class Embeddings(EmbeddingsReader):

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from indexing.artifact import Draft
+from indexing.artifact import Artifact, Draft
 from indexing.chain import RowPart
 from indexing.corpus import Corpus, open_table, save_array
+from indexing.embeddings import TOPICS
 from indexing.encoders import EncoderSpec, differing
 from indexing.sparse.files import SUFFIX, open_spool
 from indexing.store import Store, generation
+from indexing.topics.passages import PassageTopics, passage_topics
 from indexing.work.tasks import Place, Report, Resources, Runner
 from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit
 from retriever.errors import InputError
@@ -79,16 +81,30 @@ class EncodeCorpus:
         self.described = spec.describe("passage")
         self.config = {"encoder": self.described, "numerics": numerics, "limit": limit}
         total = min(limit or self.corpus.num_rows, self.corpus.num_rows)
-        self._stage = EncodeStage(self.corpus, spec, resources, numerics, total, allow_unknown_tokens)
+        prompt = spec.prompt()
+        has_topics = prompt is not None and prompt.topics is not None
+        self.topics = passage_topics(store, spec.task) if spec.task is not None and has_topics else None
+        self._stage = EncodeStage(self.corpus, spec, resources, numerics, total, allow_unknown_tokens, self.topics)
 
     @property
     def targets(self) -> list[Target]:
         """Returns one generation of embeddings for each generation of the corpus."""
         own = self.spec.inputs()
         return [
-            Target("embeddings", f"{self.name}/{generation(number)}", {"corpus": artifact, **own}, self.config)
+            Target(
+                "embeddings",
+                f"{self.name}/{generation(number)}",
+                {"corpus": artifact, **own, **self._topics_of(artifact)},
+                self.config,
+            )
             for number, artifact in enumerate(self.corpus.generations)
         ]
+
+    def _topics_of(self, corpus: Artifact) -> dict[str, Artifact]:
+        """Returns the fitted topics of a generation of the corpus, if its passages are encoded by them."""
+        if self.topics is None or self.topics.fitted is None or not self.topics.covers(corpus):
+            return {}
+        return {"topics": self.topics.fitted}
 
     @property
     def stages(self) -> list[EncodeStage]:
@@ -110,7 +126,10 @@ class EncodeCorpus:
 
 @dataclass(frozen=True)
 class EncodeStage(StageDefaults):
-    """The stage that encodes the first `total` passages of a corpus."""
+    """The stage that encodes the first `total` passages of a corpus.
+
+    topics: where their topics are from; None unless the task has prompts of topics.
+    """
 
     corpus: Corpus
     spec: EncoderSpec
@@ -118,6 +137,7 @@ class EncodeStage(StageDefaults):
     numerics: str
     total: int
     allow_unknown_tokens: bool = False
+    topics: PassageTopics | None = None
     title: str = "encode"
     noun: str = "passages"
 
@@ -127,12 +147,19 @@ class EncodeStage(StageDefaults):
         for index, part in enumerate(self.corpus.parts):
             rows = min(part.part.rows, self.total - part.first_row)
             if rows > 0:
-                yield Unit((part.part.name,), rows, index, target=numbers[part.artifact.key])
+                names = (part.part.name,) if self.topics is None else (topics_name(part), part.part.name)
+                yield Unit(names, rows, index, target=numbers[part.artifact.key])
 
     def task(self, drafts: Sequence[Draft]) -> EncodeTask:
         """Returns the task of a worker."""
         return EncodeTask(
-            self.corpus, tuple(drafts), self.spec, self.resources, self.numerics, self.allow_unknown_tokens
+            self.corpus,
+            tuple(drafts),
+            self.spec,
+            self.resources,
+            self.numerics,
+            self.allow_unknown_tokens,
+            self.topics,
         )
 
 
@@ -146,6 +173,7 @@ class EncodeTask:
     resources: Resources
     numerics: str
     allow_unknown_tokens: bool
+    topics: PassageTopics | None = None
     reports: bool = True
 
     def open(self, place: Place) -> EncodeWorker:
@@ -191,15 +219,32 @@ class EncodeWorker:
         tokens = tokenize_part(
             self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
         )
+        topics = self._commit_topics(draft, part, unit.rows)
         write, suffix = (self._write_sparse, SUFFIX) if self.encoder.is_sparse else (self._write_dense, ".npy")
-        encode = functools.partial(write, tokens, part, report)
+        encode = functools.partial(write, tokens, topics, part, report)
         committed = draft.commit(part.part.name, suffix, encode, rows=unit.rows, corpus_sha256=part.part.sha256)
         return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
 
-    def _write_dense(self, tokens: Tokens, part: RowPart, report: Report, path: Path) -> None:
+    def _commit_topics(self, draft: Draft, part: RowPart, rows: int) -> np.ndarray | None:
+        """Commits the topics of a part's passages, int32 [rows], and returns them as int64.
+
+        They are committed before the vectors, so that a part with vectors has topics. None: the task has no topics.
+        """
+        saved = self.encoder.saved_topics(self.task.spec.task or "")
+        if saved is None or self.task.topics is None:
+            return None
+        topics = self.task.topics.of_part(saved.model, part, rows)
+        draft.commit(topics_name(part), ".npy", functools.partial(save_array, topics.astype(np.int32)), rows=rows)
+        return topics
+
+    def _write_dense(
+        self, tokens: Tokens, topics: np.ndarray | None, part: RowPart, report: Report, path: Path
+    ) -> None:
         """Writes the vectors of a part's passages to a file, float16 [rows, dim]."""
         task = self.task.spec.task
-        forward = functools.partial(self.encoder.forward, tokens, side="passage", task=task, report=report)
+        forward = functools.partial(
+            self.encoder.forward, tokens, side="passage", task=task, topics=topics, report=report
+        )
         vectors = self.model_thread.submit(forward).result()
         half = vectors.astype(np.float16)
         if not np.isfinite(half).all():
@@ -210,7 +255,9 @@ class EncodeWorker:
             )
         save_array(half, path)
 
-    def _write_sparse(self, tokens: Tokens, part: RowPart, report: Report, path: Path) -> None:
+    def _write_sparse(
+        self, tokens: Tokens, topics: np.ndarray | None, part: RowPart, report: Report, path: Path
+    ) -> None:
         """Writes the sparse vectors of a part's passages to a file.
 
         They leave memory batch by batch, because those of a model that was trained without a regulariser have almost as
@@ -222,11 +269,16 @@ class EncodeWorker:
         with open_spool(path.parent, sparse.dim) as spool:
 
             def forward() -> None:
-                for rows, vectors in sparse.batches(tokens, side="passage", task=task, report=report):
+                for rows, vectors in sparse.batches(tokens, side="passage", task=task, topics=topics, report=report):
                     spool.add(rows, vectors)
 
             self.model_thread.submit(forward).result()
             spool.save(path)
+
+
+def topics_name(part: RowPart) -> str:
+    """Returns the name of the part of embeddings with the topics of the passages of a part of the corpus."""
+    return f"{TOPICS}-{part.part.name.rpartition('-')[2]}"
 
 
 def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:

@@ -21,13 +21,18 @@ from indexing.pairs.sets import SetName, open_sets
 from indexing.queries import Queries
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
+from indexing.topics.reader import Topics
+from indexing.topics.training import training_topics
 from retriever.dual import DualSystem, TuneOptions
 from retriever.errors import InputError
 from retriever.evaluation.dev import DevSets
 from retriever.files import resolve
 from retriever.mixture.schedule import Batches
 from retriever.prompts import load_prompt
+from retriever.reranker_data import TrainingData
 from retriever.system import Evaluate, Refresh
+from retriever.topics.model import TopicModel
+from retriever.topics.training import TrainingTopics
 
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
@@ -57,6 +62,7 @@ class TuneMaker:
         refresh_depth: Negatives per query in each mining by the current model; 0: no such mining.
         embeddings: Read the vectors of passages from embeddings/NAME of the store of each corpus, in the order of
             `OpenSets.corpora`; None: the trained model encodes them.
+        topics: The name and the fingerprint of the topics whose prompts are trained; None: other prompts, or none.
 
     Raises:
         InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
@@ -78,6 +84,7 @@ class TuneMaker:
     start: str | None = None
     refresh_depth: int = 0
     embeddings: tuple[str, ...] | None = None
+    topics: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.refresh_depth and self.tuning.distills:
@@ -125,6 +132,7 @@ class TuneMaker:
             checkpointing=self.checkpointing,
             start=start,
             vectors=vectors,
+            topics=self._open_topics(data),
         )
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
@@ -147,9 +155,29 @@ class TuneMaker:
                     categories_field=categories_field,
                 )
                 system.check_queries(dev.queries)
+                if system.topics is not None:
+                    system.topics.infer(dev.queries, "query")  # names a query without a known word before any step
                 dev_sets.append(dev)
         dev_splits = DevSets(dev_sets)
         return system, lambda: dev_splits.mrr(system, rank, world), refresh
+
+    def open_model(self) -> TopicModel:
+        """Returns the topics whose prompts are trained."""
+        assert self.topics is not None
+        return Topics.open(self.store, self.topics[0]).model
+
+    def _open_topics(self, data: TrainingData) -> TrainingTopics | None:
+        """Returns the topics of the training data. Raises InputError if this node has other topics."""
+        if self.topics is None or self.tuning.topics is None:
+            return None
+        name, fingerprint = self.topics
+        stored, topics = training_topics(self.store, name, data.queries, data.num_passages, self.tuning.topics)
+        if stored.fingerprint != fingerprint:
+            raise InputError(
+                f"topics/{name}: this node has {stored.fingerprint[:12]}, the node of the job {fingerprint[:12]}: give "
+                "a store that all nodes share, and leave it unchanged"
+            )
+        return topics
 
     def judge(self, system: DualSystem) -> dict[str, Any]:
         """Returns the learned temperature for the notes of the artifact; see JudgingMaker."""
@@ -181,7 +209,11 @@ class RefreshedNegatives:
         """Returns rows, nearest first, padded with -1: int64 [queries, depth], on the CPU."""
         system, data = self.system, self.system.data
         assert data is not None
-        queries = system.encode(data.queries, "query", self.rank, self.world)
+        topics = None
+        if system.topics is not None:  # those of training, since inference may refuse a query
+            positives = np.array([rows[0] for rows in data.positives])
+            topics = system.topics.of_queries(np.arange(len(positives)), positives)
+        queries = system.encode(data.queries, "query", self.rank, self.world, topics)
         mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
         by_corpus: dict[tuple[int, int], list[int]] = {}
         for query in range(len(queries)):

@@ -10,6 +10,8 @@ r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weigh
     --train prompts --sides query     a prompt for queries; the index of the backbone serves the task
       --prompt synthesised            a prompt for each query, computed from its words (HYPER)
       --prompt per-task               a prompt for each of several tasks, and their mean for other tasks
+    --train prompts --sides tied      queries and passages share the prompts:
+      --prompt topics                 a prompt for each topic of topics/NAME (Topic-DPR)
     --train lora                      LoRA adapters in place of prompts, merged into encoders as with --train all
     --train all --sides tied          one fine-tuned encoder
     --train all --sides untied        an encoder of each side (DPR): models/TASK holds query/ and passage/
@@ -22,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jobs.cli import Stage, human, run, say, say_complete, say_stages
 from jobs.sweeps.grid import Run, parse_grid
@@ -139,7 +142,8 @@ def derived_prompts(options: TrainRetriever, opened: Opened) -> list[str]:
     tuning = opened.maker.tuning
     if tuning.parametrisation == "per-task":
         return [f"{options.task}-{task}" for task in sorted({name.task or name.queries for name in opened.maker.sets})]
-    return [f"{options.task}-prompt"] if tuning.method == "finetune" and tuning.synthesis is not None else []
+    has_prompt = tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None)
+    return [f"{options.task}-prompt"] if has_prompt else []
 
 
 def check_derived_names(store: Store, options: TrainRetriever, opened: Opened) -> None:
@@ -156,7 +160,13 @@ def check_derived_names(store: Store, options: TrainRetriever, opened: Opened) -
 def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     """Trains a task, unless it is complete."""
     check_derived_names(store, options, opened)
-    notes = {"backbone": options.backbone, "options": opened.spec.options.stored(), "queries": opened.queries}
+    notes: dict[str, Any] = {
+        "backbone": options.backbone,
+        "options": opened.spec.options.stored(),
+        "queries": opened.queries,
+    }
+    if opened.topic_agreement is not None:
+        notes["topic_agreement"] = opened.topic_agreement
     artifact = options.make(
         store,
         options.kind,
@@ -168,16 +178,19 @@ def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     tuning = opened.maker.tuning
     if tuning.parametrisation == "per-task":
         commit_task_prompts(store, artifact)
-    elif tuning.method == "finetune" and tuning.synthesis is not None:
+    elif tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None):
         commit_trained_prompt(store, artifact, opened.spec.options)
     return artifact
 
 
 def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOptions) -> Artifact:
-    """Returns prompts/TASK-prompt, which was trained with the encoder of queries of models/TASK; makes it if needed."""
+    """Returns prompts/TASK-prompt, trained with the encoder of models/TASK that it is for; makes it if needed."""
     name = f"{artifact.key.partition('/')[2]}-prompt"
     config = {"backbone": EncoderSpec(store, artifact.key, options).describe("query"), "with": artifact.key}
-    with store.create("prompts", name, inputs={"model": artifact}, config=config) as draft:
+    inputs: dict[str, Artifact | Reference] = {"model": artifact}
+    if (topics := artifact.inputs.get("topics")) is not None:
+        inputs["topics"] = Reference(topics["artifact"], topics["fingerprint"])
+    with store.create("prompts", name, inputs=inputs, config=config) as draft:
         if not draft.complete:
             draft.note(backbone=artifact.key, options=artifact.notes["options"])
             commit_files(draft, model_folder(artifact) / PROMPT)
@@ -205,10 +218,14 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
     say(f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
         f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
+    if "topic_agreement" in notes:
+        say(f"{notes['topic_agreement']:.0%} of the queries have a text of the topic of their passage")
     if options.prompt == "per-task":
         say(f"{artifact.url}-NAME: the prompt of the task NAME; {artifact.url} is their mean")
     if options.train == "all" and options.prompt == "synthesised":
         say(f"prompts/{options.task}-prompt: the prompts of queries, over the encoder of queries of {artifact.url}")
+    if options.train == "all" and options.prompt == "topics":
+        say(f"prompts/{options.task}-prompt: the prompts of topics, over {artifact.url}")
     options.draw(artifact)
 
 
@@ -219,11 +236,15 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     encoder = opened.spec.options
     recipe = trained_recipe(resolve(opened.spec.folder), encoder, opened.maker.tuning)
     synthesis = opened.maker.tuning.synthesis
+    topics = opened.maker.tuning.topics
+    of_topics = (0, 0) if topics is None else topic_bytes(recipe, opened, topics.hidden)
     of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, opened.spec.folder, synthesis)
     if options.train == "prompts" and synthesis is not None:
         size, written = of_synthesis
         if opened.maker.tuning.parametrisation == "per-task":
             written = (synthesis.prompts + 1) * synthesis.length * prompt_bytes(opened.spec.folder)
+    elif options.train == "prompts" and topics is not None:
+        size, written = of_topics
     elif options.train == "prompts":
         written = size = opened.maker.tuning.length * prompt_bytes(opened.spec.folder)
     else:
@@ -234,9 +255,14 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     copies = 2 if options.sides == "untied" else 1
     size, written = copies * size, copies * written
     if options.train == "all":
-        size, written = size + of_synthesis[0], written + of_synthesis[1]
+        size, written = size + of_synthesis[0] + of_topics[0], written + of_synthesis[1] + of_topics[1]
     sets = opened.maker.sets
     say(f"queries   {opened.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
+    if topics is not None and opened.maker.topics is not None:
+        words = opened.maker.open_model().words
+        topic_of = "their text" if topics.queries == "own" else "their passage"
+        say(f"topics    {len(words)} of topics/{opened.maker.topics[0]}; queries have that of {topic_of}; the texts of "
+            f"{opened.topic_agreement:.0%} have the topic of their passage")  # fmt: skip
     if (categories := opened.maker.tuning.categories) is not None:
         say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
@@ -283,6 +309,19 @@ def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOption
     frozen = ("adapter.", "norm.") if options.attention == "uniform" else ()
     size = sum(number for name, number in numbers.items() if not name.startswith(frozen))
     return 4 * size, 4 * sum(numbers.values())
+
+
+def topic_bytes(recipe: Recipe, opened: Opened, hidden: int) -> tuple[int, int]:
+    """Returns the bytes of the trained network of prompts of topics, and of the written prompts and topics, in float32.
+
+    Loads no weights.
+    """
+    with torch.device("meta"):
+        width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
+    per_token, model = prompt_bytes(opened.spec.folder), opened.maker.open_model()
+    arrays = sum(array.nbytes for array in model.named().values())
+    written = model.num_topics * opened.maker.tuning.length * per_token + arrays
+    return 4 * 2 * width * hidden + width * per_token, written
 
 
 if __name__ == "__main__":

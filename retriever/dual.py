@@ -21,7 +21,7 @@ from retriever.kernels import attention_dropouts, remove_dropout, swap_dropout
 from retriever.loading.configuration import load_config
 from retriever.lora.adapter import FOLDER as ADAPTER_FOLDER
 from retriever.lora.adapter import add_adapter, merge_adapter, save_adapter
-from retriever.losses import Labels, LearnedTemperature, batch_loss, category_loss, overlap, teacher_logits
+from retriever.losses import Labels, LearnedTemperature, batch_loss, category_loss, overlap, teacher_logits, topic_loss
 from retriever.optimizers.groups import ParameterGroup
 from retriever.options import SIDES, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
@@ -43,6 +43,9 @@ from retriever.synthesis.provider import SynthesisedPrompt
 from retriever.synthesis.task_prompts import TaskPrompts
 from retriever.synthesis.words import NO_WORDS, count_words
 from retriever.system import Batch, Chunk, Output, checkpoint_activations
+from retriever.topics.network import TopicPrompts, topic_tokens
+from retriever.topics.saved import SavedTopics
+from retriever.topics.training import TrainingTopics
 from retriever.tuning_options import TuneOptions, offsets_of
 
 __all__ = ["DualSystem", "TuneOptions"]
@@ -56,6 +59,7 @@ _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
 # The output of a batch that is the sum of the sparse vectors of a side.
 _TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}
 _ATTENTION = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
+_TOPICS = "topics"  # the output of a batch that holds the vectors of its passages under each of some topics
 PROMPT = "prompt"  # the folder with the prompts over a trained backbone
 TASKS = "tasks"  # the folder with the prompt of each task
 _QUERIES = 4096  # queries that are checked at a time
@@ -79,10 +83,11 @@ class DualSystem:
         start: Initial prompts.
         vectors: Returns the stored vectors of passages, int64 [n] -> float16 [n, dim]; passages are then never encoded.
             None: the model encodes them. Needed for training with sides "query".
+        topics: The topics of queries and passages; needed for prompts of topics, also without training data.
 
     Raises:
-        InputError: If the backbone or the initial prompt cannot be used, if stored vectors are missing, or if a
-            training query has no word from which its prompt could be computed.
+        InputError: If the backbone or the initial prompt cannot be used, if stored vectors or topics are missing, or if
+            a training query has no word from which its prompt could be computed.
     """
 
     module: nn.Module
@@ -90,11 +95,15 @@ class DualSystem:
     def __init__(
         self, folder: Path, encoder: EncoderOptions, tuning: TuneOptions, data: TrainingData | None, *,
         device: torch.device, dtype: torch.dtype, checkpointing: bool = False, start: TaskPrompt | None = None,
-        vectors: Callable[[np.ndarray], np.ndarray] | None = None,
+        vectors: Callable[[np.ndarray], np.ndarray] | None = None, topics: TrainingTopics | None = None,
     ):  # fmt: skip
         if tuning.sides == "query" and data is not None and vectors is None:
             raise InputError("sides='query': expected stored vectors of the passages (vectors), which are not trained")
+        if (topics is None) != (tuning.topics is None):
+            raise InputError("parametrisation topics: expected the topics of queries and passages (topics), and for "
+                             "other parametrisations none")  # fmt: skip
         torch.manual_seed(tuning.seed)
+        self.topics = topics
         self.tuning, self.data, self.device, self.dtype, self.vectors = tuning, data, device, dtype, vectors
         self.encoder = encoder
         self.recipe = recipe = trained_recipe(folder, encoder, tuning)
@@ -121,6 +130,8 @@ class DualSystem:
             for name in names:
                 side: Side = "passage" if name == "passage" else "query"
                 self.prompts[name] = self._open_prompt(shape, side, start).to(device)
+        elif tuning.topics is not None:
+            self.prompts["both"] = self._open_prompt(reach(self.pooled.backbone), "query", None).to(device)
         elif tuning.sides == "untied":
             self.encoders["passage"] = self._open_encoder()
             if tuning.synthesis is not None:
@@ -171,8 +182,13 @@ class DualSystem:
         chunks = self.chunks([self.data.queries[query] for query in queries[rank::world]], "query",
                              np.arange(rank, len(queries), world))  # fmt: skip
         if options.parametrisation == "per-task":
-            chunks = [with_tasks(chunk, self.data.tasks_of(queries)) for chunk in chunks]
+            tasks = self.data.tasks_of(queries)
+            chunks = [with_tasks(chunk, tasks[chunk.rows["dense"]]) for chunk in chunks]
         chunks += self.passage_chunks(passages[rank::world], len(queries) + np.arange(rank, len(passages), world))
+        if self.topics is not None:
+            of_queries = self.topics.of_queries(queries, passages[positives])
+            of_rows = np.concatenate([of_queries, self.topics.passages[passages]])
+            chunks = [with_tasks(chunk, of_rows[chunk.rows["dense"]]) for chunk in chunks]
         labels = Labels(torch.from_numpy(positives), torch.from_numpy(ignored))
         if options.negatives_from == "own" or options.distills:
             labels = labels._replace(groups=torch.from_numpy(groups))
@@ -191,7 +207,26 @@ class DualSystem:
         if options.flops is not None:
             outputs |= {_TOTALS[side]: Output(self.recipe.dim) for side in self.encoded_sides}
             given["step"] = step
+        if (sampled := self._sampled_topics(step)) is not None:
+            outputs[_TOPICS] = Output(self.recipe.dim, len(sampled) * len(passages))
+            given["topics"] = len(sampled)
+            chunks += self._topic_chunks(passages, sampled, rank, world)
         return Batch(outputs, chunks, given)
+
+    def _sampled_topics(self, step: int) -> np.ndarray | None:
+        """Returns the topics of the loss of topics in a step; None if there is no such loss."""
+        options = self.tuning
+        if self.topics is None or options.topics is None or options.categories is None:
+            return None
+        has_loss = options.topics.loss and options.categories.weight > 0 and self.topics.model.num_topics > 1
+        return self.topics.sample(options.topics, options.seed, step) if has_loss else None
+
+    def _topic_chunks(self, passages: np.ndarray, topics: np.ndarray, rank: int, world: int) -> list[Chunk]:
+        """Returns a worker's share of the passages of a batch under each of some topics; row k N + i is passage i of N
+        under topic k."""
+        rows = np.arange(rank, len(topics) * len(passages), world)
+        chunks = self.chunks(self.compose(passages[rows % len(passages)]), "passage", rows, _TOPICS)
+        return [with_tasks(chunk, topics[chunk.rows[_TOPICS] // len(passages)]) for chunk in chunks]
 
     def compose(self, rows: np.ndarray) -> list[str]:
         """Returns the texts of passages, with titles as the options say."""
@@ -206,14 +241,14 @@ class DualSystem:
             return []
         return [Chunk({"dense": rows}, torch.from_numpy(self.vectors(passages).astype(np.float32)))]
 
-    def chunks(self, texts: Sequence[str], side: Side, rows: np.ndarray) -> list[Chunk]:
-        """Cuts texts into chunks of nearly equal length; `rows` are their positions in the batch."""
+    def chunks(self, texts: Sequence[str], side: Side, rows: np.ndarray, output: str = "dense") -> list[Chunk]:
+        """Cuts texts into chunks of nearly equal length; `rows` are their positions in an output of the batch."""
         if not len(texts):
             return []
         tokens: Tokens = self.tokenizer(texts, side=side)
         if side == "query" and self.tuning.parametrisation == "synthesised":
             self._check_words(texts, tokens)
-        names = ["dense"] if side == "passage" or self.tuning.divergence is None else ["dense", _ATTENTION]
+        names = [output] if side == "passage" or self.tuning.divergence is None else [output, _ATTENTION]
         batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
         filled = padded(tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id)
         return [
@@ -224,7 +259,7 @@ class DualSystem:
     def check_queries(self, texts: Sequence[str]) -> None:
         """Raises InputError for a query without a word, from which its prompt would be computed; names it.
 
-        Other prompts need no words.
+        Other prompts need no words. Topics of training queries are given, and were checked.
         """
         if self.tuning.parametrisation != "synthesised":
             return
@@ -238,14 +273,15 @@ class DualSystem:
             raise InputError(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r} {NO_WORDS}")
 
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
-        """Returns the vectors of a chunk for the loss as "dense", float32 [n, dim].
+        """Returns the vectors of a chunk for the loss as "dense" or as "topics", float32 [n, dim].
 
         They are scaled if the temperature is learned. Of sparse vectors, the batch also gets the sum of each side that
         is encoded. If prompts of queries are regularised, it gets the weights of the basic prompts as "attention".
         """
         vectors, weights = self._encode(chunk)
-        outputs = {"dense": vectors if self.learned is None else vectors * self.learned()}
-        if self.tuning.flops is not None and not isinstance(chunk.inputs, torch.Tensor):
+        name = _TOPICS if _TOPICS in chunk.rows else "dense"
+        outputs = {name: vectors if self.learned is None else vectors * self.learned()}
+        if self.tuning.flops is not None and name == "dense" and not isinstance(chunk.inputs, torch.Tensor):
             outputs[_TOTALS[chunk.inputs[0]]] = vectors.sum(0, keepdim=True)
         if _ATTENTION in chunk.rows:
             assert weights is not None
@@ -272,7 +308,7 @@ class DualSystem:
         elif provider is not None:
             rows = provider(inputs)
         extra = {} if rows is None else {"prompt": rows}
-        count = len(chunk.rows["dense"])  # a single text is repeated
+        count = len(next(iter(chunk.rows.values())))  # a single text is repeated
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             pooled = model(inputs.ids, inputs.lengths, **extra)
         return head(pooled[:count]), None if weights is None else weights[:count]
@@ -292,6 +328,11 @@ class DualSystem:
             loss = batch_loss(
                 options.loss, *both, labels, temperature, options.contrastive_weight, options.negatives_from
             )
+        if _TOPICS in outputs:
+            assert options.topics is not None
+            assert options.categories is not None
+            under_topics = outputs[_TOPICS].unflatten(0, (batch.given["topics"], -1))
+            loss = loss + options.categories.weight * topic_loss(under_topics, options.topics.margin)
         if options.divergence is not None:
             tasks = batch.given["tasks"].to(vectors.device)
             loss = loss + regulariser(outputs[_ATTENTION], tasks, options.divergence)
@@ -328,11 +369,23 @@ class DualSystem:
         """Numbers of a vector."""
         return self.recipe.dim
 
-    def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
+    def encode(
+        self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, topics: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result.
+
+        `topics`, int64 [n], are those of the texts; None: they are inferred, if the prompts are those of topics.
+        """
+        if self.topics is not None and topics is None:
+            topics = self.topics.infer(texts, side)
+
+        def make_chunks(rows: np.ndarray) -> list[Chunk]:
+            chunks = self.chunks([texts[row] for row in rows], side, rows)
+            return chunks if topics is None else [with_tasks(chunk, topics[chunk.rows["dense"]]) for chunk in chunks]
+
         return share_items(
             self.module,
-            lambda rows: self.chunks([texts[row] for row in rows], side, rows),
+            make_chunks,
             self._vectors,
             (len(texts), self.recipe.dim),
             device=self.device,
@@ -344,13 +397,14 @@ class DualSystem:
         """Returns the vectors of passages by row, float32 [n, dim]: the stored ones, or those of the current model."""
         if self.vectors is not None:
             return self.vectors(passages).astype(np.float32)
-        return self.encode(self.compose(passages), "passage", rank, world)
+        topics = None if self.topics is None else self.topics.passages[passages]
+        return self.encode(self.compose(passages), "passage", rank, world, topics)
 
     def save(self, folder: Path) -> None:
         """Saves a task's prompt, or models for sentence-transformers: one, or untied ones in `query/`, `passage/`.
 
         If each task has a prompt, the saved one is their mean, and `tasks/NAME` holds that of a task.
-        Prompts that are trained with the backbone, over the model of `query/`, are in `prompt/`.
+        Prompts that are trained with the backbone, over the model of `query/` or the only one, are in `prompt/`.
         The model of an adapter has it merged into its weights, and in its folder `adapter/` in PEFT's format.
         """
         if self.tuning.method == "prompt":
@@ -373,7 +427,7 @@ class DualSystem:
                 save_encoder(place, self.recipe, model.saved, head)
         if len(self.prompts):
             (folder / PROMPT).mkdir()
-            self.prompt(folder / "query").save(folder / PROMPT)
+            self.prompt(folder if self.tuning.sides == "tied" else folder / "query").save(folder / PROMPT)
 
     def prompt(self, backbone_folder: Path | None = None) -> TaskPrompt:
         """Returns the current prompts, in the form in which they are saved.
@@ -387,6 +441,10 @@ class DualSystem:
         options = replace(self.encoder, compile="auto")
         if isinstance(provider := prompts.get("query"), SynthesisedPrompt):
             return TaskPrompt(backbone, options, None, None, synthesis=provider.saved())
+        if isinstance(provider := prompts.get("both"), TopicPrompts):
+            assert self.topics is not None
+            saved = SavedTopics(self.topics.model, provider.matrices().cpu(), self.topics.wordless)
+            return TaskPrompt(backbone, options, None, None, self.tuning.position_offset, topics=saved)
         matrices = {name: prompt.matrix().cpu() for name, prompt in prompts.items()}
         query, passage = matrices.get("query", matrices.get("both")), matrices.get("passage", matrices.get("both"))
         return TaskPrompt(backbone, options, query, passage, self.tuning.position_offset)
@@ -402,6 +460,8 @@ class DualSystem:
     def _open_prompt(self, shape: PromptShape, side: Side, start: TaskPrompt | None) -> nn.Module:
         """Returns the provider of a side, which continues from `start`."""
         tuning = self.tuning
+        if tuning.topics is not None:
+            return self._open_topic_prompts(shape, start)
         if tuning.synthesis is not None:
             backbone: Any = self.pooled.backbone
             table = backbone.get_input_embeddings().weight
@@ -423,8 +483,28 @@ class DualSystem:
                     "the prompt to begin from is computed from each query: use parametrisation "
                     "synthesised, or another prompt"
                 )
+            if start.topics is not None:
+                raise InputError("the prompt to begin from is one of several of topics: begin from another prompt")
             prompt.start(start.of(side))
         return prompt
+
+    def _open_topic_prompts(self, shape: PromptShape, start: TaskPrompt | None) -> TopicPrompts:
+        """Returns the provider of a prompt for each topic. Raises InputError for an initial prompt."""
+        tuning, topics = self.tuning, self.topics
+        assert tuning.topics is not None
+        assert topics is not None
+        if start is not None:
+            raise InputError("parametrisation topics cannot start from an initial prompt: use embedding")
+        backbone: Any = self.pooled.backbone
+        table = backbone.get_input_embeddings().weight
+        return TopicPrompts(
+            shape,
+            table,
+            topic_tokens(self.tokenizer, topics.model.words, tuning.length),
+            tuning.topics.hidden,
+            tuning.prompt_dropout,
+            position_offset=tuning.position_offset,
+        )
 
     def _open_encoder(self) -> tuple[Pooled, Head]:
         """Returns an encoder with the backbone's weights, without attention dropout, which prevents fused kernels."""
@@ -464,9 +544,9 @@ class DualSystem:
 
 
 def with_tasks(chunk: Chunk, tasks: np.ndarray) -> Chunk:
-    """Returns a chunk of queries with their tasks; tasks: of all queries of the batch, int64 [queries]."""
+    """Returns a chunk of texts with their tasks, or their topics: int64 [n]."""
     side, ids, lengths = chunk.inputs
-    of_rows = np.resize(tasks[chunk.rows["dense"]], len(ids))  # a single text is repeated
+    of_rows = np.resize(tasks, len(ids))  # a single text is repeated
     return replace(chunk, inputs=(side, ids, lengths, torch.from_numpy(of_rows)))
 
 

@@ -31,7 +31,9 @@ from retriever.sparse.language_model import empty_masked_model, load_masked_mode
 from retriever.sparse.model import SpladePooled, keep_largest
 from retriever.synthesis.saved import SavedSynthesis
 from retriever.synthesis.synthesiser import KeptSynthesiser
-from retriever.synthesis.words import Words, no_words
+from retriever.synthesis.words import NO_WORDS, Words, unusable_texts
+from retriever.topics.model import NO_TOPIC
+from retriever.topics.saved import NO_TOPIC_WORDS, SavedTopics
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
 
@@ -50,22 +52,32 @@ _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5"
 
 
 class _Served(NamedTuple):
-    """A snapshot of the tasks, and of the prompts of both sides."""
+    """A snapshot of the tasks, of the prompts of both sides, and of the topics of the tasks that have them."""
 
     names: frozenset[str]
     sides: dict[Side, Prompts]
+    topics: Mapping[str, SavedTopics]
 
 
 class _TextPrompts(NamedTuple):
     """The prompts of some texts.
 
-    served: All prompts of a side; None: no text has one. slots: The slot of each text, int64 [texts]. wordless: bool
-    [texts], texts without the words that their prompts would be computed from; their vectors become NaN.
+    Attributes:
+        served: All prompts of a side; None: no text has one.
+        slots: The slot of each text, int64 [texts].
+        wordless: bool [texts], texts without the words by which their prompts are found; their vectors become NaN.
+        topicless: bool [texts], those of them that lack the words by which their topic is inferred.
     """
 
     served: Prompts | None
     slots: np.ndarray
     wordless: np.ndarray
+    topicless: np.ndarray
+
+    def reasons(self) -> dict[int, str]:
+        """Returns what each wordless text lacks, by the number of the text."""
+        texts = np.flatnonzero(self.wordless).tolist()
+        return {text: NO_TOPIC_WORDS if self.topicless[text] else NO_WORDS for text in texts}
 
 
 class Encoder:
@@ -150,7 +162,7 @@ class Encoder:
         if tasks is not None:
             self._shape = reach(backbone)
             self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
-            self._serve(frozenset())
+            self._serve(frozenset(), {})
         compiling = time.perf_counter()
         mode: Mode = "packed"
         if packed:
@@ -178,6 +190,10 @@ class Encoder:
         """The names of the current tasks, sorted."""
         return tuple(sorted(self._served.names)) if self._served else ()
 
+    def saved_topics(self, task: str) -> SavedTopics | None:
+        """Returns the prompts of topics of a task; None if it has none."""
+        return self._served.topics.get(task) if self._served else None
+
     def put_task(self, name: str, prompt: TaskPrompt) -> None:
         """Adds a task's prompt, or replaces it; forward passes in progress keep the previous one.
 
@@ -193,14 +209,14 @@ class Encoder:
             self._check_room(name, prompt)
             self._compile_for(prompt)
             for side, table in self._tables.items():
-                matrix = prompt.of(side)
-                if matrix is not None:
-                    table.put(name, matrix, prompt.offset(side))
+                if matrices := prompt.matrices(side):
+                    table.put_topics(name, matrices, prompt.offset(side))
                 elif side == "query" and prompt.synthesis is not None:
                     table.put_synthesiser(name, self._open_synthesiser(prompt.synthesis))
                 else:
                     table.drop(name)
-            self._serve(self._served.names | {name})
+            topics = {other: saved for other, saved in self._served.topics.items() if other != name}
+            self._serve(self._served.names | {name}, topics | ({name: prompt.topics} if prompt.topics else {}))
 
     def _open_synthesiser(self, synthesis: SavedSynthesis) -> KeptSynthesiser:
         assert self._shape is not None
@@ -221,10 +237,10 @@ class Encoder:
                     f"{free / 2**30:.1f} are free"
                 )
             free -= size  # its passages may have a prompt in the table
-        matrices = {side: matrix for side in self._tables if (matrix := prompt.of(side)) is not None}
-        size = sum(self._tables[side].growth(matrix.shape[3]) for side, matrix in matrices.items())
+        sides = {side: matrices for side in self._tables if (matrices := prompt.matrices(side))}
+        size = sum(self._tables[side].growth(own[0].shape[3], len(own)) for side, own in sides.items())
         if size and size > free:
-            longest = max(matrix.shape[3] for matrix in matrices.values())
+            longest = max(own[0].shape[3] for own in sides.values())
             raise InputError(f"task {name!r}: with a prompt of {longest} tokens the table of all prompts takes "
                              f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
                              "longest")  # fmt: skip
@@ -236,7 +252,8 @@ class Encoder:
                 raise _unknown(name, self.tasks)
             for table in self._tables.values():
                 table.drop(name)
-            self._serve(self._served.names - {name})
+            topics = {other: saved for other, saved in self._served.topics.items() if other != name}
+            self._serve(self._served.names - {name}, topics)
 
     def encode(
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
@@ -256,9 +273,36 @@ class Encoder:
 
         Raises:
             InputError: If a task is unknown, a text is not a valid string, or a vector is not finite; names the text.
-            TextsError: If texts whose prompts are computed from their words have none.
+            TextsError: If texts lack the words from which their prompts are computed, or queries those by which their
+                topics are inferred.
         """
-        return self.forward(self.tokenize(texts, side=side), side=side, task=task)
+        topics = self.topics_of(texts, side=side, task=task)
+        return self.forward(self.tokenize(texts, side=side), side=side, task=task, topics=topics)
+
+    def topics_of(
+        self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
+    ) -> np.ndarray | None:
+        """Returns the topics of texts, by which they have prompts; None if no task has prompts of topics.
+
+        A passage without a known word has the most probable topic.
+
+        Args:
+            texts: The texts, without prefix; passages with their titles.
+            side: Whether they are queries or passages.
+            task: As in `encode`.
+
+        Returns:
+            int64 [n]; -1 for a query without a word that the topics know, and for texts of other tasks.
+        """
+        if task is None or self._served is None:
+            return None
+        tasks, by_task = self._tasks_of(task, len(texts)), self._served.topics
+        topics = None
+        for name in by_task.keys() & set(tasks):
+            rows = [row for row, own in enumerate(tasks) if own == name]
+            topics = np.full(len(texts), NO_TOPIC, np.int64) if topics is None else topics
+            topics[rows] = by_task[name].topics_of([texts[row] for row in rows], side)
+        return topics
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Returns the texts of passages with titles as the options say; an empty title adds nothing."""
@@ -276,41 +320,49 @@ class Encoder:
         return self._tokenizer.unknown(tokens)
 
     def probe(self, text: str, *, task: str) -> None:
-        """Encodes a text on both sides with the prompts of a task, to check them.
+        """Encodes a text on both sides with the prompts of a task, of all its topics, to check them.
 
         If the text lacks the words for a computed prompt, the first word of the vocabulary takes its place.
 
         Raises:
             InputError: If a vector is not finite, or the task is unknown.
         """
+        saved = self.saved_topics(task)
+        topics = None if saved is None else np.arange(saved.model.num_topics)
         for side in SIDES:
-            tokens = self.tokenize([text], side=side)
-            if len(self.without_words(tokens, side=side, task=task)):
+            tokens = self.tokenize([text] * (1 if topics is None else len(topics)), side=side)
+            if self.unusable_texts(tokens, side=side, task=task, topics=topics):
                 tokens = Tokens(np.array([self._tokenizer.first_word()], np.int32), np.ones(1, np.int64))
-            self.forward(tokens, side=side, task=task)
+            self.forward(tokens, side=side, task=task, topics=topics)
 
-    def without_words(
-        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None
-    ) -> np.ndarray:
-        """Returns the numbers of the texts that lack the words from which their prompts are computed, int64 [n].
+    def unusable_texts(
+        self,
+        tokens: Tokens,
+        *,
+        side: Side = "query",
+        task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None,
+    ) -> dict[int, str]:
+        """Returns what the texts lack that have no words by which their prompts are found, by the number of the text.
 
         Arguments as in `forward`, which gives these texts vectors of NaN with check=False.
         """
-        return np.flatnonzero(self._prompts_of(task, side, tokens).wordless)
+        return self._prompts_of(task, side, tokens, topics).reasons()
 
     def forward(
         self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
-        check: bool = True, report: Callable[[int], object] | None = None,
+        topics: np.ndarray | None = None, check: bool = True, report: Callable[[int], object] | None = None,
     ) -> np.ndarray:  # fmt: skip
         """Returns the vectors of tokenised texts, in order: float32 [n, dim]. Arguments and errors as in `encode`.
 
-        Tasks that are added or removed during the call do not affect it. With check=False, vectors that are not finite
-        are returned unchanged; where a text lacks the words for its prompt, they are NaN. `report` is called after each
+        Tasks that are added or removed during the call do not affect it. `topics`, int64 [n], are needed for texts of a
+        task with prompts of topics (`topics_of`); -1: unknown. With check=False, vectors that are not finite are
+        returned unchanged; where a text lacks the words for its prompt, they are NaN. `report` is called after each
         batch with the number of texts that are done; after a packed batch, from the batch's thread.
         """
-        prompts = self._prompts_of(task, side, tokens)
-        if check and len(wordless := np.flatnonzero(prompts.wordless)):
-            raise no_words(wordless, len(tokens))
+        prompts = self._prompts_of(task, side, tokens, topics)
+        if check and (reasons := prompts.reasons()):
+            raise unusable_texts(reasons, len(tokens))
         done = _Done(report)
         vectors = (
             self._padded(tokens, prompts, side, done)
@@ -352,13 +404,18 @@ class Encoder:
         return vectors
 
     def pooled_batches(
-        self, tokens: Tokens, *, side: Side, task: str | Sequence[str | None] | None = None
+        self,
+        tokens: Tokens,
+        *,
+        side: Side,
+        task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None,
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         """Yields the pooled vectors of padded batches: the texts of a batch, int64 [n], and float32 [n, pooled_dim].
 
-        Arguments and errors as in `encode`; numbers that are not finite are yielded unchanged.
+        Arguments and errors as in `forward`; numbers that are not finite are yielded unchanged.
         """
-        return self._batches(tokens, self._prompts_of(task, side, tokens), side)
+        return self._batches(tokens, self._prompts_of(task, side, tokens, topics), side)
 
     def _batches(self, tokens: Tokens, prompts: _TextPrompts, side: Side) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         if torch.get_num_threads() != self._threads:
@@ -425,8 +482,8 @@ class Encoder:
         rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, computed=computed, offsets=offsets)
         return [(ids, lengths, prompt) for prompt in rows]
 
-    def _serve(self, names: frozenset[str]) -> None:
-        self._served = _Served(names, {side: table.now() for side, table in self._tables.items()})
+    def _serve(self, names: frozenset[str], topics: Mapping[str, SavedTopics]) -> None:
+        self._served = _Served(names, {side: table.now() for side, table in self._tables.items()}, topics)
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
@@ -441,28 +498,56 @@ class Encoder:
             raise InputError(f"task {name!r}: its prompt was trained with other settings than the encoder's: "
                              f"{', '.join(differ)}; open an encoder with those")  # fmt: skip
 
-    def _prompts_of(self, task: str | Sequence[str | None] | None, side: Side, tokens: Tokens) -> _TextPrompts:
+    def _prompts_of(
+        self, task: str | Sequence[str | None] | None, side: Side, tokens: Tokens, topics: np.ndarray | None
+    ) -> _TextPrompts:
         """Returns the current prompts, and which of them each text has."""
         num_texts = len(tokens)
-        wordless = np.zeros(num_texts, bool)
+        wordless, topicless = np.zeros((2, num_texts), bool)
         if task is None:
-            return _TextPrompts(None, np.zeros(num_texts, np.int64), wordless)
+            return _TextPrompts(None, np.zeros(num_texts, np.int64), wordless, topicless)
         if self._served is None:
             raise InputError(f"task={task!r}: this encoder was opened without tasks; open it with tasks, or leave out "
                              "task")  # fmt: skip
         served = self._served
-        tasks = [task] * num_texts if isinstance(task, str) else list(task)
-        if len(tasks) != num_texts:
-            raise InputError(f"task: expected one for each of the {num_texts} texts, found {len(tasks)}")
-        for name in {task} if isinstance(task, str) else set(tasks) - {None}:
+        tasks = self._tasks_of(task, num_texts)
+        names = {task} if isinstance(task, str) else {name for name in tasks if name is not None}
+        for name in names:
             if name not in served.names:
                 raise _unknown(name, served.names)
+        if by_topic := names & served.topics.keys():
+            topicless = _check_topics({name: served.topics[name] for name in by_topic}, tasks, topics)
         prompts = served.sides[side]
-        slots = prompts.slots_of(tasks)
+        slots = prompts.slots_of(tasks, topics if by_topic else None)
         if (slots < 0).any():
             wordless = (slots < 0) & (self._words.counts(tokens) == 0)
-            slots[wordless] = 0
-        return _TextPrompts(prompts, slots, wordless)
+        wordless = wordless | topicless
+        slots[wordless] = 0
+        return _TextPrompts(prompts, slots, wordless, topicless)
+
+    @staticmethod
+    def _tasks_of(task: str | Sequence[str | None], num_texts: int) -> list[str | None]:
+        """Returns the task of each text."""
+        tasks: list[str | None] = [task] * num_texts if isinstance(task, str) else list(task)
+        if len(tasks) != num_texts:
+            raise InputError(f"task: expected one for each of the {num_texts} texts, found {len(tasks)}")
+        return tasks
+
+
+def _check_topics(
+    by_task: Mapping[str, SavedTopics], tasks: Sequence[str | None], topics: np.ndarray | None
+) -> np.ndarray:
+    """Returns which texts lack a topic that their task needs, bool [texts]. Raises InputError for other numbers."""
+    if topics is None or topics.shape != (len(tasks),):
+        actual = "none" if topics is None else str(list(topics.shape))
+        raise InputError(f"task {min(by_task)!r}: has prompts of topics: expected the topics of {len(tasks)} texts "
+                         f"(topics_of), found {actual}")  # fmt: skip
+    numbers = {name: saved.model.num_topics for name, saved in by_task.items()}
+    counts = np.array([numbers.get(name, 0) if name is not None else 0 for name in tasks])
+    if len(bad := np.flatnonzero((counts > 0) & ((topics >= counts) | (topics < NO_TOPIC)))):
+        raise InputError(f"task {tasks[bad[0]]!r}: text {bad[0]} has the topic {topics[bad[0]]}, expected -1 to "
+                         f"{counts[bad[0]] - 1}")  # fmt: skip
+    return (counts > 0) & (topics == NO_TOPIC)
 
 
 class _Done:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,27 +40,34 @@ class Prompts:
     """A snapshot of the prompts of one side; later calls of `put` and `drop` do not change it.
 
     Attributes:
-        slots: Task -> its slot, for the tasks whose prompt is the same for all texts.
+        slots: Task -> its slot, or a slot for each of its topics, for the tasks whose prompts are not computed.
         numbers: [l_max, layers, 2, capacity, heads, head_dim].
         lengths: int64 [capacity]. Slot 0 is the empty prompt, of length 0.
         offsets: int64 [capacity], by how many positions the texts of a slot start later than usual.
         synthesisers: Task -> what computes the prompts of its texts, for the other tasks.
     """
 
-    slots: Mapping[str, _Slot]
+    slots: Mapping[str, tuple[_Slot, ...]]
     numbers: torch.Tensor
     lengths: torch.Tensor
     offsets: torch.Tensor
     synthesisers: Mapping[str, KeptSynthesiser]
 
-    def slots_of(self, tasks: Sequence[str | None]) -> np.ndarray:
-        """Returns the slot of each task: int64 [n].
+    def slots_of(self, tasks: Sequence[str | None], topics: np.ndarray | None = None) -> np.ndarray:
+        """Returns the slots of texts: int64 [n].
 
         It is 0 where a task is None or has no prompt on this side, and negative where prompts are computed.
+
+        Args:
+            tasks: The task of each text.
+            topics: The topic of each text whose task has several: int64 [n].
         """
-        known = {name: slot.number for name, slot in self.slots.items()}
-        known |= {name: -place for place, name in enumerate(self.synthesisers, 1)}
-        return np.fromiter((known.get(task, 0) if task is not None else 0 for task in tasks), np.int64, len(tasks))
+        known = {name: [slot.number for slot in own] for name, own in self.slots.items()}
+        known |= {name: [-place] for place, name in enumerate(self.synthesisers, 1)}
+        own = [known.get(task, [0]) if task is not None else [0] for task in tasks]
+        of_topics = [0] * len(own) if topics is None else topics.tolist()
+        pairs = zip(own, of_topics, strict=True)
+        return np.fromiter((slots[topic] if len(slots) > 1 else slots[0] for slots, topic in pairs), np.int64, len(own))
 
     def rows(self, slots: np.ndarray, words: Callable[[np.ndarray], torch.Tensor] | None = None) -> PromptRows | None:
         """Returns the prompts of a batch.
@@ -78,7 +86,7 @@ class Prompts:
         if min(present) < 0:
             assert words is not None
             return self._computed(slots, words)
-        used = [slot for slot in self.slots.values() if slot.number in present]
+        used = [slot for slot in self._fixed() if slot.number in present]
         longest = max(slot.length for slot in used)
         rows = torch.from_numpy(slots).to(self.numbers.device)
         offsets = self.offsets.index_select(0, rows) if any(slot.offset for slot in used) else None
@@ -96,9 +104,13 @@ class Prompts:
             return 0
         return max(self._lengths_of(slots)) * self.numbers[0, :, :, 0].numel() * self.numbers.element_size()
 
+    def _fixed(self) -> Iterator[_Slot]:
+        """Yields the slots of all prompts that are not computed."""
+        return itertools.chain.from_iterable(self.slots.values())
+
     def _lengths_of(self, slots: np.ndarray) -> list[int]:
         """Returns the tokens of the prompts of slots."""
-        lengths = {slot.number: slot.length for slot in self.slots.values()}
+        lengths = {slot.number: slot.length for slot in self._fixed()}
         computed = [synthesiser.options.length for synthesiser in self.synthesisers.values()]
         return [computed[-slot - 1] if slot < 0 else lengths.get(slot, 0) for slot in slots.tolist()]
 
@@ -133,7 +145,7 @@ class Prompts:
         numbers[end:] = 0
         inside = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
         offsets = None
-        if any(slot.offset for slot in self.slots.values() if slot.number in set(fixed.tolist())):
+        if any(slot.offset for slot in self._fixed() if slot.number in set(fixed.tolist())):
             offsets = self.offsets.index_select(0, torch.from_numpy(np.maximum(slots, 0)).to(device))
         on_device = torch.from_numpy(rows).to(device)
         return PromptRows(numbers.permute(1, 2, 0, 3, 4, 5), on_device, inside, offsets)
@@ -145,7 +157,7 @@ class PromptTable:
     The length is the first dimension: a slice of fewer columns keeps the strides, and with them the compiled code.
 
     Memory: l_max * capacity * layers * 2 * heads * head_dim numbers of `dtype`. l_max is the longest prompt so far;
-    capacity is the smallest power of two that holds the largest number of tasks so far, plus one. While the table
+    capacity is the smallest power of two that holds the largest number of prompts so far, plus one. While the table
     grows, the old and the new tensor both exist. A task that is dropped during a forward pass keeps its slot until the
     pass ends. A forward pass copies the prompt of a batch that shares one, and nothing else.
     """
@@ -162,10 +174,11 @@ class PromptTable:
         """Returns a snapshot of the prompts."""
         return self._now
 
-    def growth(self, length: int) -> int:
-        """Returns the bytes of the larger tensor that a prompt of `length` tokens needs; 0 if it fits into this one."""
+    def growth(self, length: int, count: int = 1) -> int:
+        """Returns the bytes of the larger tensor that `count` prompts of `length` tokens need; 0 if they fit into this
+        one."""
         with self._lock:
-            shape, numbers = self._shape_for(length), self._now.numbers
+            shape, numbers = self._shape_for(length, count), self._now.numbers
         return 0 if shape == numbers.shape else math.prod(shape) * numbers.element_size()
 
     def put(self, task: str, matrix: torch.Tensor, offset: int = 0) -> None:
@@ -176,14 +189,22 @@ class PromptTable:
             matrix: [layers, 2, heads, l, head_dim].
             offset: By how many positions its texts start later than usual.
         """
+        self.put_topics(task, [matrix], offset)
+
+    def put_topics(self, task: str, matrices: Sequence[torch.Tensor], offset: int = 0) -> None:
+        """Adds or replaces the prompts of a task, one for each topic; arguments as of `put`, the same shape for all."""
         with self._lock, torch.no_grad():
-            length = matrix.shape[3]
-            numbers = self._with_room(length)
-            slot = _Slot(self._free.pop(), length, offset)
-            weakref.finalize(slot, self._free.append, slot.number).atexit = False
-            numbers[:, :, :, slot.number] = 0
-            numbers[:length, :, :, slot.number] = matrix.detach().permute(3, 0, 1, 2, 4).to(numbers)
-            self._become({**self._now.slots, task: slot}, numbers, _without(self._now.synthesisers, task))
+            length = matrices[0].shape[3]
+            numbers = self._with_room(length, len(matrices))
+            slots = []
+            for matrix in matrices:
+                slot = _Slot(self._free.pop(), length, offset)
+                weakref.finalize(slot, self._free.append, slot.number).atexit = False
+                numbers[:, :, :, slot.number] = 0
+                numbers[:length, :, :, slot.number] = matrix.detach().permute(3, 0, 1, 2, 4).to(numbers)
+                slots.append(slot)
+            without = _without(self._now.synthesisers, task)
+            self._become({**self._now.slots, task: tuple(slots)}, numbers, without)
 
     def put_synthesiser(self, task: str, synthesiser: KeptSynthesiser) -> None:
         """Adds or replaces the prompts of a task, which are computed from its texts."""
@@ -198,25 +219,30 @@ class PromptTable:
             self._become(slots, self._now.numbers, synthesisers)
 
     def _become(
-        self, slots: Mapping[str, _Slot], numbers: torch.Tensor, synthesisers: Mapping[str, KeptSynthesiser]
+        self,
+        slots: Mapping[str, tuple[_Slot, ...]],
+        numbers: torch.Tensor,
+        synthesisers: Mapping[str, KeptSynthesiser],
     ) -> None:
         lengths, offsets = np.zeros((2, numbers.shape[3]), np.int64)
-        for slot in slots.values():
+        for slot in itertools.chain.from_iterable(slots.values()):
             lengths[slot.number], offsets[slot.number] = slot.length, slot.offset
         device = numbers.device
         on_device = (torch.from_numpy(lengths).to(device), torch.from_numpy(offsets).to(device))
         self._now = Prompts(slots, numbers, *on_device, synthesisers)
 
-    def _shape_for(self, length: int) -> torch.Size:
-        """Returns the shape of a tensor with a free slot for a prompt of `length`."""
+    def _shape_for(self, length: int, count: int = 1) -> torch.Size:
+        """Returns the shape of a tensor with free slots for `count` prompts of `length`."""
         columns, layers, two, capacity, heads, head_dim = self._now.numbers.shape
-        wanted = capacity if self._free else 2 * capacity
+        wanted = capacity
+        while len(self._free) + wanted - capacity < count:
+            wanted *= 2
         return torch.Size((max(columns, length), layers, two, wanted, heads, head_dim))
 
-    def _with_room(self, length: int) -> torch.Tensor:
-        """Returns the present tensor, or a larger copy of it, with a free slot for a prompt of `length`."""
+    def _with_room(self, length: int, count: int) -> torch.Tensor:
+        """Returns the present tensor, or a larger copy of it, with free slots for `count` prompts of `length`."""
         old = self._now.numbers
-        shape = self._shape_for(length)
+        shape = self._shape_for(length, count)
         if shape == old.shape:
             return old
         columns, capacity, wanted = old.shape[0], old.shape[3], shape[3]
@@ -288,18 +314,21 @@ def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side
     """Returns the `config` of an encoder for the texts of a task on one side.
 
     It has the entry "prompt" if the task has a prompt there: the sha256 of the matrix's shape and its float32 numbers,
-    or of the options and weights of what computes the prompts; and the entry "position_offset" if the positions of its
-    texts start after the prompt.
+    of the options and weights of what computes the prompts, or of the topics and their prompts; and the entry
+    "position_offset" if the positions of its texts start after the prompt.
     """
     if prompt is not None and prompt.synthesis is not None and side == "query":
         return {**config, "prompt": prompt.synthesis.digest()}
     matrix = None if prompt is None else prompt.of(side)
-    if prompt is None or matrix is None:
+    if prompt is None or (matrix is None and prompt.topics is None):
         return dict(config)
+    offset = {"position_offset": prompt.offset(side)} if prompt.position_offset else {}
+    if matrix is None:
+        assert prompt.topics is not None
+        return {**config, "prompt": prompt.topics.digest(), **offset}
     contents = matrix.detach().float().cpu().contiguous()
     digest = hashlib.sha256(repr(tuple(contents.shape)).encode())
     digest.update(contents.numpy().tobytes())
-    offset = {"position_offset": prompt.offset(side)} if prompt.position_offset else {}
     return {**config, "prompt": digest.hexdigest(), **offset}
 
 

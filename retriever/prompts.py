@@ -9,7 +9,8 @@ A task's folder holds
     prompt.safetensors   "query" and "passage", or "both": [layers, 2, heads, l, head_dim] each
 
 A prompt that is computed from each query is trained by `retriever.synthesis.provider` and saved as the network that
-computes it.
+computes it. Prompts of topics are trained by `retriever.topics.network` and saved as a matrix for each topic, with the
+model that infers the topic of a text.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from retriever.loading.weights import tensor_shapes
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.recipe import Recipe
 from retriever.synthesis.saved import PREFIX, SavedSynthesis, read_options, saved_synthesis
+from retriever.topics.saved import PREFIX as TOPICS_PREFIX
+from retriever.topics.saved import SavedTopics, read_topics
 
-Parametrisation = Literal["embedding", "mlp", "synthesised", "per-task"]
+Parametrisation = Literal["embedding", "mlp", "synthesised", "per-task", "topics"]
 Sides = Literal["tied", "untied", "query"]
 
 FORMAT = 1
@@ -56,6 +59,7 @@ _BACKBONE: dict[str, type] = {
 _FIELDS: dict[str, type] = {"format": int, "backbone": dict, "options": dict, "sides": dict, "sha256": str}
 _OFFSET: dict[str, type] = {"position_offset": bool}  # stored only if it is true
 _SYNTHESIS: dict[str, type] = {"synthesis": dict}  # stored only if the prompts of queries are computed
+_TOPICS: dict[str, type] = {"topics": dict}  # stored only if each topic has a prompt
 _PLACE: dict[str, type] = {"tensor": str, "length": int}
 
 
@@ -65,7 +69,7 @@ class PromptInputs(NamedTuple):
     Attributes:
         ids: Token ids with padding, int64 [b, n].
         lengths: Tokens of each text, int64 [b].
-        tasks: The number of the task of each text, int64 [b]; None: unknown, or no provider needs it.
+        tasks: The number of the task of each text, or of its topic, int64 [b]; None: unknown, or no provider needs it.
     """
 
     ids: torch.Tensor
@@ -184,6 +188,7 @@ class TaskPrompt:
         passage: The same for passages; the same tensor if the sides are tied.
         position_offset: The positions of a text start after the prompt of its side.
         synthesis: Computes the prompt of each query from its words; then `query` is None.
+        topics: The prompts of topics, for the texts of both sides; then `query` and `passage` are None.
     """
 
     backbone: dict[str, Any]
@@ -192,15 +197,26 @@ class TaskPrompt:
     passage: torch.Tensor | None
     position_offset: bool = False
     synthesis: SavedSynthesis | None = None
+    topics: SavedTopics | None = None
 
     def of(self, side: Side) -> torch.Tensor | None:
         """Returns the prompt of a side that is the same for all its texts; None if there is no such prompt."""
         return self.query if side == "query" else self.passage
 
+    def matrices(self, side: Side) -> tuple[torch.Tensor, ...]:
+        """Returns the prompts among which each text of a side has one: that of the side, or those of the topics.
+
+        Empty if there is none, or if prompts are computed. Each is [layers, 2, heads, l, head_dim].
+        """
+        if self.topics is not None:
+            return tuple(self.topics.prompts)
+        matrix = self.of(side)
+        return () if matrix is None else (matrix,)
+
     def offset(self, side: Side) -> int:
         """Returns the number of positions before the texts of a side; 0: they start as usual."""
-        matrix = self.of(side)
-        return matrix.shape[3] if self.position_offset and matrix is not None else 0
+        matrices = self.matrices(side)
+        return matrices[0].shape[3] if self.position_offset and matrices else 0
 
     def save(self, folder: Path) -> None:
         """Writes the two files; the same prompt gives the same bytes."""
@@ -216,6 +232,9 @@ class TaskPrompt:
         if self.synthesis is not None:
             tensors |= self.synthesis.named()
             extra["synthesis"] = self.synthesis.settings()
+        if self.topics is not None:
+            tensors |= self.topics.named()
+            extra["topics"] = self.topics.settings()
         save_file(tensors, folder / WEIGHTS)
         settings = {
             "format": FORMAT,
@@ -241,7 +260,8 @@ def load_prompt(folder: Path) -> TaskPrompt:
     settings = read_object(file)
     if "format" in settings and has_type(settings["format"], int) and settings["format"] != FORMAT:
         raise InputError(f"{file}: is of format {settings['format']}, this release reads {FORMAT}")
-    _check_object({"position_offset": False, "synthesis": {}, **settings}, _FIELDS | _OFFSET | _SYNTHESIS, "", file)
+    defaults = {"position_offset": False, "synthesis": {}, "topics": {}}
+    _check_object(defaults | settings, _FIELDS | _OFFSET | _SYNTHESIS | _TOPICS, "", file)
     synthesis_options = read_options(settings["synthesis"], file) if "synthesis" in settings else None
     _check_object(settings["backbone"], _BACKBONE, "backbone.", file)
     options = _read_options(settings["options"], file)
@@ -262,6 +282,11 @@ def load_prompt(folder: Path) -> TaskPrompt:
         raise InputError(
             f"{file}: sides.query: expected null, since by the field synthesis the prompt of each query is computed"
         )
+    if "topics" in settings and (places or synthesis_options is not None):
+        raise InputError(
+            f"{file}: sides, synthesis: expected null for both sides, and no synthesis, since by the field topics each "
+            "text has the prompt of its topic"
+        )
     if not weights.is_file():
         raise InputError(f"{weights}: no such file, so not a task's prompt")
     with readable_errors(weights):
@@ -274,6 +299,11 @@ def load_prompt(folder: Path) -> TaskPrompt:
         names_of_weights = [name for name in tensors if name.startswith(PREFIX)]
         network = {name.removeprefix(PREFIX): tensors.pop(name) for name in names_of_weights}
         synthesis = saved_synthesis(synthesis_options, network, weights)
+    topics = None
+    if "topics" in settings:
+        names_of_topics = [name for name in tensors if name.startswith(TOPICS_PREFIX)]
+        of_topics = {name.removeprefix(TOPICS_PREFIX): tensors.pop(name) for name in names_of_topics}
+        topics = read_topics(settings["topics"], of_topics, file, weights)
     _check_tensors(tensors, {name for name, _ in places.values()}, weights)
     for side, (name, length) in places.items():
         if tensors[name].shape[3] != length:
@@ -281,7 +311,8 @@ def load_prompt(folder: Path) -> TaskPrompt:
                 f"{file}: sides.{side}.length: expected the {tensors[name].shape[3]} tokens of {WEIGHTS}, got {length}"
             )
     query, passage = (tensors[places[side][0]] if side in places else None for side in SIDES)
-    return TaskPrompt(settings["backbone"], options, query, passage, settings.get("position_offset", False), synthesis)
+    offset = settings.get("position_offset", False)
+    return TaskPrompt(settings["backbone"], options, query, passage, offset, synthesis, topics)
 
 
 def _check_object(value: Any, types: Mapping[str, type | None], path: str, file: Path) -> None:
@@ -386,8 +417,8 @@ def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: P
             f"the prompt is for another backbone ({names} differ): open the backbone that it was "
             "trained with, or train a prompt for this one"
         )
-    for matrix in (prompt.query, prompt.passage):
-        if shape and matrix is not None and (matrix.shape[0], matrix.shape[2], matrix.shape[4]) != tuple(shape):
+    for matrix in [matrix for side in SIDES for matrix in prompt.matrices(side)[:1]]:
+        if shape and (matrix.shape[0], matrix.shape[2], matrix.shape[4]) != tuple(shape):
             raise InputError(f"the prompt is of shape {tuple(matrix.shape)}, the backbone has {shape.layers} layers, "
                              f"{shape.heads} heads of {shape.head_dim}")  # fmt: skip
     if shape and prompt.synthesis is not None and not prompt.synthesis.fits(shape):

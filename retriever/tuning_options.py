@@ -15,6 +15,7 @@ from retriever.prompts import Parametrisation, Sides
 from retriever.reranker_data import NegativeDraw, PositiveDraw
 from retriever.sparse.flops import FlopsOptions
 from retriever.synthesis.options import DivergenceOptions, SynthesisOptions
+from retriever.topics.options import TopicOptions
 
 Method = Literal["prompt", "lora", "finetune"]
 
@@ -31,7 +32,8 @@ class TuneOptions:
             NQ; HYPER, Eq. 8), "query" one for queries only.
         length: Tokens of a prompt (DPTDR: 32; 128 on MS MARCO).
         parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them, "synthesised" a
-            network that computes a prompt for each query (HYPER), "per-task" a prompt for each task.
+            network that computes a prompt for each query (HYPER), "per-task" a prompt for each task, "topics" a network
+            that makes the prompt of each topic from its words (Topic-DPR).
         prompt_dropout: Fraction of the prompt's values that are dropped out, with a separate mask for each text.
         position_offset: The positions of a text start after the prompt; False: at their usual place.
         projection: Numbers of a vector after a new linear layer over the pooled vector, without bias and in float32
@@ -56,6 +58,7 @@ class TuneOptions:
         synthesis: Options of prompts that are computed from each query, among them their length, or of prompts of each
             task, whose number is that of the tasks; None unless the parametrisation is "synthesised" or "per-task".
         divergence: Options of the regulariser of these prompts; None: they are not regularised.
+        topics: Options of prompts of topics; None unless the parametrisation is "topics".
         categories: Options of positives with a common category, in place of the loss of judged ones; None: the judged
             ones alone.
     """
@@ -84,6 +87,7 @@ class TuneOptions:
     synthesis: SynthesisOptions | None = None
     divergence: DivergenceOptions | None = None
     categories: CategoryOptions | None = None
+    topics: TopicOptions | None = None
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
@@ -159,6 +163,7 @@ class TuneOptions:
             )
         self._check_synthesis()
         self._check_categories()
+        self._check_topics()
         if self.flops is not None and self.flops.passages and self.sides == "query":
             raise InputError(
                 f"sides=query flops_passages={self.flops.passages:g}: vectors of passages are stored, and "
@@ -179,6 +184,26 @@ class TuneOptions:
                 f"parameter positives categories, parameter negatives_per_query {self.negatives_per_query}, parameter "
                 f"batch {self.batch}: expected 0 mined negatives, and at least 2 queries, whose passages are the "
                 "negatives of each other"
+            )
+
+    def _check_topics(self) -> None:
+        """Raises InputError for options that prompts of topics cannot be trained with."""
+        if (self.parametrisation == "topics") != (self.topics is not None):
+            raise InputError(
+                f"parametrisation={self.parametrisation} topics={self.topics}: expected options of prompts of topics "
+                "for parametrisation topics alone"
+            )
+        if self.topics is None:
+            return
+        if self.method == "lora" or self.sides != "tied":
+            raise InputError(
+                f"parametrisation=topics method={self.method} sides={self.sides}: expected method prompt or finetune, "
+                "and sides tied, because queries and passages share the prompts of topics"
+            )
+        if self.topics.loss and self.categories is None:
+            raise InputError(
+                "parametrisation=topics: the loss of topics has the weight of the loss of pairs of queries, which is "
+                "for positives with a common category: expected positives categories, or no loss of topics"
             )
 
     def _check_synthesis(self) -> None:

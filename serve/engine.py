@@ -19,7 +19,6 @@ from indexing.hit_sources.fusion import fuse, source_depth
 from indexing.hit_sources.online import Target
 from indexing.rescoring import reranked
 from retriever.errors import InputError
-from retriever.synthesis.words import NO_WORDS
 from serve.calls.protocols import (
     Clients,
     Encoded,
@@ -180,7 +179,7 @@ class Engine:
     def embed(
         self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: str, deadline: float
     ) -> Encoded:
-        """Returns the vectors of texts, and which of them lack the words for their prompts.
+        """Returns the vectors of texts, and what those of them lack that have no words for their prompts.
 
         Long lists are encoded TOGETHER texts at a time, so that the deadline is met.
 
@@ -201,10 +200,13 @@ class Engine:
             reply = encoder.encode(EncodeRequest(release.id, *batch, side, deadline))
             encoded = self._taken(ENCODER, reply, deadline)
             self.encoded(len(encoded.vectors), int(encoded.lengths.sum()))
-            batches.append(encoded._replace(wordless=encoded.wordless + start))
+            refused = {start + number: reason for number, reason in encoded.refused.items()}
+            batches.append(encoded._replace(refused=refused))
         if len(batches) == 1:
             return batches[0]
-        return Encoded(*map(np.concatenate, zip(*batches, strict=True)))
+        vectors, lengths = (np.concatenate([batch[field] for batch in batches]) for field in range(2))
+        refused = {number: reason for batch in batches for number, reason in batch.refused.items()}
+        return Encoded(vectors, lengths, refused)
 
     def rerank(
         self, release: Release, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], deadline: float
@@ -232,11 +234,11 @@ class Engine:
 
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         clock = _Clock()
-        vectors, wordless = self._encode(release, queries)
+        vectors, refused = self._encode(release, queries)
         for query, answer in zip(queries, answers, strict=True):
             key = query.task.name, query.text
             if query.search.needs_vectors and not finite(vectors[key]):
-                answer.error = unusable(query.task.name, is_wordless=key in wordless)
+                answer.error = unusable(query.task.name, refused.get(key))
         clock.lap("encode")
         results = self._find(release, queries, vectors, [answer.error is None for answer in answers])
         clock.lap("search")
@@ -260,14 +262,15 @@ class Engine:
 
     def _encode(
         self, release: Release, queries: Sequence[Query]
-    ) -> tuple[dict[tuple[str, str], np.ndarray], set[tuple[str, str]]]:
-        """Returns the query vectors by (task, text), of the queries that need them, and which queries lack words."""
+    ) -> tuple[dict[tuple[str, str], np.ndarray], dict[tuple[str, str], str]]:
+        """Returns the query vectors by (task, text), of the queries that need them, and what refused queries lack."""
         keys = list(dict.fromkeys((query.task.name, query.text) for query in queries if query.search.needs_vectors))
         if not keys:
-            return {}, set()
+            return {}, {}
         deadline = max(query.deadline for query in queries)
         encoded = self.embed(release, [text for _, text in keys], [task for task, _ in keys], "query", deadline)
-        return dict(zip(keys, encoded.vectors, strict=True)), {keys[number] for number in encoded.wordless}
+        refused = {keys[number]: reason for number, reason in encoded.refused.items()}
+        return dict(zip(keys, encoded.vectors, strict=True)), refused
 
     def _find(
         self, release: Release, queries: Sequence[Query], vectors: dict[tuple[str, str], np.ndarray], valid: list[bool]
@@ -387,16 +390,16 @@ def finite(vectors: np.ndarray) -> np.ndarray:
     return result
 
 
-def unusable(task: str, number: int | None = None, *, is_wordless: bool) -> InputError:
+def unusable(task: str, reason: str | None, number: int | None = None) -> InputError:
     """Returns the error for a text without a finite vector.
 
     Args:
         task: The name of its task.
+        reason: What it lacks for its prompt; None: nothing, its vector overflows.
         number: Number of the text in the request, if it has several.
-        is_wordless: Whether it lacks the words from which its prompt is computed; otherwise its vector overflows.
     """
-    if is_wordless:
-        return InputError(f"task {task}: {'the text' if number is None else f'text {number}'} {NO_WORDS}")
+    if reason is not None:
+        return InputError(f"task {task}: {'the text' if number is None else f'text {number}'} {reason}")
     which = "" if number is None else f" of text {number}"
     return InputError(f"task {task}: the vector{which} is not finite")
 

@@ -23,8 +23,10 @@ class Live:
 
 
 def _lengths(store: Store, task: Task) -> dict[str, int]:
-    """Tokens of a task's prompt, by side; of each query's own prompt where it is computed."""
+    """Tokens of a task's prompt, by side; of each query's own prompt where it is computed, and of those of topics."""
     file = model_folder(store.open("prompts", task.prompt or "")) / PROMPT_SETTINGS
     settings = json.loads(file.read_text(encoding="utf-8"))
+    if "topics" in settings:
+        return dict.fromkeys(settings["sides"], settings["topics"]["length"])
     computed = {"query": settings["synthesis"]["length"]} if "synthesis" in settings else {}
     return computed | {side: place["length"] for side, place in settings["sides"].items() if place}

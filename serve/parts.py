@@ -212,17 +212,18 @@ class EncoderPart(Part):
     def encode(self, request: EncodeRequest) -> Encoded:
         """Encodes texts with the prompts of their tasks.
 
-        Vectors are not checked for being finite, and texts without words are no error: other texts of the batch belong
-        to other requests.
+        Vectors are not checked for being finite, and texts without known words are no error: other texts of the batch
+        belong to other requests.
         """
         check_deadline(request.deadline)
         encoders, slots = self._of(request.release)
         side: Side = "query" if request.side == "query" else "passage"
         encoder = encoders[side]
-        tokens = encoder.tokenize(list(request.texts), side=side)
-        tasks = [slots[task] for task in request.tasks]
-        wordless = encoder.without_words(tokens, side=side, task=tasks)
-        return Encoded(encoder.forward(tokens, side=side, task=tasks, check=False), tokens.lengths, wordless)
+        texts, tasks = list(request.texts), [slots[task] for task in request.tasks]
+        tokens, topics = encoder.tokenize(texts, side=side), encoder.topics_of(texts, side=side, task=tasks)
+        refused = encoder.unusable_texts(tokens, side=side, task=tasks, topics=topics)
+        vectors = encoder.forward(tokens, side=side, task=tasks, topics=topics, check=False)
+        return Encoded(vectors, tokens.lengths, refused)
 
     @converted
     def describe(self, release_id: str) -> dict[str, Any]:

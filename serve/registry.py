@@ -88,9 +88,14 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     described = describe(spec.folder, spec.options)
     check_backbone(prompt, described)
     check_offsets(read_recipe(resolve(spec.folder), spec.options), {side: prompt.offset(side) for side in SIDES})
-    for matrix in map(prompt.of, SIDES):
-        if matrix is not None and not 1 <= matrix.shape[3] <= MOST_TOKENS:
-            raise InputError(f"task {name}: a prompt of {matrix.shape[3]} tokens, expected 1 to {MOST_TOKENS}")
+    for matrices in map(prompt.matrices, SIDES):
+        if matrices and not 1 <= matrices[0].shape[3] <= MOST_TOKENS:
+            raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MOST_TOKENS}")
+        if (numbers := sum(matrix.numel() for matrix in matrices)) > MOST_KEPT:
+            raise InputError(
+                f"task {name}: {len(matrices):,} prompts of topics with {numbers:,} numbers, expected up to "
+                f"{MOST_KEPT:,}: use fewer topics or shorter prompts"
+            )
     if prompt.synthesis is not None:
         check_synthesis(name, prompt.synthesis)
     actual = describe(spec.folder, replace(prompt.options, dtype=spec.options.dtype, compile=spec.options.compile))
@@ -122,6 +127,8 @@ def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt
             draft.note(backbone=spec.name, options=prompt.options.stored())
             if prompt.synthesis is not None:
                 draft.note(synthesis=prompt.synthesis.settings())
+            if prompt.topics is not None:
+                draft.note(topics=prompt.topics.settings())
             commit_files(draft, folder)
     return store.open("prompts", name)
 

@@ -58,14 +58,14 @@ def embed_all(engine: Engine, asked: Sequence[Vectors]) -> list[tuple[np.ndarray
         texts = [text for number in members for text in asked[number].texts]
         tasks = [asked[number].task for number in members for _ in asked[number].texts]
         deadline = max(asked[number].deadline for number in members)
-        vectors, tokens, wordless = engine.embed(release, texts, tasks, side, deadline)
+        vectors, tokens, refused = engine.embed(release, texts, tasks, side, deadline)
         ends = np.cumsum([len(asked[number].texts) for number in members])
         starts = [0, *ends[:-1].tolist()]
         shares = zip(members, starts, np.split(vectors, ends[:-1]), np.split(tokens, ends[:-1]), strict=True)
         for number, start, rows, counts in shares:
             found[number] = rows, int(counts.sum())
             if len(bad := np.flatnonzero(~finite(rows))):
-                found[number] = unusable(asked[number].task, bad[0], is_wordless=start + bad[0] in wordless)
+                found[number] = unusable(asked[number].task, refused.get(start + int(bad[0])), int(bad[0]))
     return found
 
 

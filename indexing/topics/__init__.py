@@ -6,5 +6,7 @@ tree        the fitted tree as a topic model: topics of level 1, small ones merg
 files       the file of a topic model and its tree
 work        the work that makes topics/NAME, and that infers the topics of new passages
 reader      topics/NAME for other jobs
+passages    the topics of passages that are encoded by prompts of topics
+training    the topics of training queries and passages
 page        an HTML page of the tree
 """

@@ -32,7 +32,8 @@ class SynthesisTraining(Common):
     basic_prompts: int | None = None
     """With --prompt synthesised: number of basic prompts, which are mixed for each query. Default: 20 (HYPER)."""
     prompt_hidden: int | None = None
-    """With --prompt synthesised: size of the hidden layer over the words of a query. Default: 400 (HYPER)."""
+    """With --prompt synthesised: size of the hidden layer over the words of a query. Default: 400 (HYPER). With
+    --prompt topics: size of the hidden layer over the words of a topic. Default: 512 (our choice)."""
     prompt_bottleneck: int | None = None
     """With --prompt synthesised or per-task: size of the hidden layer of the prefix encoder, which makes keys and
     values for all layers. Default: 100 (HYPER)."""
@@ -57,7 +58,9 @@ class SynthesisTraining(Common):
 
     def check_unused(self, prompt: str) -> None:
         """Raises InputError if an option of computed prompts is set that the given value of --prompt does not use."""
-        used = ("length", "prompt_bottleneck") if prompt == "per-task" else ("length",)
+        used = {"per-task": ("length", "prompt_bottleneck"), "topics": ("length", "prompt_hidden")}.get(
+            prompt, ("length",)
+        )
         defaults: dict[str, Any] = {name: None for name in _OPTIONS.values() if name not in used} | _REGULARISER
         for name, default in defaults.items():
             if (value := getattr(self, name)) != default:

@@ -14,10 +14,12 @@ from indexing.artifact import Artifact, Reference
 from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec
 from indexing.models import model_folder
-from indexing.pairs.sets import NO_NEGATIVES, SetCorpus, SetName, open_sets, parse_set, resolve_stores
+from indexing.pairs.sets import NO_NEGATIVES, OpenSets, SetCorpus, SetName, open_sets, parse_set, resolve_stores
 from indexing.queries import Queries
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
+from indexing.topics.reader import Topics
+from indexing.topics.training import agreement, training_topics
 from indexing.tuning import TuneMaker, open_prompt, passage_embeddings
 from retriever.dual import trained_recipe
 from retriever.errors import InputError
@@ -27,6 +29,7 @@ from retriever.options import SIDES, EncoderOptions
 from retriever.prompts import TaskPrompt, check_initial_prompt, check_offsets, load_prompt
 from retriever.recipe import SPLADE, read_recipe
 from retriever.synthesis.options import SynthesisOptions
+from retriever.topics.options import TopicOptions
 from retriever.training import LoopOptions
 from retriever.tuning_options import TuneOptions, offsets_of
 
@@ -46,12 +49,17 @@ _IF_SET: dict[str, Any] = {
     "synthesis": None,
     "divergence": None,
     "categories": None,
+    "topics": None,
 }
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Opened and checked artifacts that the options name. queries: the number of training queries."""
+    """Opened and checked artifacts that the options name.
+
+    queries: the number of training queries; topic_agreement: the share of them whose text has the topic of their
+    passage, None without prompts of topics.
+    """
 
     queries: int
     spec: EncoderSpec
@@ -59,6 +67,7 @@ class Opened:
     loop: LoopOptions
     inputs: dict[str, Artifact | Reference]
     config: dict[str, Any]
+    topic_agreement: float | None = None
 
 
 def open_all(store: Store, options: TrainRetriever) -> Opened:
@@ -130,7 +139,8 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
             "--negatives-per-query too, at least 1"
         )
     refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
-    lr = SYNTHESIS_LR if frozen and tuning.synthesis is not None else LEARNING_RATES[options.train]
+    is_network = tuning.synthesis is not None or tuning.topics is not None
+    lr = SYNTHESIS_LR if frozen and is_network else LEARNING_RATES[options.train]
     loop = LoopOptions(
         steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
         lr=options.peak_lr(options.lr, lr),
@@ -156,6 +166,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         tuning = replace(tuning, divergence=divergence)
     if initial is not None:
         check_start(options, initial, described, tuning.length)
+    topics, topic_agreement = None, None
+    if tuning.topics is not None:
+        topics, topic_agreement = open_topics(store, options, training, tuning.topics)
     stored = stored_passages(store, spec, training.corpora) if options.sides == "query" else None
     vectors: dict[str, Artifact | Reference] = {}
     for each, embeddings in zip(training.corpora, stored or (), strict=stored is not None):
@@ -179,6 +192,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         start=start,
         refresh_depth=options.refresh_depth if refresh_every else 0,
         embeddings=None if stored is None else tuple(each.name for each in stored),
+        topics=None if topics is None else (topics.name, topics.fingerprint),
     )
     config: dict[str, Any] = {
         "backbone": described,
@@ -198,7 +212,31 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     if options.task_size is not None:
         config["task_size"] = options.task_size
     inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
-    return Opened(len(data.queries), spec, maker, loop, inputs, config)
+    if topics is not None:
+        inputs["topics"] = topics.generations[0]
+    return Opened(len(data.queries), spec, maker, loop, inputs, config, topic_agreement)
+
+
+def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: TopicOptions) -> tuple[Topics, float]:
+    """Returns the topics of --topics, and the share of queries whose text has the topic of their passage.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+        training: The training sets.
+        of: The options of the prompts of topics.
+
+    Raises:
+        InputError: If the topics are of another corpus, or if a query has no word that they know.
+    """
+    if len(training.corpora) > 1 or training.corpora[0].store:
+        raise InputError(
+            "--prompt topics --also-train: the training sets have several corpora, and topics are those of one: leave "
+            "out the sets of other stores"
+        )
+    data = training.data
+    topics, of_texts = training_topics(store, options.topics, data.queries, data.num_passages, of)
+    return topics, agreement(of_texts, data)
 
 
 def synthesis_of_tasks(
@@ -247,6 +285,13 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
         check_initial_prompt(prompt, described)
     except InputError as error:
         raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
+    if prompt.topics is not None:
+        raise InputError(f"{init}: its prompts are those of topics, from which training cannot start; give another one")
+    if options.prompt == "topics":
+        raise InputError(
+            f"{init} --prompt topics: the prompts of topics are made from their words; leave out --init, or give "
+            "--prompt matrix"
+        )
     if (prompt.synthesis is not None) != (options.prompt == "synthesised"):
         kind, expected = (
             ("computed from each query", "synthesised") if prompt.synthesis else ("the same for all queries", "matrix")

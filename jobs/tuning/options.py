@@ -8,6 +8,7 @@ from typing import Literal, Self
 from jobs.categories.options import CategoryTraining
 from jobs.lora.options import LoraTraining
 from jobs.synthesis.options import SynthesisTraining
+from jobs.topics.options import TopicTraining
 from jobs.training import Contrastive
 
 from indexing.pairs.sets import NO_NEGATIVES, parse_set
@@ -22,7 +23,7 @@ from retriever.synthesis.options import SynthesisOptions
 from retriever.tuning_options import Method, TuneOptions
 
 Train = Literal["prompts", "lora", "all"]
-Prompt = Literal["none", "matrix", "mlp", "synthesised", "per-task"]
+Prompt = Literal["none", "matrix", "mlp", "synthesised", "per-task", "topics"]
 # The names of these options in the configuration of an artifact.
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
 LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
@@ -36,11 +37,12 @@ PARAMETRISATIONS: dict[Prompt, Parametrisation] = {
     "mlp": "mlp",
     "synthesised": "synthesised",
     "per-task": "per-task",
+    "topics": "topics",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTraining):
+class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTraining, TopicTraining):
     """--limit N trains on the first N queries of the split."""
 
     task: str
@@ -57,7 +59,9 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
     (HYPER), or with --train all --sides untied train it together with both encoders, which makes models/TASK and
     prompts/TASK-prompt; per-task: with --sides query and --also-train, train a prompt for each task by one small
     network. It makes prompts/TASK, the mean of them, for tasks that are not trained, and prompts/TASK-NAME for each
-    task. Default: matrix with --train prompts, otherwise none."""
+    task; topics: train a network that makes the prompt of each topic of --topics from its words (Topic-DPR), or with
+    --train all train it together with the encoder, which makes models/TASK and prompts/TASK-prompt. Default: matrix
+    with --train prompts, otherwise none."""
     sides: Sides = "tied"
     """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR); query:
     only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An index over
@@ -129,8 +133,8 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
-    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for synthesised ones (HYPER), 4e-4 for LoRA (Hu et
-    al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor. Synthesised prompts that are trained with
+    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for those by a network (HYPER), 4e-4 for LoRA (Hu et
+    al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor. Networks of prompts that are trained with
     the backbone have 1e-3, regardless of it."""
     warm_up: float | None = None
     """Fraction of the steps in which the learning rate rises; default: 0.1, or 0.04 with sparse vectors (naver/splade:
@@ -214,12 +218,14 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
         has_prompt = self.train == "prompts"
         trains_none = f"{'LoRA' if self.train == 'lora' else 'fine-tuning'} trains no prompt"
         prompt: Prompt = self.prompt or ("matrix" if has_prompt else "none")
-        trains_both = (self.train, self.sides, prompt) == ("all", "untied", "synthesised")  # HYPER, Eq. 8
+        both = [("all", "untied", "synthesised"), ("all", "tied", "topics")]  # HYPER, Eq. 8; Topic-DPR
+        trains_both = (self.train, self.sides, prompt) in both
         if has_prompt != (prompt != "none") and not trains_both:
             expected = (
-                "matrix, mlp, synthesised or per-task"
+                "matrix, mlp, synthesised, per-task or topics"
                 if has_prompt
-                else f"none: {trains_none}, except --train all --sides untied --prompt synthesised"
+                else f"none: {trains_none}, except --train all --sides untied --prompt synthesised, or --train all "
+                "--sides tied --prompt topics"
             )
             raise InputError(f"--train {self.train} --prompt {prompt}: expected --prompt {expected}")
         if self.position_offset and not has_prompt:
@@ -231,6 +237,11 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
             )
         if prompt != "synthesised":
             self.check_unused(prompt)
+        if prompt == "topics" and self.sides != "tied":
+            raise InputError(
+                f"--prompt topics --sides {self.sides}: queries and passages share the prompts of topics: give --sides "
+                "tied"
+            )
         is_computed = prompt in ("synthesised", "per-task")
         if is_computed and self.sides != "query" and not trains_both:
             raise InputError(
@@ -268,6 +279,7 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
         elif self.negatives_per_query is None:
             has_mined = self.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in self.also_train)
             values["negatives_per_query"] = 1 if has_mined else 0
+        topics = self.topic_options(prompt, self.prompt_hidden, by_categories=categories is not None)
         if prompt != "none":
             synthesis = None
             if is_computed:
@@ -279,6 +291,7 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
                 "prompt_dropout": dropout if self.prompt_dropout is None else self.prompt_dropout,
                 "position_offset": self.position_offset,
                 "synthesis": synthesis,
+                "topics": topics,
             }
         return TuneOptions(method=METHODS[self.train], lora=self.lora(self.train), categories=categories, **values)
 

@@ -120,6 +120,11 @@ def check_writable(prompt: TaskPrompt) -> None:
             "the prompt is computed from each query, and PEFT's prefix tuning has one prompt for all "
             "texts: it cannot be written for PEFT"
         )
+    if prompt.topics is not None:
+        raise InputError(
+            f"the prompt is one of {prompt.topics.model.num_topics} prompts of topics, and PEFT's prefix tuning has "
+            "one prompt for all texts: it cannot be written for PEFT"
+        )
     if (kind := prompt.backbone.get("model_type")) in _WITHOUT_PREFIX_TUNING:
         raise InputError(
             f"the prompt is for a backbone of type {kind}: PEFT's prefix tuning puts its prompts into the "
@@ -138,8 +143,8 @@ def write_prompt(folder: Path, prompt: TaskPrompt, base_model: str | None) -> No
         base_model: The name of the backbone; None: unknown.
 
     Raises:
-        InputError: If PEFT has no prefix tuning for the encoder of such a backbone, or if the prompt is computed from
-            each query.
+        InputError: If PEFT has no prefix tuning for the encoder of such a backbone, or if the prompt depends on the
+            text.
     """
     check_writable(prompt)
     if prompt.query is not None and prompt.query is prompt.passage:

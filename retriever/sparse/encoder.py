@@ -14,7 +14,7 @@ from retriever.errors import InputError, TextsError
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from retriever.prompts import TaskPrompt
 from retriever.sparse.vectors import SparseVectors, concatenate, from_dense
-from retriever.synthesis.words import no_words
+from retriever.synthesis.words import unusable_texts
 
 
 class SparseEncoder:
@@ -80,21 +80,22 @@ class SparseEncoder:
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
     ) -> SparseVectors:
         """Returns the vectors of texts, in order. Arguments as of `Encoder.encode`, errors as of `forward`."""
-        return self.forward(self.tokenize(texts, side=side), side=side, task=task)
+        topics = self.dense.topics_of(texts, side=side, task=task)
+        return self.forward(self.tokenize(texts, side=side), side=side, task=task, topics=topics)
 
     def forward(
         self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
-        report: Callable[[int], object] | None = None,
+        topics: np.ndarray | None = None, report: Callable[[int], object] | None = None,
     ) -> SparseVectors:  # fmt: skip
         """Returns the vectors of tokenised texts, in order. Arguments as of `Encoder.forward`.
 
         Raises:
-            TextsError: If texts lack the words from which their prompts are computed, or if vectors are not finite; it
+            TextsError: If texts lack the words by which their prompts are found, or if vectors are not finite; it
                 names all of the former, or those of one batch of the latter.
         """
         pieces: list[SparseVectors] = []
         order = [np.empty(0, np.int64)]
-        for rows, vectors in self.batches(tokens, side=side, task=task, report=report):
+        for rows, vectors in self.batches(tokens, side=side, task=task, topics=topics, report=report):
             order.append(rows)
             pieces.append(vectors)
         return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
@@ -105,16 +106,17 @@ class SparseEncoder:
         *,
         side: Side = "query",
         task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None,
         report: Callable[[int], object] | None = None,
     ) -> Iterator[tuple[np.ndarray, SparseVectors]]:
         """Yields the texts of each batch, int64 [n], and their vectors; the longest texts come first.
 
         Arguments and errors as of `Encoder.forward`.
         """
-        if len(wordless := self.dense.without_words(tokens, side=side, task=task)):
-            raise no_words(wordless, len(tokens))
+        if reasons := self.dense.unusable_texts(tokens, side=side, task=task, topics=topics):
+            raise unusable_texts(reasons, len(tokens))
         done = 0
-        for rows, weights in self.dense.pooled_batches(tokens, side=side, task=task):
+        for rows, weights in self.dense.pooled_batches(tokens, side=side, task=task, topics=topics):
             finite = torch.isfinite(weights).all(1)
             if not bool(finite.all()):
                 bad = [int(row) for row in rows[(~finite).cpu().numpy()]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -62,6 +62,12 @@ NO_WORDS = (
 )
 
 
-def no_words(texts: np.ndarray, of: int) -> TextsError:
-    """Returns the error for texts without words. texts: their numbers, at least one. of: number of all texts."""
-    return TextsError(f"text {texts[0]} of {of} {NO_WORDS}", dict.fromkeys(texts.tolist(), f"the text {NO_WORDS}"))
+def unusable_texts(reasons: Mapping[int, str], of: int) -> TextsError:
+    """Returns the error for texts whose prompts cannot be found.
+
+    Args:
+        reasons: What each of them lacks, by the number of the text; at least one.
+        of: The number of all texts.
+    """
+    first, reason = next(iter(sorted(reasons.items())))
+    return TextsError(f"text {first} of {of} {reason}", {text: f"the text {why}" for text, why in reasons.items()})

@@ -159,5 +159,10 @@ class TopicModel:
         return None
 
 
+def with_default(topics: np.ndarray, model: TopicModel) -> np.ndarray:
+    """Returns topics of passages, int64 [n], in which the topic of the most probable path replaces NO_TOPIC."""
+    return np.where(topics == NO_TOPIC, model.path_topics[model.log_prior.argmax()], topics)
+
+
 def _is_words(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)

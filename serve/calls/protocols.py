@@ -56,12 +56,12 @@ class Encoded(NamedTuple):
     Attributes:
         vectors: float32 [n, dim]; a text that the encoder cannot use has one that is not finite.
         lengths: Tokens of each text, [n].
-        wordless: Numbers of the texts that lack the words from which their prompts are computed, int64 [texts].
+        refused: What a text lacks that has no words by which its prompt is found, by its number in the request.
     """
 
     vectors: np.ndarray
     lengths: np.ndarray
-    wordless: np.ndarray
+    refused: dict[int, str]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from retriever.options import EncoderOptions
 from retriever.recipe import read_recipe
 from retriever.reranker_data import TeacherScores, TrainingData
 from retriever.stepping import trained
+from retriever.topics.training import TrainingTopics
 from retriever.training import Hooks, LoopOptions, Progress, Trainer
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
@@ -52,8 +53,9 @@ def make_data(passages: int = 60) -> TrainingData:
 
 
 def dual_system(
-    bert: Path, dropout: float | None = 0.1, dtype: torch.dtype = torch.float32, chunk: int | None = None, **tuning: Any
-) -> DualSystem:
+    bert: Path, dropout: float | None = 0.1, dtype: torch.dtype = torch.float32, chunk: int | None = None,
+    given: TrainingTopics | None = None, **tuning: Any,
+) -> DualSystem:  # fmt: skip
     """Returns a dual encoder over `make_data`.
 
     Args:
@@ -61,6 +63,7 @@ def dual_system(
         dropout: Dropout of the prompts and of all layers; None keeps that of the options and of the backbone.
         dtype: The dtype of the forward and backward pass.
         chunk: Tokens per chunk, so that a batch has several chunks; by default one chunk per side.
+        given: The topics of the texts, for prompts of topics.
         **tuning: Options of TuneOptions; with `flops`, vectors are sparse, and with sides "query", those of passages
             are random numbers.
     """
@@ -78,16 +81,16 @@ def dual_system(
         if options.flops is not None:
             stored = np.where(draw.random(size) < 0.05, np.abs(stored), 0.0).astype(np.float32)
         vectors = stored.__getitem__
-    system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors)
+    system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors, topics=given)
     for module in system.module.modules():
         if isinstance(module, torch.nn.Dropout) and dropout is not None:
             module.p = dropout
     if chunk is not None:
 
-        def chunks(texts: Any, side: Any, rows: Any) -> Any:
+        def chunks(texts: Any, side: Any, rows: Any, *output: Any) -> Any:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setitem(dual._CHUNK, "cpu", chunk)
-                return DualSystem.chunks(system, texts, side, rows)
+                return DualSystem.chunks(system, texts, side, rows, *output)
 
         system.chunks = chunks  # type: ignore[method-assign]
     return system

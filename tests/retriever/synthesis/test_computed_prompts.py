@@ -112,9 +112,9 @@ def test_a_query_without_a_known_word_is_refused(tiny: Tiny, texts: list[str]) -
     assert [*raised.value.reasons] == [1]
     assert raised.value.reasons[1].startswith("the text has no word that the backbone knows")
     tokens = encoder.tokenize(queries, side="query")
-    assert encoder.without_words(tokens, task="task").tolist() == [1]
-    assert encoder.without_words(tokens, task=["task", None, "task"]).tolist() == []
-    assert encoder.without_words(tokens).tolist() == []
+    assert [*encoder.unusable_texts(tokens, task="task")] == [1]
+    assert encoder.unusable_texts(tokens, task=["task", None, "task"]) == {}
+    assert encoder.unusable_texts(tokens) == {}
     vectors = encoder.forward(encoder.tokenize(queries, side="query"), task="task", check=False)
     assert np.isfinite(vectors).all(axis=1).tolist() == [True, False, True]
     assert np.isfinite(encoder.encode(queries, task=["task", None, "task"])).all()

@@ -1,0 +1,76 @@
+"""The topics of passages that are encoded by prompts of topics: the fitted ones, and inferred ones of others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexing.artifact import Artifact
+from indexing.bm25 import contents
+from indexing.chain import RowPart, row_parts
+from indexing.store import Store
+from indexing.topics.work import KIND
+from retriever.topics.model import NO_TOPIC, TopicModel, with_default
+
+
+@dataclass(frozen=True)
+class PassageTopics:
+    """The topics of the passages of a corpus. Workers receive it and read the topics on their node.
+
+    Attributes:
+        fitted: The generation of topics/NAME that was fitted to the corpus; None: all topics are inferred.
+    """
+
+    fitted: Artifact | None
+
+    def covers(self, corpus: Artifact) -> bool:
+        """Whether the topics of a generation of the corpus were fitted, or inferred when others were fitted."""
+        if self.fitted is None:
+            return False
+        made_from = [entry["fingerprint"] for role, entry in self.fitted.inputs.items() if role != "previous"]
+        return corpus.fingerprint in made_from
+
+    def of_part(self, model: TopicModel, part: RowPart, rows: int) -> np.ndarray:
+        """Returns the topics of the first `rows` passages of a part of the corpus: int64 [rows].
+
+        A passage without a known word has the most probable topic.
+
+        Args:
+            model: The topics.
+            part: The part of the corpus.
+            rows: The number of passages.
+        """
+        topics = np.full(rows, NO_TOPIC, np.int64)
+        first, end = part.first_row, part.first_row + rows
+        is_known = np.zeros(rows, bool)
+        fitted = row_parts([self.fitted]) if self.fitted is not None and self.covers(part.artifact) else []
+        for piece in fitted:
+            start, stop = max(first, piece.first_row), min(end, piece.end)
+            if start < stop:
+                own = np.load(piece.artifact.local(piece.part), mmap_mode="r")
+                topics[start - first : stop - first] = own[start - piece.first_row : stop - piece.first_row]
+                is_known[start - first : stop - first] = True
+        if not is_known.all():
+            texts = [text for text, known in zip(contents([part], first, end), is_known, strict=True) if not known]
+            topics[~is_known] = model.infer(texts)
+        return with_default(topics, model)
+
+
+def passage_topics(store: Store, task: str) -> PassageTopics:
+    """Returns the topics by which the passages of the store are encoded for a task.
+
+    The fitted topics are those that the task was trained with, if the store has them and they are of its corpus;
+    otherwise, for example after a task came from another store, topics are inferred.
+
+    Args:
+        store: The store.
+        task: The name of a task with prompts of topics.
+    """
+    entry = store.open("prompts", task).inputs.get("topics")
+    if entry is None:
+        return PassageTopics(None)
+    kind, _, name = entry["artifact"].partition("/")
+    generations = store.generations(kind, name.rpartition("/")[0]) if kind == KIND else []
+    fitted = next((made for made in generations if made.fingerprint == entry["fingerprint"]), None)
+    return PassageTopics(fitted)

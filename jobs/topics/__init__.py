@@ -1,0 +1,1 @@
+"""Options of prompts of topics."""

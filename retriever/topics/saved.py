@@ -1,0 +1,128 @@
+"""The saved form of prompts of topics: a plain matrix for each topic, and the model that infers the topic of a text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from retriever.errors import InputError
+from retriever.loading.documents import has_type, shown
+from retriever.options import Side
+from retriever.topics.model import TopicModel, with_default
+from retriever.topics.options import Wordless
+
+PREFIX = "topics."  # of the names of its tensors in a task's file
+_MODEL = "model."
+_FIELDS = ("length", "model", "wordless")
+NO_TOPIC_WORDS = (
+    "has no word that the topics of its task know, by which its prompt could be chosen: use words of the passages"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SavedTopics:
+    """The trained prompts of topics. Queries and passages of a topic have the same prompt.
+
+    Attributes:
+        model: The topics.
+        prompts: float32 [K, layers, 2, heads, l, head_dim], the prompt of each topic.
+        wordless: "refuse": a query without a known word has no prompt; "prior": that of the largest prior probability.
+
+    Raises:
+        InputError: If the number of prompts is not that of the topics.
+    """
+
+    model: TopicModel
+    prompts: torch.Tensor
+    wordless: Wordless = "refuse"
+
+    def __post_init__(self) -> None:
+        if len(self.prompts) != self.model.num_topics:
+            raise InputError(f"{len(self.prompts)} prompts of {self.model.num_topics} topics: expected one for each")
+
+    @property
+    def length(self) -> int:
+        """Tokens of each prompt."""
+        return self.prompts.shape[4]
+
+    def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
+        """Returns the topic of each text, int64 [texts].
+
+        A query without a known word has NO_TOPIC (-1), if `wordless` is "refuse". Otherwise, and of passages, which may
+        not be left out, it has the topic of the largest prior probability.
+        """
+        topics = self.model.infer(texts)
+        return topics if side == "query" and self.wordless == "refuse" else with_default(topics, self.model)
+
+    def shuffled(self, seed: int) -> SavedTopics:
+        """Returns the same prompts with each one at another topic, if there are several: a control for comparisons."""
+        order = np.random.default_rng(seed).permutation(self.model.num_topics)
+        moved = np.empty_like(order)
+        moved[order] = np.roll(order, 1)  # a cycle, so that no topic keeps its prompt
+        return SavedTopics(self.model, self.prompts[torch.from_numpy(moved)], self.wordless)
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Returns the tensors by the names that they have in a task's file."""
+        prompts = {f"{PREFIX}{topic}": matrix.contiguous() for topic, matrix in enumerate(self.prompts)}
+        arrays = self.model.named().items()
+        return prompts | {f"{PREFIX}{_MODEL}{name}": torch.from_numpy(array.copy()) for name, array in arrays}
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings, JSON-able."""
+        return {"length": self.length, "model": self.model.settings(), "wordless": self.wordless}
+
+    def digest(self) -> str:
+        """Returns the sha256 of the topics, of `wordless`, and of the shape and the numbers of the prompts."""
+        content = f"{self.model.fingerprint()} {self.wordless} {tuple(self.prompts.shape)}"
+        digest = hashlib.sha256(content.encode())
+        digest.update(self.prompts.detach().float().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def read_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, weights: Path) -> SavedTopics:
+    """Returns the prompts of topics of a task's folder.
+
+    Args:
+        content: The object of the field `topics`.
+        tensors: The tensors, by their names without PREFIX.
+        file: The file of the settings, for messages.
+        weights: The file of the tensors, for messages.
+
+    Raises:
+        InputError: If a field or a tensor is unknown, missing, of another type or shape, or not finite.
+    """
+    if not isinstance(content, dict) or set(content) != set(_FIELDS):
+        raise InputError(f"{file}: topics: expected an object with {', '.join(_FIELDS)}, got {shown(content)}")
+    length = content["length"]
+    if not has_type(length, int) or length < 1:
+        raise InputError(f"{file}: topics.length: expected an integer of at least 1, got {shown(length)}")
+    if content["wordless"] not in get_args(Wordless):
+        expected_values = " or ".join(get_args(Wordless))
+        raise InputError(f"{file}: topics.wordless: expected {expected_values}, got {shown(content['wordless'])}")
+    arrays = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
+    model = TopicModel.load({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)
+    expected = [str(topic) for topic in range(model.num_topics)]
+    actual = {name for name in tensors if not name.startswith(_MODEL)}
+    if actual != set(expected):
+        raise InputError(
+            f"{weights}: holds prompts of the topics {', '.join(sorted(actual)) or 'none'}: expected one for each of "
+            f"the {model.num_topics} topics, {PREFIX}0 to {PREFIX}{model.num_topics - 1}"
+        )
+    first = tensors["0"]
+    for name in expected:
+        tensor = tensors[name]
+        is_prompt = tensor.ndim == 5 and tensor.shape[1] == 2 and tensor.shape[3] == length and tensor.numel()
+        if tensor.dtype != torch.float32 or not is_prompt or tensor.shape != first.shape:
+            raise InputError(
+                f"{weights}: {PREFIX}{name} is {tensor.dtype} {tuple(tensor.shape)}, expected float32 "
+                f"[layers, 2, heads, {length}, head_dim], the same for all topics"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{weights}: {PREFIX}{name} holds numbers that are not finite")
+    return SavedTopics(model, torch.stack([tensors[name] for name in expected]), content["wordless"])

@@ -1,0 +1,153 @@
+"""Tasks with prompts of topics: served beside fixed and computed prompts, put over HTTP, and refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ready_client import serving
+from samples import WORDS
+from serving import OPTIONS, K, computed_prompt, query_texts, task_files, upload
+from stored_topics import model_of_words, store_topic_task
+from topic_prompts import random_saved_topics
+
+from indexing.store import Store
+from retriever.encoder import Encoder, describe
+from retriever.errors import InputError
+from retriever.prompts import TaskPrompt, backbone_of
+from serve.engine import Query
+from serve.local import LocalService, open_local
+from serve.release import current, make_current, plan
+from serve.tasks import search_of_mode
+from serve.work import Asked, search_all
+
+Done = Callable[..., str]
+MODEL = model_of_words(WORDS[::2], 3)  # the other words are unknown
+WORDLESS = f"{WORDS[1]} {WORDS[3]}"
+EXACT = ("--dtype", "float32", "--compile", "never")
+
+
+@pytest.fixture
+def root(served: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(served, tmp_path / "root"))
+
+
+@pytest.fixture
+def prompt(root: Path, model: str, done: Done) -> TaskPrompt:
+    """Serves the task `topical` of the store, whose passages are encoded by their topics."""
+    store = Store(str(root / "store"))
+    prompt = store_topic_task(store, model, "topical", MODEL, OPTIONS)
+    done("encode_corpus", "--store", store.url, "--task", "topical", *EXACT)
+    live = current(store)
+    release, left = plan(store, index="idx")
+    assert not left
+    assert make_current(store, release, live and live[1])
+    return prompt
+
+
+@pytest.fixture
+def local(root: Path, prompt: TaskPrompt) -> LocalService:
+    return open_local(Store(str(root / "store")), threads=2)
+
+
+def known_texts(root: Path) -> list[str]:
+    texts = [text for text in query_texts(root).values() if MODEL.infer([text])[0] >= 0]
+    assert len({*MODEL.infer(texts[:6])}) == 3
+    return texts[:6]
+
+
+def hits_of(client: Any, task: str, texts: list[str]) -> list[list[tuple[str, float]]]:
+    answer = client.post("/v1/search", json={"queries": texts, "task": task, "mode": "exact", "k": K})
+    assert answer.status_code == 200, answer.text
+    return [[(hit["id"], hit["score"]) for hit in result["hits"]] for result in answer.json()["results"]]
+
+
+def assert_close(actual: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
+    assert [id for id, _ in actual] == [id for id, _ in expected]
+    np.testing.assert_allclose([score for _, score in actual], [score for _, score in expected], rtol=1e-4)
+
+
+def test_a_mixed_batch_has_the_hits_of_single_task_calls(
+    root: Path, local: LocalService, model: str, prompt: TaskPrompt, tmp_path: Path
+) -> None:
+    texts = known_texts(root)
+    with serving(local) as client:
+        uploads = {
+            "computed": upload(tmp_path / "computed", computed_prompt(model, 1)),
+            "fixed": task_files(tmp_path / "fixed", model, 3, 6),
+        }
+        for name, files in uploads.items():
+            assert client.put(f"/v1/tasks/{name}", files=files).status_code == 200
+        again = upload(tmp_path / "again", prompt)
+        answer = client.put("/v1/tasks/again", files=again, data={"index": "topical"})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["length"] == {"query": 5, "passage": 5}
+        names = ("topical", "again", "computed", "fixed", "default")
+        alone = {name: hits_of(client, name, texts) for name in names}
+        assert len({json.dumps(hits) for hits in alone.values()}) == 4
+        for own, other in zip(alone["again"], alone["topical"], strict=True):
+            assert_close(own, other)
+        vectors = Encoder(model, OPTIONS, tasks={"t": prompt}).encode(texts, task="t")
+        rows = client.post("/v1/embeddings", json={"model": "topical", "input": texts}).json()["data"]
+        np.testing.assert_allclose([row["embedding"] for row in rows], vectors, atol=1e-5)
+        live = local.live
+        assert live is not None
+        batch = [(name, number) for number in range(len(texts)) for name in alone]
+        queries = [
+            Query(texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9)
+            for name, number in batch
+        ]
+        for (name, number), answered in zip(batch, local.engine.search(live.release, queries), strict=True):
+            assert answered.error is None
+            assert_close([(hit.id, hit.score) for hit in answered.hits], alone[name][number])
+
+
+def test_a_query_without_a_known_word_fails_alone(
+    root: Path, local: LocalService, documented: Callable[..., None]
+) -> None:
+    fine = known_texts(root)[0]
+    with serving(local) as client:
+        expected = hits_of(client, "topical", [fine])[0]
+        answer = client.post("/v1/search", json={"queries": [fine, WORDLESS], "task": "topical", "mode": "exact"})
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        documented("HTTP", "a search in a task with prompts of topics without a word that they know", message, 400)
+        assert hits_of(client, "default", [WORDLESS])[0]
+        live = local.live
+        assert live is not None
+        task = live.tasks["topical"]
+        search = search_of_mode(task, "exact")
+        asked = [Asked(live.release, Query(text, task, K, search, 4e9)) for text in (fine, WORDLESS, fine)]
+        answers = search_all(local.engine, asked)
+        assert [answered.error is None for answered in answers] == [True, False, True]
+        assert isinstance(answers[1].error, InputError)
+        assert_close([(hit.id, hit.score) for hit in answers[2].hits], expected)
+        answer = client.post("/v1/embeddings", json={"model": "topical", "input": [fine, WORDLESS]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("task topical: text 1 has no word that the topics of its")
+        passages = {"model": "topical", "input": [WORDLESS], "input_type": "passage"}
+        assert client.post("/v1/embeddings", json=passages).status_code == 200
+        local.check_parts(live.release)
+        assert client.get("/readyz").json()["ready"]
+
+
+def test_uploads_that_do_not_fit_are_refused(
+    root: Path, local: LocalService, model: str, prompt: TaskPrompt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(name: str, files: dict[str, Any], data: dict[str, str], expected: str) -> None:
+        answer = client.put(f"/v1/tasks/{name}", files=files, data=data)
+        assert (answer.status_code, expected in answer.json()["error"]["message"]) == (400, True), answer.text
+
+    with serving(local) as client:
+        given = upload(tmp_path / "given", prompt)
+        refused("bad", given, {}, "its passages' vectors are not those of embeddings/enc (another prompt)")
+        backbone = backbone_of(describe(model, OPTIONS))
+        other = TaskPrompt(backbone, OPTIONS, None, None, topics=random_saved_topics(model=MODEL, seed=1))
+        refused("bad", upload(tmp_path / "other", other), {"index": "topical"}, "(another prompt)")
+        monkeypatch.setattr("serve.registry.MOST_KEPT", 1000)
+        refused("bad", given, {"index": "topical"}, "3 prompts of topics with 1,920 numbers, expected up to 1,000")

@@ -1,0 +1,169 @@
+"""train_retriever --prompt topics: an interrupted run, both encoders' settings, and options that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from interruption import interrupt_at
+from mined import weights
+from samples import WORDS, make_passages, make_queries, save_tiny_bert, write_beir
+from stored_topics import model_of_words, store_topics
+
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.models import model_folder
+from indexing.store import Store
+from retriever.prompts import load_prompt
+
+Done = Callable[..., str]
+MODEL = model_of_words(WORDS, 3)
+EXACT = ("--dtype", "float32", "--compile", "never")
+CATEGORIES = ("--positives", "categories", "--category-weight", 0.2)
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """A store of 60 passages in two parts, each with one or two of three categories, and topics/hand of them."""
+
+    store: Store
+    folder: Path
+    model: str
+    topics: np.ndarray
+
+    def command(self, task: str, *more: object) -> tuple[object, ...]:
+        sizes = ("--length", 4, "--prompt-hidden", 6, "--batch", 8, "--cpus", 1, "--dtype", "float32", "--seed", 3)
+        at = ("--store", self.folder, "--backbone", self.model, "--task", task, "--train", "prompts")
+        return ("train_retriever", *at, "--prompt", "topics", *sizes, *more)
+
+
+@pytest.fixture(scope="module")
+def _made(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]) -> Subjects:
+    root = tmp_path_factory.mktemp("subjects")
+    passages = make_passages(60)
+    for number, passage in enumerate(passages):
+        passage["metadata"] = {"categories": ["abc"[number % 3], *(["c"] if number % 5 == 0 else [])]}
+    queries, judged = make_queries(passages, 30)
+    source = write_beir(root / "subjects", passages, queries, {"train": judged[:20], "dev": judged[20:]})
+    assert call_job("import_corpus", "--store", root / "store", "--source", source, "--part-size", 30) == 0
+    store, topics = Store(str(root / "store")), np.arange(60, dtype=np.int64) % 3
+    topics[7] = -1
+    store_topics(store, MODEL, topics)
+    return Subjects(store, root / "store", save_tiny_bert(root / "tiny-bert"), topics)
+
+
+@pytest.fixture
+def subjects(_made: Subjects) -> Subjects:
+    return _made
+
+
+def test_an_interrupted_run_ends_with_the_same_bytes_and_the_task_is_searched(
+    subjects: Subjects, done: Done, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = (*CATEGORIES, "--topic-sample", 2, "--steps", 4, "--checkpoint-every", 2)
+    plan = done(*subjects.command("whole", *more, "--plan"))
+    assert "topics    3 of topics/hand; queries have that of their text" in plan
+    assert "trains    " in plan
+    done(*subjects.command("whole", *more))
+    interrupt_at(monkeypatch, 2)
+    assert job(*subjects.command("cut", *more)).status == 130
+    assert " kept) in " in done(*subjects.command("cut", *more))
+    store = subjects.store
+    assert weights(store, "prompts/cut") == weights(store, "prompts/whole")
+    artifact = store.open("prompts", "whole")
+    assert artifact.inputs["topics"]["artifact"] == "topics/hand/g0000"
+    tuning = artifact.config["tuning"]
+    assert tuning["topics"] == {
+        "hidden": 6,
+        "queries": "own",
+        "wordless": "refuse",
+        "loss": True,
+        "margin": 0.1,
+        "sample": 2,
+    }
+    assert (tuning["parametrisation"], tuning["length"], artifact.config["loop"]["lr"]) == ("topics", 4, 1e-3)
+    assert 0 < artifact.notes["topic_agreement"] < 1
+    prompt = load_prompt(model_folder(artifact))
+    assert prompt.topics is not None
+    assert prompt.topics.model.fingerprint() == MODEL.fingerprint()
+    done("encode_corpus", "--store", subjects.folder, "--task", "whole", *EXACT)
+    topics = Embeddings.open(store, "whole", Corpus.open(store)).topics()
+    assert topics is not None
+    assert topics.tolist() == np.where(subjects.topics < 0, 2, subjects.topics).tolist()
+    done("search", "--store", subjects.folder, "--mode", "exact", "--embeddings", "whole", "--split", "dev", "--k", 5,
+         "--name", "run")  # fmt: skip
+    assert store.open("runs", "run").rows
+
+
+def test_the_encoder_is_trained_too(subjects: Subjects, done: Done) -> None:
+    done(*subjects.command("both", *CATEGORIES, "--train", "all", "--query-topics", "judged", "--no-topic-loss",
+                           "--steps", 1))  # fmt: skip
+    store = subjects.store
+    artifact = store.open("prompts", "both-prompt")
+    assert {role: entry["artifact"] for role, entry in artifact.inputs.items()} == {
+        "model": "models/both",
+        "topics": "topics/hand/g0000",
+    }
+    assert store.open("models", "both").config["tuning"]["topics"]["loss"] is False
+    done("encode_corpus", "--store", subjects.folder, "--task", "both-prompt", *EXACT)
+    topics = Embeddings.open(store, "both-prompt", Corpus.open(store)).topics()
+    assert topics is not None
+    assert topics[:4].tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ((*CATEGORIES, "--sides", "untied"), "--prompt topics --sides untied: queries and passages share the prompts"),
+        ((*CATEGORIES, "--mix", "after"), "--mix after --prompt topics: is for prompts that are computed from each"),
+        ((*CATEGORIES, "--topic-sample", 1), "sample=1 of the loss of topics: expected at least 2"),
+        ((*CATEGORIES, "--no-topic-loss", "--topic-sample", 2), "--no-topic-loss --topic-sample 2: there is no loss"),
+        (("--negatives", "none", "--topic-sample", 2), "--topic-sample 2 --prompt topics: is for the loss of topics"),
+        (("--negatives", "none", "--topics", "other"), "topics/other"),
+        (("--negatives", "none", "--prompt", "matrix", "--prompt-hidden", 6), "--prompt-hidden 6 --prompt matrix: is"),
+        (
+            ("--negatives", "none", "--position-offset", "--query-length", 62),
+            "need 66 positions, and tiny-bert has 64",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    subjects: Subjects, refused: Done, more: tuple[object, ...], expected: str
+) -> None:
+    assert expected in refused(*subjects.command("x", "--plan", *more))
+
+
+def test_options_of_topics_are_for_prompts_of_topics(subjects: Subjects, refused: Done) -> None:
+    at = ("train_retriever", "--store", subjects.folder, "--backbone", subjects.model, "--task", "x", "--plan")
+    more = ("--train", "prompts", "--negatives", "none", "--query-topics", "judged")
+    line = refused(*at, *more)
+    assert "--query-topics judged --prompt matrix: is for prompts of topics: give --prompt topics, or leave it" in line
+
+
+def test_topics_of_another_corpus_and_wordless_queries_are_refused(
+    world: Any, done: Done, refused: Done, documented: Callable[..., None], tmp_path: Path
+) -> None:
+    store = Store(str(world.store))
+    at = ("train_retriever", "--store", world.store, "--backbone", world.model, "--task", "x", "--train", "prompts")
+    ask = (*at, "--prompt", "topics", "--negatives", "none", "--batch", 4, "--cpus", 1)
+    few = model_of_words(WORDS[:3], 3)  # no query has such a word
+    store_topics(store, few, np.zeros(240, np.int64))
+    line = refused(*ask)
+    documented("Training", "train_retriever --prompt topics with a query without a known word", line, 1)
+    assert "--wordless-queries prior" in line
+    refresh = ("--negatives-per-query", 1, "--refresh-epochs", "0.1", "--refresh-depth", 3, "--steps", 2)
+    done(*ask, *refresh, "--length", 2, "--prompt-hidden", 2, "--wordless-queries", "prior")
+    assert load_prompt(model_folder(store.open("prompts", "x"))).topics.wordless == "prior"  # type: ignore[union-attr]
+    source = write_beir(tmp_path / "other", make_passages(60, seed=5))
+    done("import_corpus", "--store", tmp_path / "other-store", "--source", source)
+    other = Store(str(tmp_path / "other-store"))
+    fitted = store_topics(other, few, np.zeros(60, np.int64), "foreign")
+    target = Path(str(world.store)) / fitted.key
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "other-store" / fitted.key).rename(target)
+    line = refused(*ask, "--topics", "foreign")
+    assert "topics/foreign/g0000 was built from corpus/g0000" in line
