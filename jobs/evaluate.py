@@ -24,6 +24,7 @@ from typing import Any
 from jobs.cli import Common, run, say, say_complete, say_stages
 from jobs.evaluation.embeddings import describe_counts, measure_embeddings, open_embeddings
 from jobs.evaluation.measures import PAGE_R_PRECISION, measure_of, needs_judgements
+from jobs.evaluation.rates import measure_rates
 from jobs.evaluation.searches import make_run, open_searches
 
 import numpy as np
@@ -84,6 +85,13 @@ class Evaluate(Common):
     task: str | None = None
     """With --embeddings or --source: tuned task of the queries; default: the task that the corpus was encoded for, if
     any."""
+    rate_queries: int | None = None
+    """With --source: also measure queries per second, from texts to hits, with the first N queries; the median of three
+    rounds in this process. Default: not measured. draw rates draws it against the quality. It differs from call to
+    call, so a repeated evaluation needs --overwrite."""
+    rate_batch: int = 1_000
+    """With --rate-queries: number of queries that are searched at once. Each batch opens the files of its source again,
+    so small batches are slower here than on a server."""
     sample: int = 10_000
     """With --embeddings: measure uniformity over all pairs of N random queries, and of N random passages."""
     seed: int = 0
@@ -109,6 +117,7 @@ def main(options: Evaluate) -> None:
             f"--median-length {options.median_length}: expected at least 1, and --run or --source: it is the "
             "number of passages per query of a run; correct it or name a run"
         )
+    check_rate_options(options)
     store = Store(options.store).require()
     metrics = [metric for word in options.metrics for metric in word.split()] if options.run or options.source else []
     queries = Queries.open(store, options.queries)
@@ -138,15 +147,33 @@ def main(options: Evaluate) -> None:
         return
     for search in searches:
         make_run(store, search, options)
+    path = options.json or default_path(store, queries, options, runs, metrics)
+    if options.rate_queries is not None and not options.overwrite and Path(path).exists():
+        raise InputError(
+            f"{path}: the file exists, and a rate differs from call to call: give --overwrite to replace it, or "
+            "another --json"
+        )
     document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": len(set(ids))}
     if runs:
         document |= measure_runs(store, queries, qrels, options, runs, metrics, ids, judged)
     if works:
         document["embeddings"] = measure_embeddings(store, works, options)
-    path = options.json or default_path(store, queries, options, runs, metrics)
+    if options.rate_queries is not None:
+        document["rates"] = measure_rates(searches, options.rate_queries, options.rate_batch)
     with whole_file(path, overwrite=options.overwrite) as file:
         file.write_text(json.dumps(document, indent=1) + "\n")
     say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
+
+
+def check_rate_options(options: Evaluate) -> None:
+    """Raises InputError if a rate cannot be measured as the options say."""
+    if options.rate_queries is not None and (options.rate_queries < 1 or not options.source):
+        raise InputError(
+            f"--rate-queries {options.rate_queries}: expected at least 1, and --source: the rate of a search is "
+            "measured, not of a run; correct it or name a source"
+        )
+    if options.rate_batch < 1:
+        raise InputError(f"--rate-batch {options.rate_batch}: expected at least 1")
 
 
 def measure_runs(
@@ -268,6 +295,8 @@ def default_path(store: Store, queries: Queries, options: Evaluate, runs: list[R
         measured.append([fingerprints, options.task, options.sample, options.seed])
     if options.median_length is not None:
         measured.append({"median_length": options.median_length})
+    if options.rate_queries is not None:
+        measured.append({"rate_queries": options.rate_queries, "rate_batch": options.rate_batch})
     digits = fingerprint_of(measured)[:8]
     parts = [*(Path(run.name).stem if run.is_file else run.name for run in runs), *options.embeddings]
     names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts))[:NAME_LENGTH]
