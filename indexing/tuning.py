@@ -99,6 +99,7 @@ class TuneMaker:
             batches=self.batches,
             weighted=tuning.draw_positive == "weighted",
             teacher=tuning.distills,
+            categories_field=None if tuning.categories is None else tuning.categories.field,
         )
         training.check(self.fingerprints)
         data = training.data

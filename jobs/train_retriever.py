@@ -216,6 +216,8 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
         size, written = size + of_synthesis[0], written + of_synthesis[1]
     sets = opened.maker.sets
     say(f"queries   {opened.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
+    if (categories := opened.maker.tuning.categories) is not None:
+        say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
         f"{options.workers} workers")  # fmt: skip
     if opened.maker.embeddings is not None:

@@ -21,7 +21,7 @@ from retriever.kernels import attention_dropouts, remove_dropout, swap_dropout
 from retriever.loading.configuration import load_config
 from retriever.lora.adapter import FOLDER as ADAPTER_FOLDER
 from retriever.lora.adapter import add_adapter, merge_adapter, save_adapter
-from retriever.losses import Labels, LearnedTemperature, batch_loss, teacher_logits
+from retriever.losses import Labels, LearnedTemperature, batch_loss, category_loss, overlap, teacher_logits
 from retriever.optimizers.groups import ParameterGroup
 from retriever.options import SIDES, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
@@ -179,6 +179,10 @@ class DualSystem:
         if options.distills:
             scores = [self.data.teacher_scores(query, group) for query, group in zip(queries, rows, strict=True)]
             labels = labels._replace(teacher=teacher_logits(torch.from_numpy(np.stack(scores))))
+        if options.categories is not None:
+            assert self.data.categories is not None, "positives by category need the categories of passages"
+            rho = overlap(torch.from_numpy(self.data.categories.members(passages)))
+            labels = labels._replace(rho=rho[labels.positives])  # a query has the categories of its positive
         outputs = {"dense": Output(self.recipe.dim, len(queries) + len(passages))}
         given = {"queries": len(queries), **labels._asdict()}
         if options.synthesis is not None and options.divergence is not None:
@@ -278,15 +282,16 @@ class DualSystem:
         options, queries, vectors = self.tuning, batch.given["queries"], outputs["dense"]
         labels = Labels(*(batch.given[name] for name in Labels._fields)).to(vectors.device)
         temperature = self.temperature if self.learned is None else 1.0  # `forward` has applied it
-        loss = batch_loss(
-            options.loss,
-            vectors[:queries],
-            vectors[queries:],
-            labels,
-            temperature,
-            options.contrastive_weight,
-            options.negatives_from,
-        )
+        both = vectors[:queries], vectors[queries:]
+        if options.categories is not None:
+            assert labels.rho is not None
+            loss = category_loss(
+                *both, labels.rho, temperature, options.categories.weight, labels.positives, labels.ignored
+            )
+        else:
+            loss = batch_loss(
+                options.loss, *both, labels, temperature, options.contrastive_weight, options.negatives_from
+            )
         if options.divergence is not None:
             tasks = batch.given["tasks"].to(vectors.device)
             loss = loss + regulariser(outputs[_ATTENTION], tasks, options.divergence)

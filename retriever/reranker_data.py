@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from retriever.categories.table import CategoryTable
 from retriever.mixture.schedule import Mixture
 
 PositiveDraw = Literal["random", "first", "weighted"]
@@ -56,6 +57,7 @@ class TrainingData:
         mixture: The mixture of the training sets that the queries come from; None: they are one set.
         corpora: The first row of the corpus of each training set, and the row after its last: int64 [sets, 2]; None:
             there is one corpus.
+        categories: The categories of the passages by row, at least of the positives; None: not known.
     """
 
     queries: Sequence[str]
@@ -69,6 +71,7 @@ class TrainingData:
     weights: Sequence[np.ndarray] | None = None
     mixture: Mixture | None = None
     corpora: np.ndarray | None = None
+    categories: CategoryTable | None = None
 
     def corpus_of(self, query: int) -> tuple[int, int]:
         """Returns the first row of the corpus of a query, and the row after its last."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from retriever.categories.options import CategoryOptions
 from retriever.errors import InputError
 from retriever.lora.options import LoraOptions
 from retriever.losses import DISTILLATION, MAX_SCALE, Loss, NegativesFrom
@@ -55,6 +56,8 @@ class TuneOptions:
         synthesis: Options of prompts that are computed from each query, among them their length, or of prompts of each
             task, whose number is that of the tasks; None unless the parametrisation is "synthesised" or "per-task".
         divergence: Options of the regulariser of these prompts; None: they are not regularised.
+        categories: Options of positives with a common category, in place of the loss of judged ones; None: the judged
+            ones alone.
     """
 
     method: Method = "prompt"
@@ -80,6 +83,7 @@ class TuneOptions:
     flops: FlopsOptions | None = None
     synthesis: SynthesisOptions | None = None
     divergence: DivergenceOptions | None = None
+    categories: CategoryOptions | None = None
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
@@ -154,10 +158,27 @@ class TuneOptions:
                 f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
             )
         self._check_synthesis()
+        self._check_categories()
         if self.flops is not None and self.flops.passages and self.sides == "query":
             raise InputError(
                 f"sides=query flops_passages={self.flops.passages:g}: vectors of passages are stored, and "
                 "no regulariser changes them: expected 0"
+            )
+
+    def _check_categories(self) -> None:
+        """Raises InputError for options that positives with a common category cannot be trained with."""
+        if self.categories is None:
+            return
+        if self.loss != "contrastive" or self.negatives_from != "batch":
+            raise InputError(
+                f"parameter positives categories, parameter loss {self.loss}, parameter negatives_from "
+                f"{self.negatives_from}: expected loss contrastive over the batch, which they replace: leave both out"
+            )
+        if self.negatives_per_query or self.batch < 2:
+            raise InputError(
+                f"parameter positives categories, parameter negatives_per_query {self.negatives_per_query}, parameter "
+                f"batch {self.batch}: expected 0 mined negatives, and at least 2 queries, whose passages are the "
+                "negatives of each other"
             )
 
     def _check_synthesis(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from indexing.artifact import Artifact, Reference
+from indexing.categories import categories_of_rows
 from indexing.corpus import Corpus
 from indexing.negatives import check_room, mined_corpus, passages_of, training_data
 from indexing.pairs.judged import judged_pairs
@@ -165,7 +166,7 @@ class OpenSets:
 
 def open_sets(
     store: Store, names: Sequence[SetName], *, limit: int | None, batches: Batches, weighted: bool,
-    teacher: bool = False,
+    teacher: bool = False, categories_field: str | None = None,
 ) -> OpenSets:  # fmt: skip
     """Opens and checks training sets.
 
@@ -178,11 +179,18 @@ def open_sets(
         batches: Whether a batch mixes the sets.
         weighted: Read the scores of the judgements as sampling weights of the positives.
         teacher: Read the scores of a re-ranker too, for distillation.
+        categories_field: Read the categories of the positives from this metadata field; None: do not read them.
 
     Raises:
-        InputError: If an artifact is missing or does not fit the others, if a set has no query to train on, or if sets
-            of one corpus name different embeddings.
+        InputError: If an artifact is missing or does not fit the others, if a set has no query to train on, if sets of
+            one corpus name different embeddings, or if training by categories has several sets, a positive without
+            categories, or no pair of positives without a common one.
     """
+    if categories_field is not None and len(names) > 1:
+        raise InputError(
+            "parameter positives categories, parameter also_train: categories are those of one training set; leave out "
+            "one of them"
+        )
     inputs: dict[str, Artifact | Reference] = {}
     artifacts: list[tuple[SetName, Queries, Artifact | None]] = []
     corpora: dict[str, Corpus] = {}  # by URL of the store
@@ -217,8 +225,34 @@ def open_sets(
                 f"training set {name.task or name.queries}: embeddings {name.embeddings}, and the first set of the "
                 f"same corpus has {known.embeddings or 'none named'}: name the same"
             )
-        sets.append(TrainingSet(name.task or name.queries, draw(data, name.size), name.weight, corpus=state))
+        data = draw(data, name.size)
+        if categories_field is not None:
+            data = with_categories(data, corpus, categories_field)
+        sets.append(TrainingSet(name.task or name.queries, data, name.weight, corpus=state))
     return OpenSets(tuple(by_state.values()), mix(sets, batches), inputs)
+
+
+def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingData:
+    """Returns training data with the categories of the positives.
+
+    Args:
+        data: The training data.
+        corpus: The corpus of its passages.
+        field: The metadata field with the categories of a passage.
+
+    Raises:
+        InputError: If a positive has no categories, or if one category is that of all positives.
+    """
+    rows = np.unique(np.concatenate(data.positives))
+    table = categories_of_rows(corpus, field, rows)
+    [common] = np.nonzero(np.bincount(table.values, minlength=len(table.names)) == len(rows))
+    if len(common):
+        raise InputError(
+            f"{corpus.generations[-1].url}: all {len(rows):,} passages to train on have the category "
+            f"{table.names[common[0]]!r} in the field {field!r}, so that no query has a negative; name a field that "
+            "tells them apart by parameter categories_field, or use judged positives"
+        )
+    return replace(data, categories=table)
 
 
 def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool) -> TrainingData:

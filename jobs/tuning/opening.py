@@ -45,6 +45,7 @@ _IF_SET: dict[str, Any] = {
     "negatives_from": "batch",
     "synthesis": None,
     "divergence": None,
+    "categories": None,
 }
 
 
@@ -94,8 +95,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     sets = training_sets(store, options, queries)
     weighted = options.draw_positive == "weighted"
     training = open_sets(
-        store, sets, limit=options.limit, batches=options.batches, weighted=weighted, teacher=tuning.distills
-    )
+        store, sets, limit=options.limit, batches=options.batches, weighted=weighted, teacher=tuning.distills,
+        categories_field=None if tuning.categories is None else tuning.categories.field,
+    )  # fmt: skip
     data, corpus = training.data, training.corpus
     options.dev_split_of(queries)
     if options.learn_temperature and options.zero == 3:
@@ -314,9 +316,10 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
         InputError: If a set cannot be read, or if "none" is the name of mined negatives.
     """
     negatives = None
-    if options.negatives != NO_NEGATIVES:
+    is_judged = options.positives == "judged"  # otherwise there are no mined negatives
+    if is_judged and options.negatives != NO_NEGATIVES:
         negatives = store.only("negatives", options.negatives)
-    elif NO_NEGATIVES in store.names("negatives"):
+    elif is_judged and NO_NEGATIVES in store.names("negatives"):
         raise InputError(
             f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
             "training without any; store them under another name"

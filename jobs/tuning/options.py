@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
+from jobs.categories.options import CategoryTraining
 from jobs.lora.options import LoraTraining
 from jobs.synthesis.options import SynthesisTraining
 from jobs.training import Contrastive
@@ -39,7 +40,7 @@ PARAMETRISATIONS: dict[Prompt, Parametrisation] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
+class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTraining):
     """--limit N trains on the first N queries of the split."""
 
     task: str
@@ -260,7 +261,12 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
         if self.learn_temperature and self.temperature_lr is None:
             values["temperature_lr"] = TEMPERATURE_LR
         values["negatives_per_query"] = self.negatives_per_query
-        if self.negatives_per_query is None:
+        negatives = None if self.negatives == NO_NEGATIVES else self.negatives
+        categories = self.categories({"negatives": negatives, "negatives_per_query": self.negatives_per_query,
+                                      "refresh_epochs": self.refresh_epochs})  # fmt: skip
+        if categories is not None:
+            values["negatives_per_query"] = 0
+        elif self.negatives_per_query is None:
             has_mined = self.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in self.also_train)
             values["negatives_per_query"] = 1 if has_mined else 0
         if prompt != "none":
@@ -275,7 +281,7 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining):
                 "position_offset": self.position_offset,
                 "synthesis": synthesis,
             }
-        return TuneOptions(method=METHODS[self.train], lora=self.lora(self.train), **values)
+        return TuneOptions(method=METHODS[self.train], lora=self.lora(self.train), categories=categories, **values)
 
     def flops(self, pooling: str, steps: int) -> FlopsOptions | None:
         """Returns the options of the regulariser; None for dense vectors.

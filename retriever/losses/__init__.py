@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from retriever.losses.category import category_loss, overlap, topic_loss, weighted_positives_loss
 from retriever.losses.contrastive import contrastive_loss, own_loss, symmetric_loss
 from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
 from retriever.losses.temperature import MAX_SCALE, LearnedTemperature
@@ -18,12 +19,16 @@ __all__ = [
     "Loss",
     "NegativesFrom",
     "batch_loss",
+    "category_loss",
     "contrastive_loss",
     "kl_loss",
     "margin_mse_loss",
+    "overlap",
     "own_loss",
     "symmetric_loss",
     "teacher_logits",
+    "topic_loss",
+    "weighted_positives_loss",
 ]
 
 Loss = Literal["contrastive", "symmetric", "symmetric-sum", "kl", "margin-mse"]
@@ -40,17 +45,21 @@ class Labels(NamedTuple):
         groups: The passages that were drawn for each query, the positive first: int64 [m, g]; None if no loss needs
             them.
         teacher: The teacher's logits of these, NaN for passages without one: float32 [m, g]; None without a teacher.
+        rho: The overlap of the categories of each query's own positive and of each passage: float32 [m, p]; None: the
+            positives are the judged ones.
     """
 
     positives: torch.Tensor
     ignored: torch.Tensor
     groups: torch.Tensor | None = None
     teacher: torch.Tensor | None = None
+    rho: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Labels:
         """Returns the labels on a device."""
-        groups, teacher = (None if each is None else each.to(device) for each in (self.groups, self.teacher))
-        return Labels(self.positives.to(device), self.ignored.to(device), groups, teacher)
+        optional = (self.groups, self.teacher, self.rho)
+        moved = (None if each is None else each.to(device) for each in optional)
+        return Labels(self.positives.to(device), self.ignored.to(device), *moved)
 
 
 def batch_loss(

@@ -39,6 +39,26 @@ def build_corpus(root: Path, generations: Sequence[Sequence[list[str]]], deleted
     return Corpus.open(store)
 
 
+def build_corpus_of(root: Path, generations: Sequence[Sequence[str]], deleted: Mapping[int, Sequence[int]]) -> Corpus:
+    """Builds a corpus in the store `root` whose passages have these metadata; row n has the id i<n> and the text w<n>.
+
+    Args:
+        root: Folder of the store.
+        generations: For each generation, of one part, the metadata of its passages: JSON objects, or "".
+        deleted: For each generation that deletes passages, their rows.
+    """
+    store, row = Store(str(root)), 0
+    for number, metadata in enumerate(generations):
+        rows = range(row, row + len(metadata))
+        columns = [[f"i{row}" for row in rows], [""] * len(rows), [f"w{row}" for row in rows], metadata]
+        with store.create("corpus", generation(number), config={"limit": None}) as draft:
+            _commit_parts(draft, [pa.table(columns, schema=CORPUS_SCHEMA)], row)
+            if number in deleted:
+                _commit_deleted(draft, deleted[number])
+        row += len(metadata)
+    return Corpus.open(store)
+
+
 def passages_of(ids: list[str]) -> pa.Table:
     """Returns passages with these ids, and titles and texts that contain the id."""
     columns = [ids, [f"T{id}" for id in ids], [f"text {id}" for id in ids], [""] * len(ids)]

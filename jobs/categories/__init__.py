@@ -1,0 +1,1 @@
+"""Options of training on pairs with a common category."""
