@@ -1,0 +1,45 @@
+"""The file of a topic model and its tree: safetensors, with the words and the tree as JSON in its header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from indexing.topics.tree import Node, TopicTree
+from retriever.errors import InputError
+from retriever.topics.model import TopicModel
+
+SUFFIX = ".safetensors"
+_ENTRY = "topics"  # one entry: the order of several would change from run to run
+
+
+def write_topics(tree: TopicTree, path: Path) -> None:
+    """Writes a topic model and its tree; equal ones give equal bytes."""
+    from safetensors.numpy import save_file
+
+    document = {"settings": tree.model.settings(), "nodes": [asdict(node) for node in tree.nodes]}
+    metadata = {_ENTRY: json.dumps(document, ensure_ascii=False, sort_keys=True)}
+    save_file(dict(tree.model.named()), path, metadata=metadata)
+
+
+def read_topics(path: Path) -> TopicTree:
+    """Returns what `write_topics` wrote. Raises InputError for any other file."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import load_file
+
+    try:
+        named = load_file(path)
+        with safe_open(path, "numpy") as file:
+            document = json.loads((file.metadata() or {})[_ENTRY])
+        settings, entries = document["settings"], document["nodes"]
+        nodes = tuple(_read_node(entry) for entry in entries)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a file of topics: {' '.join(str(error).split())[:200]}") from error
+    return TopicTree(TopicModel.load(named, settings, path), nodes)
+
+
+def _read_node(entry: Mapping[str, Any]) -> Node:
+    return Node(**{**entry, "words": tuple(entry["words"])})

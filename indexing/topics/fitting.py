@@ -1,0 +1,181 @@
+"""Fits hierarchical LDA, or LDA, with tomotopy: a topic for each word of each passage."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from indexing.topics.options import TopicOptions
+from retriever.errors import InputError
+
+MIN_DOCUMENTS = 50  # passages with words; fewer say nothing about topics
+
+
+@dataclass(frozen=True)
+class FittedTree:
+    """A tree of topics, and the topic of each word of each passage; of LDA a forest of topics of level 1.
+
+    Attributes:
+        vocabulary: The words that count, sorted.
+        documents: int64 [tokens], the number of the passage of each token, ascending.
+        words: int64 [tokens], its word.
+        nodes: int64 [tokens], its topic: a node of the tree.
+        num_documents: The number of passages.
+        parents: int64 [nodes], the parent of each node; -1 for one without a parent.
+        levels: int64 [nodes], the distance from the root: 0 for the root.
+        passages: int64 [nodes], the number of passages whose path has the node.
+    """
+
+    vocabulary: tuple[str, ...]
+    documents: np.ndarray
+    words: np.ndarray
+    nodes: np.ndarray
+    num_documents: int
+    parents: np.ndarray
+    levels: np.ndarray
+    passages: np.ndarray
+
+
+def tomotopy_version() -> str:
+    """Returns the version of tomotopy. Raises InputError if it is not installed."""
+    try:
+        return importlib.metadata.version("tomotopy")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise InputError(
+            "topics are fitted by the package tomotopy, which is not installed: pip install 'riptide[topics]'"
+        ) from error
+
+
+def choose_vocabulary(documents: Iterable[Sequence[str]], min_passages: int, most_frequent: int) -> tuple[str, ...]:
+    """Returns the words that count, sorted.
+
+    Args:
+        documents: The words of each passage.
+        min_passages: A word counts if at least so many passages have it.
+        most_frequent: So many of these words do not count: those with the most occurrences, of equal ones the first by
+            the alphabet.
+    """
+    occurrences: Counter[str] = Counter()
+    passages: Counter[str] = Counter()
+    for words in documents:
+        occurrences.update(words)
+        passages.update(set(words))
+    known = [word for word, count in passages.items() if count >= min_passages]
+    known.sort(key=lambda word: (-occurrences[word], word))
+    return tuple(sorted(known[most_frequent:]))
+
+
+def fit_tree(
+    documents: Sequence[Sequence[str]], options: TopicOptions, report: Callable[[int], object] = lambda done: None
+) -> FittedTree:
+    """Fits topics to passages, in one thread: the same passages and options give the same tree.
+
+    Args:
+        documents: The words of each passage.
+        options: The options.
+        report: Called with the number of iterations that are done.
+
+    Returns:
+        The tree.
+
+    Raises:
+        InputError: If no word counts, if fewer than MIN_DOCUMENTS passages have words that count, or if tomotopy is not
+            installed.
+    """
+    vocabulary = choose_vocabulary(documents, options.min_passages, options.most_frequent)
+    if not vocabulary:
+        raise InputError(
+            f"none of the words of {len(documents):,} passages is in at least {options.min_passages} of them, without "
+            f"the {options.most_frequent} most frequent ones: give a smaller parameter min_passages or parameter "
+            "most_frequent, or a larger corpus"
+        )
+    known = set(vocabulary)
+    kept = [[word for word in words if word in known] for words in documents]
+    numbers = [number for number, words in enumerate(kept) if words]
+    least = max(MIN_DOCUMENTS, options.topics or 0)
+    if len(numbers) < least:
+        raise InputError(
+            f"{len(numbers):,} of {len(documents):,} passages have words that count, expected at least {least:,}: the "
+            "corpus is too small for topics"
+        )
+    model = _open_model(options)
+    for number in numbers:
+        model.add_doc(kept[number])
+    for iteration in range(options.iterations):
+        model.train(1, workers=1)  # the samples of several threads would depend on their number
+        report(iteration + 1)
+    return _read_tree(model, vocabulary, numbers, len(documents), options)
+
+
+def _open_model(options: TopicOptions) -> Any:
+    """Returns an empty model of tomotopy."""
+    tomotopy_version()
+    import tomotopy
+
+    shared = {"alpha": options.alpha, "eta": options.eta, "seed": options.seed}
+    if options.method == "lda":
+        return tomotopy.LDAModel(k=options.topics, **shared)
+    return tomotopy.HLDAModel(depth=options.depth, gamma=options.gamma, **shared)
+
+
+def _read_tree(
+    model: Any, vocabulary: tuple[str, ...], numbers: Sequence[int], num_documents: int, options: TopicOptions
+) -> FittedTree:
+    """Returns the tree of a fitted model, whose documents are the passages with these numbers."""
+    word_numbers = {word: number for number, word in enumerate(vocabulary)}
+    words_of = np.array([word_numbers[word] for word in model.vocabs], np.int64)
+    is_tree = options.method == "hlda"
+    live = [topic for topic in range(model.k) if not is_tree or model.is_live_topic(topic)]
+    nodes_of = np.full(model.k, -1, np.int64)
+    nodes_of[live] = np.arange(len(live))
+    levels = np.array([model.level(topic) if is_tree else 1 for topic in live], np.int64)
+    parents = np.array(
+        [nodes_of[model.parent_topic(topic)] if is_tree and model.level(topic) else -1 for topic in live], np.int64
+    )
+    documents = list(model.docs)
+    lengths = [len(document.words) for document in documents]
+    words = np.concatenate([words_of[np.asarray(document.words, np.int64)] for document in documents])
+    nodes = np.concatenate([nodes_of[np.asarray(document.topics, np.int64)] for document in documents])
+    places = np.repeat(np.asarray(numbers, np.int64), lengths)
+    if is_tree:
+        passages = np.array([model.num_docs_of_topic(topic) for topic in live], np.int64)
+    else:
+        tree = FittedTree(vocabulary, places, words, nodes, num_documents, parents, levels, parents)
+        topics = tree_topics(tree)
+        passages = np.bincount(topics[topics >= 0], minlength=len(live))
+    return FittedTree(vocabulary, places, words, nodes, num_documents, parents, levels, passages)
+
+
+def top_nodes(tree: FittedTree) -> np.ndarray:
+    """Returns the ancestor of level 1 of each node (a node of level 1 is its own), -1 for the root: int64 [nodes]."""
+    tops = np.full(len(tree.levels), -1, np.int64)
+    for node in np.argsort(tree.levels, kind="stable"):  # parents first
+        if tree.levels[node] == 1:
+            tops[node] = node
+        elif tree.levels[node] > 1:
+            tops[node] = tops[tree.parents[node]]
+    return tops
+
+
+def tree_topics(tree: FittedTree) -> np.ndarray:
+    """Returns the node of level 1 of each passage: that of most of its words.
+
+    In a tree of hierarchical LDA, all words of a passage that are below the root have the same one: that of its path.
+
+    Returns:
+        int64 [documents]; -1 for a passage without a word below the root. Of equal numbers the first node counts.
+    """
+    tops = top_nodes(tree)[tree.nodes]
+    below = tops >= 0
+    pairs, counts = np.unique(np.stack([tree.documents[below], tops[below]]), axis=1, return_counts=True)
+    documents, nodes = pairs
+    order = np.lexsort((nodes, -counts, documents))
+    first = order[np.unique(documents[order], return_index=True)[1]]
+    topics = np.full(tree.num_documents, -1, np.int64)
+    topics[documents[first]] = nodes[first]
+    return topics

@@ -1,0 +1,102 @@
+"""An HTML page of topics and their tree."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from indexing.runs import whole_file
+from indexing.topics.reader import Topics
+from indexing.topics.tree import Node
+
+SHOWN_WORDS = 20  # of a node
+_STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
+table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; text-align: left; vertical-align: top;
+border-bottom: 1px solid #ccc } .number { text-align: right; white-space: nowrap } ul { padding-left: 1.5em }
+li { margin: .3em 0 } .topic { font-weight: bold }"""
+
+
+def write_page(topics: Topics, path: str, *, overwrite: bool = False) -> None:
+    """Writes a page with the sizes and words of the topics, and the tree.
+
+    Args:
+        topics: The topics.
+        path: The file.
+        overwrite: Replace a file that has other content.
+
+    Raises:
+        InputError: If no file can be written there, or if a file with other content exists.
+    """
+    with whole_file(path, overwrite=overwrite) as file:
+        file.write_text(render_page(topics), encoding="utf-8")
+
+
+def render_page(topics: Topics) -> str:
+    """Returns the page. Words are plain text, and are escaped here."""
+    sizes, rows = topics.sizes(), max(1, topics.num_rows)
+    title = f"Topics {topics.name}"
+    head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        f"<p>{topics.model.num_topics} topics of {topics.num_rows:,} passages, of which "
+        f"{topics.num_rows - int(sizes.sum()):,} have no topic, as none of their words counts. "
+        f"{html.escape(_describe(topics.generations[0].config))}</p>",
+        "<table><tr><th class='number'>topic</th><th class='number'>passages</th><th class='number'>share</th>"
+        "<th>most probable words</th></tr>",
+    ]
+    for number, (size, words) in enumerate(zip(sizes.tolist(), topics.model.words, strict=True)):
+        body.append(
+            f"<tr><td class='number'>{number}</td><td class='number'>{size:,}</td>"
+            f"<td class='number'>{size / rows:.1%}</td><td>{_words(words)}</td></tr>"
+        )
+    body += [
+        "</table>",
+        "<h2>Tree</h2>",
+        "<p>Passages are those of the fit whose path has the node; the words are the most frequent ones of the node "
+        "itself, without those of its children.</p>",
+        *_tree(topics.tree.nodes),
+    ]
+    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n" + "\n".join(body) + "\n</body></html>\n"
+
+
+def _describe(config: Mapping[str, Any]) -> str:
+    """Returns the options of the fit in a sentence."""
+    names = ("depth", "gamma", "eta", "alpha", "iterations", "seed")
+    settings = ", ".join(f"{name} {config[name]}" for name in names if name in config)
+    method = "hierarchical LDA" if config["method"] == "hlda" else "LDA"
+    return f"Fitted by {method} (tomotopy {config['tomotopy']}) with {settings}."
+
+
+def _tree(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yields the nodes as nested lists, children with many passages first."""
+    children: dict[int, list[int]] = {}
+    for number, node in enumerate(nodes):
+        children.setdefault(node.parent, []).append(number)
+    pending: list[int | str] = [-1]
+    while pending:  # a tree may be deeper than Python's stack
+        step = pending.pop()
+        if isinstance(step, str):
+            yield step
+            continue
+        if step >= 0:
+            yield f"<li>{_node(nodes[step])}"
+            pending.append("</li>")
+        if step in children:
+            yield "<ul>"
+            order = sorted(children[step], key=lambda number: -nodes[number].passages)
+            pending += ["</ul>", *reversed(order)]
+
+
+def _node(node: Node) -> str:
+    if node.level == 0:
+        name = "root"
+    elif node.level == 1:
+        name = f"topic {node.topic}" if not node.merged else f"merged into topic {node.topic}"
+    else:
+        name = f"level {node.level}"
+    return f"<span class='topic'>{name}</span>, {node.passages:,} passages: {_words(node.words)}"
+
+
+def _words(words: Sequence[str]) -> str:
+    return html.escape(", ".join(words[:SHOWN_WORDS]))

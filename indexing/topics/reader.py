@@ -1,0 +1,102 @@
+"""topics/NAME, for reading."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from indexing.artifact import Artifact
+from indexing.bm25 import check_lineage
+from indexing.chain import RowPart, row_parts
+from indexing.corpus import Corpus
+from indexing.store import Store
+from indexing.topics.files import read_topics
+from indexing.topics.tree import TopicTree
+from indexing.topics.work import KIND, model_part
+from retriever.errors import InputError
+from retriever.topics.model import TopicModel
+
+
+class Topics:
+    """All complete generations of topics/NAME.
+
+    Attributes:
+        name: The name.
+        generations: The first one was fitted and has the model; topics of later ones are inferred.
+        num_rows: The number of passages with topics: those of the corpus, or the limit of the fit.
+    """
+
+    def __init__(self, name: str, generations: Sequence[Artifact]):
+        self.name = name
+        self.generations = list(generations)
+        self.parts: list[RowPart] = row_parts(generations)
+        self.num_rows = self.parts[-1].end if self.parts else 0
+
+    @classmethod
+    def open(cls, store: Store, name: str | None = None) -> Topics:
+        """Opens topics/NAME; the name may be left out if the store has only one.
+
+        Raises:
+            InputError: If it is missing, was fitted to another corpus, or lacks passages of this one.
+        """
+        corpus = Corpus.open(store)
+        name = store.only(KIND, name)
+        topics = cls(name, store.generations(KIND, name))
+        check_lineage(topics.generations, corpus)
+        expected = min(corpus.num_rows, topics.generations[0].config["limit"] or corpus.num_rows)
+        if topics.num_rows < expected:
+            raise InputError(
+                f"{store.url}/{KIND}/{name} covers {topics.num_rows:,} of the corpus' {expected:,} passages: run "
+                f"jobs/fit_topics.py --name {name} again to infer the topics of the new ones"
+            )
+        return topics
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the generation that was fitted. It does not change when the corpus grows."""
+        return self.generations[0].fingerprint
+
+    @functools.cached_property
+    def tree(self) -> TopicTree:
+        """The topic model with its tree."""
+        fitted = self.generations[0]
+        return read_topics(fitted.local(model_part(fitted)))
+
+    @property
+    def model(self) -> TopicModel:
+        """The topic model."""
+        return self.tree.model
+
+    def of_rows(self) -> np.ndarray:
+        """Returns the topic of each passage.
+
+        Returns:
+            int64 [num_rows]; NO_TOPIC (-1) for a passage without a word of the vocabulary.
+
+        Raises:
+            InputError: If a file holds other numbers than topics.
+        """
+        pieces = [self._topics(part) for part in self.parts]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def sizes(self) -> np.ndarray:
+        """Returns the number of passages of each topic: int64 [K]."""
+        topics = self.of_rows()
+        return np.bincount(topics[topics >= 0], minlength=self.model.num_topics)
+
+    def _topics(self, part: RowPart) -> np.ndarray:
+        """Returns the topics of a part: int64 [rows]."""
+        topics = np.load(part.artifact.local(part.part))
+        if topics.shape != (part.part.rows,) or topics.dtype != np.int64:
+            raise InputError(
+                f"{part.artifact.url}/{part.part.file}: {topics.dtype} {list(topics.shape)}, expected int64 "
+                f"[{part.part.rows}]"
+            )
+        if len(topics) and (topics.min() < -1 or topics.max() >= self.model.num_topics):
+            raise InputError(
+                f"{part.artifact.url}/{part.part.file}: topics from {topics.min()} to {topics.max()}, expected -1 to "
+                f"{self.model.num_topics - 1}"
+            )
+        return topics

@@ -1,0 +1,139 @@
+"""The fitted tree as a topic model: topics of level 1, small ones merged. Plain arrays, without tomotopy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexing.topics.fitting import FittedTree, top_nodes, tree_topics
+from indexing.topics.options import TopicOptions
+from retriever.errors import InputError
+from retriever.topics.model import NO_TOPIC, TopicModel
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the tree, as the page shows it.
+
+    Attributes:
+        parent: The number of its parent, -1 for none; a parent comes before its children.
+        level: The distance from the root.
+        topic: The number of its topic, -1 for the root.
+        merged: Whether it is a node of level 1 that was merged into the topic of another one.
+        passages: The number of the fitted passages whose path has it.
+        words: Its most frequent words.
+    """
+
+    parent: int
+    level: int
+    topic: int
+    merged: bool
+    passages: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TopicTree:
+    """A topic model with its tree.
+
+    Attributes:
+        model: The topics.
+        nodes: The nodes; a parent comes before its children.
+    """
+
+    model: TopicModel
+    nodes: tuple[Node, ...]
+
+
+def build_topics(tree: FittedTree, options: TopicOptions) -> tuple[TopicTree, np.ndarray]:
+    """Returns the topics of a fitted tree, and those of the passages.
+
+    A topic is a node of level 1; topics are ordered by the number of their passages, the largest first. A node with
+    fewer than `merge_below` of the passages is merged into the remaining topic under which its words are the most
+    probable. With n counts of the fit, V the size of the vocabulary and c a path from level 0 to a leaf:
+
+        p(w | node) = (n(node, w) + eta) / (n(node) + eta V)
+        p(w | c)    = sum over the levels l of c: n(l) / n * p(w | node of c at l)
+        p(c)        = (passages of c + 1) / (passages + paths)
+
+    Args:
+        tree: The fitted tree.
+        options: Its options.
+
+    Returns:
+        The topics, and the topic of each passage: int64 [documents], -1 for one without a word below the root.
+
+    Raises:
+        InputError: If fewer than two topics remain.
+    """
+    size = len(tree.vocabulary)
+    counts = np.bincount(tree.nodes * size + tree.words, minlength=len(tree.levels) * size).reshape(-1, size)
+    probabilities = (counts + options.eta) / (counts.sum(1, keepdims=True) + options.eta * size)
+    assigned = tree_topics(tree)
+    topic_of, kept = _number_topics(tree, counts, probabilities, assigned, options)
+    tops = top_nodes(tree)
+    node_topics = np.where(tops >= 0, topic_of[tops], -1)
+    leaves = np.setdiff1d(np.arange(len(tree.levels)), tree.parents)
+    level_tokens = np.bincount(tree.levels[tree.nodes], minlength=tree.levels.max() + 1)
+    shares = level_tokens / level_tokens.sum()
+    words = np.zeros((len(leaves), size))
+    for row, leaf in enumerate(leaves):
+        node = leaf
+        while node >= 0:
+            words[row] += shares[tree.levels[node]] * probabilities[node]
+            node = tree.parents[node]
+    passages = tree.passages[leaves] + 1
+    model = TopicModel(
+        tree.vocabulary,
+        tuple(_frequent_words(tree, counts[node], options.words) for node in kept),
+        node_topics[leaves],
+        np.log(passages / passages.sum()).astype(np.float32),
+        np.log(words).astype(np.float32),
+    )
+    order = np.argsort(tree.levels, kind="stable")  # parents first
+    places = np.argsort(order)
+    nodes = tuple(
+        Node(
+            parent=int(places[tree.parents[node]]) if tree.parents[node] >= 0 else -1,
+            level=int(tree.levels[node]),
+            topic=int(node_topics[node]),
+            merged=bool(tree.levels[node] == 1 and node not in kept),
+            passages=int(tree.passages[node]),
+            words=_frequent_words(tree, counts[node], options.words),
+        )
+        for node in order
+    )
+    return TopicTree(model, nodes), np.where(assigned >= 0, topic_of[assigned], NO_TOPIC)
+
+
+def _number_topics(
+    tree: FittedTree, counts: np.ndarray, probabilities: np.ndarray, assigned: np.ndarray, options: TopicOptions
+) -> tuple[np.ndarray, list[int]]:
+    """Returns the topic of each node of level 1 (int64 [nodes], -1 for other nodes), and the node of each topic."""
+    sizes = np.bincount(assigned[assigned >= 0], minlength=len(tree.levels))
+    top = np.flatnonzero(tree.levels == 1)
+    top = top[np.argsort(-sizes[top], kind="stable")]
+    is_large = sizes[top] >= max(1, options.merge_below * sizes.sum())
+    large, small = top[is_large], top[~is_large]
+    if len(large) < 2:
+        remedy = (
+            "give a larger parameter gamma, or another parameter eta"
+            if options.method == "hlda"
+            else "give another parameter eta or parameter alpha"
+        )
+        raise InputError(
+            f"{len(top):,} topics, of which {len(large)} with at least {options.merge_below:.1%} of the "
+            f"{sizes.sum():,} passages, expected at least 2: {remedy}"
+        )
+    topics = np.full(len(tree.levels), -1, np.int64)
+    topics[large] = np.arange(len(large))
+    for node in small:
+        topics[node] = (np.log(probabilities[large]) @ counts[node]).argmax()
+    return topics, large.tolist()
+
+
+def _frequent_words(tree: FittedTree, counts: np.ndarray, limit: int) -> tuple[str, ...]:
+    """Returns the most frequent words of a node, without words that it lacks; one word if it has none."""
+    order = np.argsort(-counts, kind="stable")[: max(1, min(limit, int((counts > 0).sum())))]
+    return tuple(tree.vocabulary[word] for word in order)

@@ -1,0 +1,269 @@
+"""The work that makes topics/NAME: fits topics to a corpus, or infers the topics of its new passages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexing.artifact import Artifact, Draft, Part
+from indexing.bm25 import check_lineage, contents
+from indexing.chain import RowPart, row_parts
+from indexing.corpus import Corpus, save_array
+from indexing.store import Store
+from indexing.topics.files import SUFFIX, read_topics, write_topics
+from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
+from indexing.topics.options import TopicOptions
+from indexing.topics.tree import build_topics
+from indexing.work.growth import next_target
+from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
+from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, check_same_options
+from retriever.errors import InputError
+from retriever.topics.model import NO_TOPIC, TopicModel
+from retriever.topics.words import topic_words
+
+KIND = "topics"
+MODEL, FITTED = "model", "fitted"  # parts of the generation that was fitted: the topics, and those of its passages
+_REPORT_EVERY = 500  # passages
+
+
+class FitTopics:
+    """The work that makes topics/NAME, or its next generation.
+
+    The first generation is fitted and has the model. A later one has only the topics of the new passages, which are
+    inferred; topics of earlier passages never change.
+
+    Attributes:
+        previous: The existing generations.
+        first_row, end: The rows of the corpus to which topics are given.
+        complete: Whether the existing generations cover the corpus.
+    """
+
+    def __init__(self, store: Store, name: str, options: TopicOptions, *, limit: int | None = None):
+        """Checks the options, also against those of the existing generations.
+
+        Args:
+            store: The store with the corpus.
+            name: The name of the topics.
+            options: The options of the fit.
+            limit: Uses only the first passages of the corpus.
+
+        Raises:
+            InputError: If the corpus is too small, if the existing generations have other options or another corpus,
+                or if tomotopy is needed and not installed.
+        """
+        self.name, self.options, self.corpus = name, options, Corpus.open(store)
+        self.previous = store.generations(KIND, name)
+        check_lineage(self.previous, self.corpus)
+        self.config = options.config() | {"limit": limit}
+        covered = row_parts(self.previous)
+        self.first_row = covered[-1].end if covered else 0
+        self.end = min(limit or self.corpus.num_rows, self.corpus.num_rows)
+        self.complete = bool(self.previous) and self.first_row >= self.end
+        if self.previous:
+            check_same_options(self.previous[0], self.config)
+            self.config["tomotopy"] = self.previous[0].config["tomotopy"]
+        else:
+            if self.end < MIN_DOCUMENTS:
+                raise InputError(
+                    f"{store.url}: the corpus has {self.end:,} passages, expected at least {MIN_DOCUMENTS} to fit "
+                    "topics: import a larger corpus"
+                )
+            self.config["tomotopy"] = tomotopy_version()
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the generation to be made."""
+        if self.complete:
+            return []
+        return [next_target(KIND, self.name, self.corpus.generations, self.previous, self.config)]
+
+    @property
+    def parts(self) -> list[RowPart]:
+        """Returns the parts of the corpus without topics."""
+        return [part for part in self.corpus.parts if self.first_row <= part.first_row < self.end]
+
+    @property
+    def stages(self) -> list[FitStage | AssignStage]:
+        """Returns the stages: fit (of the first generation only) and assign."""
+        fitted = self.previous[0] if self.previous else None
+        assign = AssignStage(self.parts, self.end, fitted)
+        return [assign] if fitted else [FitStage(self.corpus, self.options, self.end), assign]
+
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes the number of topics and their sizes, in this generation."""
+        [draft] = drafts
+        committed = draft.committed()
+        model = read_model(self.previous[0] if self.previous else draft)
+        topics = np.concatenate([np.load(draft.local(part)) for name, part in committed.items() if _is_part(name)])
+        notes: dict[str, object] = {
+            "topics": model.num_topics,
+            "paths": len(model.path_topics),
+            "sizes": np.bincount(topics[topics >= 0], minlength=model.num_topics).tolist(),
+            "without_topic": int((topics == NO_TOPIC).sum()),
+        }
+        if not self.previous:
+            notes["fitted"] = committed[FITTED].rows
+        draft.note(**notes)
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith("part-")
+
+
+def model_part(of: Artifact | Draft) -> Part:
+    """Returns the part with the topic model. Raises InputError if there is none."""
+    parts = of.committed().values() if isinstance(of, Draft) else of.parts
+    for part in parts:
+        if part.name == MODEL:
+            return part
+    raise InputError(f"{of.url}: holds no topic model: fit topics under another name")
+
+
+def read_model(of: Artifact | Draft) -> TopicModel:
+    """Returns the topic model of the generation that was fitted."""
+    return read_topics(of.local(model_part(of))).model
+
+
+def sample_rows(corpus: Corpus, end: int, sample: int, seed: int) -> np.ndarray:
+    """Returns the rows to fit on: int64, ascending; at most `sample` of the rows below `end` that are not deleted."""
+    rows = np.setdiff1d(np.arange(end, dtype=np.int64), corpus.deleted)
+    if len(rows) > sample:
+        rows = np.sort(np.random.default_rng(seed).choice(rows, sample, replace=False))
+    return rows
+
+
+def passage_words(parts: Iterable[RowPart], rows: np.ndarray) -> list[list[str]]:
+    """Returns the words of the title and the text of some rows (int64, ascending) that are in the parts."""
+    words: list[list[str]] = []
+    for part in parts:
+        wanted = set(rows[(rows >= part.first_row) & (rows < part.end)].tolist())
+        if wanted:
+            texts = contents([part], part.first_row, part.end)
+            words += [topic_words(text) for row, text in enumerate(texts, part.first_row) if row in wanted]
+    return words
+
+
+@dataclass(frozen=True)
+class FitStage(StageDefaults):
+    """The stage that fits the topics: one unit, which begins anew if it is interrupted."""
+
+    corpus: Corpus
+    options: TopicOptions
+    end: int
+    title: str = "fit"
+    noun: str = "iterations"
+
+    @property
+    def total(self) -> int:
+        """The number of iterations."""
+        return self.options.iterations
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns the one unit."""
+        yield Unit((MODEL, FITTED), self.options.iterations, None)
+
+    def task(self, drafts: Sequence[Draft]) -> FitTask:
+        """Returns the task of the worker."""
+        return FitTask(drafts[0], self.corpus, self.options, self.end)
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """Fits the topics, and commits the model and the topics of the passages on which it was fitted."""
+
+    draft: Draft
+    corpus: Corpus
+    options: TopicOptions
+    end: int
+    resources: Resources = ONE_CORE
+    reports: bool = True
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        """Returns the worker."""
+        return lambda unit, report: self._fit(report)
+
+    def _fit(self, report: Report) -> None:
+        pinned, version = self.draft.config["tomotopy"], tomotopy_version()
+        if version != pinned:
+            raise InputError(
+                f"{self.draft.url} is fitted with tomotopy {pinned}, the worker has {version}: install the same version"
+            )
+        rows = sample_rows(self.corpus, self.end, self.options.sample, self.options.seed)
+        tree = fit_tree(passage_words(self.corpus.parts, rows), self.options, report)
+        topics, assigned = build_topics(tree, self.options)
+        has_topic = assigned >= 0
+        fitted = np.stack([rows[has_topic], assigned[has_topic]], axis=1)
+        self.draft.commit(FITTED, ".npy", functools.partial(save_array, fitted), rows=len(fitted))
+        self.draft.commit(MODEL, SUFFIX, functools.partial(write_topics, topics), rows=topics.model.num_topics)
+
+
+@dataclass(frozen=True)
+class AssignStage(StageDefaults):
+    """The stage that gives a topic to each passage, part by part: the fitted one, else the inferred one.
+
+    Attributes:
+        parts: The parts of the corpus.
+        end: The row at which to end.
+        fitted: The generation that was fitted; None: the one that is made.
+    """
+
+    parts: Sequence[RowPart]
+    end: int
+    fitted: Artifact | None
+    title: str = "assign"
+    noun: str = "passages"
+
+    @property
+    def total(self) -> int:
+        """The number of passages."""
+        return sum(self._rows(part) for part in self.parts)
+
+    def _rows(self, part: RowPart) -> int:
+        return min(part.end, self.end) - part.first_row
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each part of the corpus."""
+        for number, part in enumerate(self.parts):
+            yield Unit((f"part-{number:05d}",), self._rows(part), part)
+
+    def task(self, drafts: Sequence[Draft]) -> AssignTask:
+        """Returns the task of a worker."""
+        return AssignTask(drafts[0], self.fitted)
+
+
+@dataclass(frozen=True)
+class AssignTask:
+    """Commits the topics of the passages of a part: int64 [rows]."""
+
+    draft: Draft
+    fitted: Artifact | None
+    resources: Resources = PYTHON_CORE
+    reports: bool = True
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        """Returns the worker, with the model opened."""
+        model = read_model(self.fitted or self.draft)
+        known = np.empty((0, 2), np.int64)
+        if self.fitted is None:
+            known = np.load(self.draft.local(self.draft.committed()[FITTED]))
+        return lambda unit, report: self._assign(model, known, unit, report)
+
+    def _assign(self, model: TopicModel, known: np.ndarray, unit: Unit, report: Report) -> None:
+        [name], part = unit.names, unit.payload
+        if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
+            return
+        first, end = part.first_row, part.first_row + unit.rows
+        topics = np.full(unit.rows, NO_TOPIC, np.int64)
+        is_known = np.zeros(unit.rows, bool)
+        here = known[(known[:, 0] >= first) & (known[:, 0] < end)]
+        topics[here[:, 0] - first] = here[:, 1]
+        is_known[here[:, 0] - first] = True
+        for row, text in enumerate(contents([part], first, end)):
+            if not is_known[row]:
+                [topics[row]] = model.infer([text])
+            if row % _REPORT_EVERY == 0:
+                report(row)
+        self.draft.commit(name, ".npy", functools.partial(save_array, topics), rows=unit.rows, first_row=first)

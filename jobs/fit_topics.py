@@ -1,0 +1,114 @@
+"""Fit topics to a corpus by hierarchical LDA, or infer the topics of its new passages.
+
+python jobs/fit_topics.py --store data/arxiv --name arxiv --page arxiv-topics.html
+python jobs/fit_topics.py --store data/arxiv --name control --method lda --topics 10
+
+Needs tomotopy: pip install "riptide[topics]". If the corpus grows, the same command infers the topics of the new
+passages; those of earlier passages do not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+from jobs.session import open_runner
+
+from indexing.store import Store
+from indexing.topics.options import Method, TopicOptions
+from indexing.topics.page import write_page
+from indexing.topics.reader import Topics
+from indexing.topics.work import KIND, FitTopics
+from indexing.work.work import check_targets, run_work
+
+SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitTopicsOptions(Common):
+    name: str = "topics"
+    """Name of the topics in the store."""
+    method: Method = "hlda"
+    """hlda: hierarchical LDA, whose number of topics is an outcome; lda: LDA with --topics topics, a control."""
+    topics: int | None = None
+    """Number of topics of --method lda."""
+    depth: int = 2
+    """Levels of the tree with its root (hlda). The nodes below the root are the topics; deeper levels refine them."""
+    gamma: float = 1.0
+    """Concentration of the nested Chinese restaurant process (hlda): the larger, the more topics."""
+    eta: float = 0.5
+    """Dirichlet prior of the words of a topic. Smaller values give topics with fewer words each."""
+    alpha: float = 0.1
+    """Initial Dirichlet prior of the levels of a passage (lda: of its topics); tomotopy fits it."""
+    min_passages: int = 10
+    """A word counts if at least N passages have it; smaller values for a small corpus."""
+    most_frequent: int = 30
+    """Number of the most frequent words, after stop words, that do not count."""
+    iterations: int = 100
+    """Sweeps of Gibbs sampling over all words. More of them give topics that depend less on the seed."""
+    seed: int = 0
+    """Seed of the sampling. The same seed gives the same bytes on the same kind of CPU."""
+    words: int = 32
+    """Number of words by which a topic is named; its prompt is computed from them."""
+    merge_below: float = 0.01
+    """A topic with a smaller share of the passages is merged into another one; 0: topics are not merged."""
+    sample: int = 50_000
+    """Number of passages to fit on, at most; a larger corpus gives a random sample, and the topics of its other
+    passages are inferred. Time grows in proportion to it, as one thread does the work."""
+    page: str | None = None
+    """HTML file with the topics, their sizes and the tree."""
+    overwrite: bool = False
+    """Replace a file of --page that has other content."""
+
+
+def main(options: FitTopicsOptions) -> None:
+    store = Store(options.store).require()
+    fit = TopicOptions(**{field.name: getattr(options, field.name) for field in fields(TopicOptions)})
+    work = FitTopics(store, options.name, fit, limit=options.limit)
+    if options.plan:
+        plan(store, work, options.page)
+        return
+    if not work.complete:
+        run_work(store, work, open_runner(store, private=options.ray), Stage)
+    topics = Topics.open(store, options.name)
+    describe(topics)
+    if options.page:
+        write_page(topics, options.page, overwrite=options.overwrite)
+        say(options.page)
+
+
+def plan(store: Store, work: FitTopics, page: str | None) -> None:
+    """Prints what a fit reads and writes."""
+    if work.complete:
+        say_complete(work.previous[-1].url, page)
+        return
+    check_targets(store, work)
+    rows = work.end - work.first_row
+    say(f"corpus   {rows:,} passages without topics, in {len(work.parts):,} parts")
+    if work.previous:
+        say(f"topics   inferred by {work.previous[0].url}")
+    else:
+        say(f"fit      on at most {work.options.sample:,} of them, in one thread")
+    say_stages(work)
+    say(f"writes   {store.url}/{KIND}/{work.name}, about {rows * 8:,} bytes and the model")
+    if page:
+        say(f"writes   {page}")
+
+
+def describe(topics: Topics) -> None:
+    """Prints the topics: their sizes and words."""
+    sizes = topics.sizes()
+    without = topics.num_rows - int(sizes.sum())
+    nodes = topics.tree.nodes
+    merged = sum(node.merged for node in nodes)
+    for number, (size, words) in enumerate(zip(sizes.tolist(), topics.model.words, strict=True)):
+        share = size / max(1, topics.num_rows)
+        say(f"topic {number}: {size:,} passages ({share:.1%}): {' '.join(words[:SHOWN_WORDS])}")
+    say(
+        f"{topics.generations[-1].url}: {topics.model.num_topics} topics of {topics.num_rows:,} passages, {merged} "
+        f"small topics merged, {without:,} passages without a topic"
+    )
+
+
+if __name__ == "__main__":
+    run(main, FitTopicsOptions)

@@ -1,0 +1,163 @@
+"""The topics of a corpus, and how the topic of a text is inferred."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retriever.errors import InputError
+from retriever.loading.documents import shown
+from retriever.topics.words import topic_words
+
+NO_TOPIC = -1  # of a text without a known word
+_TYPES = {"path_topics": np.int64, "log_prior": np.float32, "log_words": np.float32, "vocabulary": np.uint8}
+
+
+@dataclass(frozen=True, eq=False)
+class TopicModel:
+    """The topics of a corpus as a tree of words: a topic has one or more paths from the root to a leaf.
+
+    The topic of a text with the words w_1 … w_n is that of its most probable path c:
+    argmax_c log p(c) + sum_i log p(w_i | c). Words outside the vocabulary do not count.
+
+    Attributes:
+        vocabulary: The words that count.
+        words: The most probable words of each topic, the most probable one first; K tuples.
+        path_topics: int64 [paths], the topic of each path.
+        log_prior: float32 [paths], log p(c).
+        log_words: float32 [paths, vocabulary], log p(w | c), a mixture over the levels of the path.
+
+    Raises:
+        InputError: If the types, shapes or numbers do not fit together.
+    """
+
+    vocabulary: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]
+    path_topics: np.ndarray
+    log_prior: np.ndarray
+    log_words: np.ndarray
+
+    def __post_init__(self) -> None:
+        if problem := self._problem():
+            raise InputError(f"topic model: {problem}")
+
+    @property
+    def num_topics(self) -> int:
+        """K, the number of topics."""
+        return len(self.words)
+
+    def infer(self, texts: Sequence[str]) -> np.ndarray:
+        """Returns the topic of each text.
+
+        Args:
+            texts: The texts, for example queries, or passages with their titles.
+
+        Returns:
+            int64 [texts]; NO_TOPIC (-1) for a text without a word of the vocabulary. Of equally probable paths the
+            first one counts.
+        """
+        return np.array([self._infer_words(topic_words(text)) for text in texts], np.int64)
+
+    def _infer_words(self, words: Sequence[str]) -> int:
+        known = [self._numbers[word] for word in words if word in self._numbers]
+        if not known:
+            return NO_TOPIC
+        scores = self.log_prior.astype(np.float64) + self._rows[known].sum(0)
+        return int(self.path_topics[scores.argmax()])
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The number of each word of the vocabulary."""
+        return {word: number for number, word in enumerate(self.vocabulary)}
+
+    @functools.cached_property
+    def _rows(self) -> np.ndarray:
+        """float64 [vocabulary, paths], so that the numbers of a word are neighbours."""
+        return np.ascontiguousarray(self.log_words.T, np.float64)
+
+    def named(self) -> dict[str, np.ndarray]:
+        """Returns the arrays by name, for a safetensors file: the attributes, and `vocabulary`, uint8, UTF-8 lines."""
+        return {
+            "path_topics": self.path_topics,
+            "log_prior": self.log_prior,
+            "log_words": self.log_words,
+            "vocabulary": np.frombuffer("\n".join(self.vocabulary).encode(), np.uint8),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what is not an array, JSON-able: the words of each topic."""
+        return {"words": [list(words) for words in self.words]}
+
+    def fingerprint(self) -> str:
+        """Returns the sha256 of the content."""
+        digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode())
+        for name, array in sorted(self.named().items()):
+            digest.update(f"{name} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    @classmethod
+    def load(cls, named: Mapping[str, np.ndarray], settings: Any, file: Path | str) -> TopicModel:
+        """Returns the model of `named()` and `settings()`.
+
+        Args:
+            named: The arrays by name.
+            settings: The settings as read from JSON.
+            file: Where they are from, for messages.
+
+        Raises:
+            InputError: If an array or a setting is missing, unknown, of another type or shape, or not finite.
+        """
+        where = f"{file}: topic model:"
+        if not isinstance(settings, dict) or set(settings) != {"words"}:
+            raise InputError(f"{where} expected an object with the field words, got {shown(settings)}")
+        words = settings["words"]
+        if not isinstance(words, list) or not all(_is_words(topic) for topic in words):
+            raise InputError(f"{where} words: expected a list of words for each topic, got {shown(words)}")
+        if set(named) != set(_TYPES):
+            raise InputError(
+                f"{where} holds {', '.join(sorted(named)) or 'no array'}: expected {', '.join(sorted(_TYPES))}"
+            )
+        for name, dtype in _TYPES.items():
+            if named[name].dtype != dtype:
+                raise InputError(f"{where} {name} is {named[name].dtype}, expected {np.dtype(dtype)}")
+        try:
+            vocabulary = tuple(named["vocabulary"].tobytes().decode().split("\n"))
+            arrays = {name: named[name] for name in ("path_topics", "log_prior", "log_words")}
+            return cls(vocabulary, tuple(map(tuple, words)), **arrays)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{where} vocabulary: not UTF-8 text") from error
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from error
+
+    def _problem(self) -> str | None:
+        """Returns what does not fit together, or None."""
+        paths, size = self.path_topics.shape, len(self.vocabulary)
+        if not self.words or not all(self.words):
+            return "expected at least one topic, and at least one word for each"
+        if not all(self.vocabulary) or len(set(self.vocabulary)) != size or not size:
+            return "vocabulary: expected at least one word, each once"
+        if self.path_topics.dtype != np.int64 or len(paths) != 1 or not paths[0]:
+            return f"path_topics is {self.path_topics.dtype} {paths}, expected int64 [paths]"
+        for name, array, shape in (
+            ("log_prior", self.log_prior, paths),
+            ("log_words", self.log_words, (*paths, size)),
+        ):
+            if array.dtype != np.float32 or array.shape != shape:
+                return f"{name} is {array.dtype} {array.shape}, expected float32 {shape}"
+            if not np.isfinite(array).all():
+                return f"{name} holds numbers that are not finite"
+        if self.path_topics.min() < 0 or self.path_topics.max() >= self.num_topics:
+            return f"path_topics: expected topics from 0 to {self.num_topics - 1}"
+        return None
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)
