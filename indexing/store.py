@@ -206,16 +206,16 @@ class Store:
         return sum(size for _, size in files)
 
     def superseded(self) -> list[str]:
-        """Returns the keys of incomplete index generations that no command resumes, as a later one has their rows.
+        """Returns the keys of incomplete generations that no command resumes, as a later one has their rows.
 
-        Only an index can skip generations. A generation that another one was made from has lost its manifest and is
-        needed.
+        Only an index, or topics, can skip generations. A generation that another one was made from has lost its
+        manifest and is needed.
         """
         complete = self.keys()
         return [
             key
             for key in self.incomplete()
-            if re.fullmatch(r"(index|bm25)/[^/]+/g\d{4}", key)
+            if re.fullmatch(r"(index|bm25|topics)/[^/]+/g\d{4}", key)
             and any(other > key and other[:-4] == key[:-4] and self._opens(other) for other in complete)
             and not self.dependents(key)
         ]

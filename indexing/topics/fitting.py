@@ -95,8 +95,8 @@ def fit_tree(
             "most_frequent, or a larger corpus"
         )
     known = set(vocabulary)
-    kept = [[word for word in words if word in known] for words in documents]
-    numbers = [number for number, words in enumerate(kept) if words]
+    texts = [[word for word in words if word in known] for words in documents]
+    numbers = [number for number, words in enumerate(texts) if words]
     least = max(MIN_DOCUMENTS, options.topics or 0)
     if len(numbers) < least:
         raise InputError(
@@ -105,7 +105,7 @@ def fit_tree(
         )
     model = _open_model(options)
     for number in numbers:
-        model.add_doc(kept[number])
+        model.add_doc(texts[number])
     for iteration in range(options.iterations):
         model.train(1, workers=1)  # the samples of several threads would depend on their number
         report(iteration + 1)

@@ -71,7 +71,7 @@ def build_topics(tree: FittedTree, options: TopicOptions) -> tuple[TopicTree, np
     counts = np.bincount(tree.nodes * size + tree.words, minlength=len(tree.levels) * size).reshape(-1, size)
     probabilities = (counts + options.eta) / (counts.sum(1, keepdims=True) + options.eta * size)
     assigned = tree_topics(tree)
-    topic_of, kept = _number_topics(tree, counts, probabilities, assigned, options)
+    topic_of, large = _number_topics(tree, counts, probabilities, assigned, options)
     tops = top_nodes(tree)
     node_topics = np.where(tops >= 0, topic_of[tops], -1)
     leaves = np.setdiff1d(np.arange(len(tree.levels)), tree.parents)
@@ -86,7 +86,7 @@ def build_topics(tree: FittedTree, options: TopicOptions) -> tuple[TopicTree, np
     passages = tree.passages[leaves] + 1
     model = TopicModel(
         tree.vocabulary,
-        tuple(_frequent_words(tree, counts[node], options.words) for node in kept),
+        tuple(_frequent_words(tree, counts[node], options.words) for node in large),
         node_topics[leaves],
         np.log(passages / passages.sum()).astype(np.float32),
         np.log(words).astype(np.float32),
@@ -98,7 +98,7 @@ def build_topics(tree: FittedTree, options: TopicOptions) -> tuple[TopicTree, np
             parent=int(places[tree.parents[node]]) if tree.parents[node] >= 0 else -1,
             level=int(tree.levels[node]),
             topic=int(node_topics[node]),
-            merged=bool(tree.levels[node] == 1 and node not in kept),
+            merged=bool(tree.levels[node] == 1 and node not in large),
             passages=int(tree.passages[node]),
             words=_frequent_words(tree, counts[node], options.words),
         )
@@ -117,14 +117,11 @@ def _number_topics(
     is_large = sizes[top] >= max(1, options.merge_below * sizes.sum())
     large, small = top[is_large], top[~is_large]
     if len(large) < 2:
-        remedy = (
-            "give a larger parameter gamma, or another parameter eta"
-            if options.method == "hlda"
-            else "give another parameter eta or parameter alpha"
-        )
+        first = "a larger parameter gamma" if options.method == "hlda" else "another parameter alpha"
         raise InputError(
-            f"{len(top):,} topics, of which {len(large)} with at least {options.merge_below:.1%} of the "
-            f"{sizes.sum():,} passages, expected at least 2: {remedy}"
+            f"topics with at least {options.merge_below:.1%} of the {sizes.sum():,} passages: found {len(large)} (of "
+            f"{len(top):,} in all), expected at least 2: give {first}, another parameter eta, or a smaller parameter "
+            "merge_below"
         )
     topics = np.full(len(tree.levels), -1, np.int64)
     topics[large] = np.arange(len(large))

@@ -114,7 +114,7 @@ def _is_part(name: str) -> bool:
 
 
 def model_part(of: Artifact | Draft) -> Part:
-    """Returns the part with the topic model. Raises InputError if there is none."""
+    """Returns the part with the topic model. Raises InputError if it is missing."""
     parts = of.committed().values() if isinstance(of, Draft) else of.parts
     for part in parts:
         if part.name == MODEL:
@@ -148,7 +148,7 @@ def passage_words(parts: Iterable[RowPart], rows: np.ndarray) -> list[list[str]]
 
 @dataclass(frozen=True)
 class FitStage(StageDefaults):
-    """The stage that fits the topics: one unit, which begins anew if it is interrupted."""
+    """The stage that fits the topics: one unit, which starts again if it is interrupted."""
 
     corpus: Corpus
     options: TopicOptions

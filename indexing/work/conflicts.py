@@ -10,7 +10,7 @@ from typing import Any
 _HASH = re.compile(r"[0-9a-f]{32,}")
 _SEARCH = "search_parameters"  # nested settings, each of which is an option
 # settings without an option
-_NO_OPTIONS = ("numerics", "lucene", "anserini", "training_threads", "title", "copies", "pool_draws")
+_NO_OPTIONS = ("numerics", "lucene", "anserini", "tomotopy", "training_threads", "title", "copies", "pool_draws")
 # What a setting is where it is not stored, because it came later than the first artifacts.
 _UNSTORED = {"loop.optimizer": "adamw"}
 _OTHER_NAMES = {  # how a job gives another name, if not by its option --name; a store has one corpus

@@ -8,7 +8,7 @@ import unicodedata
 MIN_LETTERS = 3
 _WORD = re.compile(rf"[^\W\d_]{{{MIN_LETTERS},}}")
 
-# English function words of at least three letters, and what is left of contractions ("doesn't": "doesn").
+# English function words of at least three letters, and the remains of contractions ("doesn't": "doesn").
 _STOP_WORDS = """
     about above across after afterwards again against ain all almost alone along already also although always among
     amongst and another any anybody anyone anything anyway anywhere are aren around because been before beforehand

@@ -1,8 +1,8 @@
 """A job that is ended at any storage write is completed by the same command, with the same bytes.
 
-Every write and every deletion of a small import, encoding, index, BM25 index, search, mining and training run is tried:
-it raises (all of them), and the process ends at it (a seeded sample; all in the long form). A fault strikes before the
-write, or after it, as if its acknowledgement was lost.
+Every write and every deletion of a small import, encoding, index, BM25 index, fit of topics, search, mining and
+training run is tried: it raises (all of them), and the process ends at it (a seeded sample; all in the long form). A
+fault strikes before the write, or after it, as if its acknowledgement was lost.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
         "encode_corpus": ("--encoder", str(model), "--name", "enc", *NUMERICS),
         "build_index": ("--embeddings", "enc", "--factory", "IVF2,SQ8", "--shards", "2"),
         "build_bm25": ("--shards", "2"),
+        "fit_topics": ("--min-passages", "2", "--most-frequent", "0", "--iterations", "3", "--merge-below", "0"),
         "search": ("--mode", "bm25", "--split", "train", "--k", "5"),
         "mine_negatives": ("--sources", "bm25", "--depth", "10", "--part-queries", "5", "--denoised-negatives", "0"),
         "tune_prompts": (
@@ -89,7 +90,10 @@ def steps(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
     return found
 
 
-JOBS = ("import_corpus", "encode_corpus", "build_index", "build_bm25", "search", "mine_negatives", "tune_prompts")
+JOBS = (
+    *("import_corpus", "encode_corpus", "build_index", "build_bm25", "fit_topics", "search", "mine_negatives"),
+    "tune_prompts",
+)
 
 
 def fail() -> None:
@@ -128,6 +132,7 @@ def test_the_plan_of_a_completed_job_says_that_nothing_is_to_be_made(
         "encode_corpus": "embeddings/enc/g0000",
         "build_index": "index/enc/g0000",
         "build_bm25": "bm25/bm25/g0000",
+        "fit_topics": "topics/topics/g0000",
         "search": "runs/source-train-bm25",
         "mine_negatives": "negatives/source-train-bm25",
         "tune_prompts": "prompts/task",

@@ -36,6 +36,8 @@ IMPORTS = {
     "import jobs.mine_negatives": HEAVY,
     "import jobs.encode_corpus": HEAVY,
     "import jobs.serve_search": HEAVY,
+    "import jobs.fit_topics": (*HEAVY, "tomotopy"),
+    "import indexing.topics.reader, retriever.topics.model": (*HEAVY, "tomotopy"),
     "import jobs.build_index": tuple(name for name in HEAVY if name != "faiss"),
 }
 
