@@ -92,6 +92,7 @@ class TuneMaker:
         if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         tuning = self.tuning
+        categories_field = None if tuning.categories is None else tuning.categories.field
         training = open_sets(
             self.store,
             self.sets,
@@ -99,7 +100,7 @@ class TuneMaker:
             batches=self.batches,
             weighted=tuning.draw_positive == "weighted",
             teacher=tuning.distills,
-            categories_field=None if tuning.categories is None else tuning.categories.field,
+            categories_field=categories_field,
         )
         training.check(self.fingerprints)
         data = training.data
@@ -132,7 +133,14 @@ class TuneMaker:
 
         queries = Queries.open(self.store, self.sets[0].queries)
         dev = dev_set(
-            self.corpus, queries, self.dev_split, self.dev_limit, self.dev_passages, compose, vectors=system.vectors
+            self.corpus,
+            queries,
+            self.dev_split,
+            self.dev_limit,
+            self.dev_passages,
+            compose,
+            vectors=system.vectors,
+            categories_field=categories_field,
         )
         system.check_queries(dev.queries)
         return system, lambda: dev.mrr(system, rank, world), refresh

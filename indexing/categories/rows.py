@@ -44,13 +44,13 @@ def categories_of_rows(corpus: Corpus, field: str = "categories", rows: np.ndarr
                 names = category_names(metadata, field, f"{part.artifact.url}: the passage {id!r}")
                 counts[row] = len(names)
                 values.extend(numbers.setdefault(name, len(numbers)) for name in names)
-    names = sorted(numbers)
-    by_name = np.empty(len(names), np.int32)
-    by_name[[numbers[name] for name in names]] = np.arange(len(names), dtype=np.int32)
+    ordered = sorted(numbers)
+    by_name = np.empty(len(ordered), np.int32)
+    by_name[[numbers[name] for name in ordered]] = np.arange(len(ordered), dtype=np.int32)
     of_values = np.repeat(np.arange(corpus.num_rows), counts)
     sorted_values = by_name[np.array(values, np.int64)]
     order = np.lexsort((sorted_values, of_values))
-    return CategoryTable(tuple(names), np.concatenate([[0], np.cumsum(counts)]), sorted_values[order])
+    return CategoryTable(tuple(ordered), np.concatenate([[0], np.cumsum(counts)]), sorted_values[order])
 
 
 def category_names(metadata: str, field: str, place: str) -> set[str]:

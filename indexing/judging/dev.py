@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from indexing.categories import categories_of_rows
 from indexing.corpus import Corpus
 from indexing.pairs.judged import judged_pairs
 from indexing.queries import Queries
@@ -37,7 +38,7 @@ class DevSplit:
 
 def dev_set(
     corpus: Corpus, queries: Queries, split: str, limit: int | None, passages: int, compose: Compose, *,
-    vectors: Vectors | None = None,
+    vectors: Vectors | None = None, categories_field: str | None = None,
 ) -> DevSet:  # fmt: skip
     """Returns the queries and passages that measure quality; the same on every worker.
 
@@ -49,9 +50,12 @@ def dev_set(
         passages: Number of passages: the relevant ones, and random others.
         compose: Joins titles and texts, as the system does.
         vectors: Reads the vectors of passages, which the system then does not encode; None: it encodes them.
+        categories_field: Passages that share a category of this metadata field with a judged passage of a query are
+            relevant too; None: the judged ones alone are.
 
     Raises:
-        InputError: If no query has a relevant passage in the corpus.
+        InputError: If no query has a relevant passage in the corpus, or if categories are needed and one of these
+            passages has none.
     """
     pairs = judged_pairs(corpus, queries, split, limit)
     if not pairs.ids:
@@ -62,11 +66,14 @@ def dev_set(
     sample = np.random.default_rng(0).choice(others, count, replace=False)
     pool = np.sort(np.concatenate([needed, sample])).astype(np.int64)
     positives = [np.searchsorted(pool, np.sort(rows)) for rows in pairs.rows]
+    if categories_field is not None:
+        members = categories_of_rows(corpus, categories_field, pool).members(pool)
+        positives = [np.flatnonzero(members[:, members[own].any(axis=0)].any(axis=1)) for own in positives]
     if vectors is not None:
         dim = vectors(pool[:1]).shape[1]
         return DevSet(pairs.texts, positives, [], read_blocks(vectors, pool, dim))
-    members = corpus.passages(pool)
-    composed = compose([passage.title for passage in members], [passage.text for passage in members])
+    in_pool = corpus.passages(pool)
+    composed = compose([passage.title for passage in in_pool], [passage.text for passage in in_pool])
     return DevSet(pairs.texts, positives, composed)
 
 

@@ -19,7 +19,8 @@ class CategoryTraining(Common):
     positives: Literal["judged", "categories"] = "judged"
     """judged: the positives of a query are the passages that its judgements name; categories (Topic-DPR): all passages
     of the batch that share a category with its judged passage, each weighted by the overlap of their categories, and
-    the other passages of the batch are its negatives. Without mined negatives; use a large --batch."""
+    the other passages of the batch are its negatives. Without mined negatives; use a large --batch. The relevance of
+    --dev-split is by category too."""
     categories_field: str | None = None
     """With --positives categories: the metadata field of a passage with its categories, a list of names. Default:
     categories."""
@@ -37,9 +38,9 @@ class CategoryTraining(Common):
         Raises:
             InputError: If an option has a bad value, or does not fit the positives.
         """
-        own = {"categories_field": self.categories_field, "category_weight": self.category_weight}
+        values = {"categories_field": self.categories_field, "category_weight": self.category_weight}
         if self.positives == "judged":
-            for name, value in own.items():
+            for name, value in values.items():
                 if value is not None:
                     raise InputError(
                         f"parameter {name} {value}: is for positives with a common category: give --positives "

@@ -95,9 +95,14 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     sets = training_sets(store, options, queries)
     weighted = options.draw_positive == "weighted"
     training = open_sets(
-        store, sets, limit=options.limit, batches=options.batches, weighted=weighted, teacher=tuning.distills,
+        store,
+        sets,
+        limit=options.limit,
+        batches=options.batches,
+        weighted=weighted,
+        teacher=tuning.distills,
         categories_field=None if tuning.categories is None else tuning.categories.field,
-    )  # fmt: skip
+    )
     data, corpus = training.data, training.corpus
     options.dev_split_of(queries)
     if options.learn_temperature and options.zero == 3:

@@ -261,9 +261,8 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
         if self.learn_temperature and self.temperature_lr is None:
             values["temperature_lr"] = TEMPERATURE_LR
         values["negatives_per_query"] = self.negatives_per_query
-        negatives = None if self.negatives == NO_NEGATIVES else self.negatives
-        categories = self.categories({"negatives": negatives, "negatives_per_query": self.negatives_per_query,
-                                      "refresh_epochs": self.refresh_epochs})  # fmt: skip
+        mining = {name: getattr(self, name) for name in ("negatives", "negatives_per_query", "refresh_epochs")}
+        categories = self.categories(mining | ({"negatives": None} if self.negatives == NO_NEGATIVES else {}))
         if categories is not None:
             values["negatives_per_query"] = 0
         elif self.negatives_per_query is None:

@@ -27,7 +27,9 @@ class CategoryOptions:
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
         if not 0 <= self.weight <= 0.5:
-            raise InputError(f"parameter category_weight {self.weight:g}: expected 0 to 0.5, because the loss of "
-                             "queries and passages has the weight 1 - 2 times it")  # fmt: skip
+            raise InputError(
+                f"parameter category_weight {self.weight:g}: expected 0 to 0.5, because the loss of queries and "
+                "passages has the weight 1 - 2 times it"
+            )
         if not self.field:
             raise InputError("parameter categories_field '': expected the name of a metadata field")
