@@ -9,6 +9,11 @@ rates: quality against queries per second (HYPER, Fig. 4), from files of evaluat
 
     python jobs/evaluate.py --store data/kilt --source bm25 exact:base --rate-queries 1000 --json results/base.json
     python jobs/draw.py rates --evaluation results/base.json --metric nDCG@10 --rate hyper=250
+
+points: passages as points in the plane, by t-SNE of their vectors, coloured by topic and by category (Topic-DPR, Fig.
+4). It needs scikit-learn (pip install ".[pictures]"):
+
+    python jobs/draw.py points --store data/arxiv --embeddings topics --topics arxiv --categories-field categories
 """
 
 from __future__ import annotations
@@ -29,16 +34,18 @@ from indexing.runs import whole_file
 from indexing.store import Store
 from retriever.errors import InputError
 
-Picture = Literal["attention", "rates"]
+Picture = Literal["attention", "rates", "points"]
 NAME_LENGTH = 80  # characters of the names in the name of a picture
 # The options that a picture needs, and others that it uses.
 NEEDED: dict[Picture, tuple[str, ...]] = {
     "attention": ("store", "task", "queries"),
     "rates": ("evaluation",),
+    "points": ("store",),
 }
 USED: dict[Picture, tuple[str, ...]] = {
     "attention": ("limit", "ray"),
     "rates": ("metric", "rate", "label"),
+    "points": ("embeddings", "topics", "categories_field"),
 }
 
 
@@ -73,14 +80,30 @@ class Draw(Common):
     label: tuple[str, ...] = ()
     """rates: names of runs in the picture, each as RUN=TEXT. Runs with the same name are one point: their mean quality,
     and the rate of a mix with as many queries of each."""
+    embeddings: str | None = None
+    """points: embeddings of the passages; may be left out if the store has only one."""
+    topics: str | None = None
+    """points: colour passages by these topics (fit_topics); without --topics and --categories-field there is nothing to
+    colour them by."""
+    categories_field: str | None = None
+    """points: colour passages by the categories in this metadata field. A passage with several has the colour of the
+    one that most of the drawn passages have."""
+    sample: int = 2_000
+    """points: draw N random passages."""
+    perplexity: float = 30.0
+    """points: perplexity of t-SNE, about how many neighbours of a passage are kept near to it."""
+    seed: int = 0
+    """points: seed of the random passages and of t-SNE."""
 
 
 def main(options: Draw) -> None:
     check_options(options)
     if options.picture == "attention":
         draw_attention(options)
-    else:
+    elif options.picture == "rates":
         draw_rates_of(options)
+    else:
+        draw_passages(options)
 
 
 def check_options(options: Draw) -> None:
@@ -92,7 +115,8 @@ def check_options(options: Draw) -> None:
     for picture in get_args(Picture):
         for name in (*NEEDED[picture], *USED[picture]):
             if name not in (*used, "store") and getattr(options, name):
-                raise InputError(f"{options.picture} --{name}: this picture has no use for it, it goes with {picture}")
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{options.picture} {option}: this picture has no use for it, it goes with {picture}")
     if options.png is not None and not options.png.endswith(".png"):
         raise InputError(f"--png {options.png}: expected a name that ends with .png")
 
@@ -153,6 +177,43 @@ def draw_rates_of(options: Draw) -> None:
     for point in points:
         say(f"{point.label}: {metric} {point.quality:.4f}, {point.queries_per_s:,.4g} queries/s")
     return say(f"{len(points)} points: {path}")
+
+
+def draw_passages(options: Draw) -> None:
+    """Draws passages by t-SNE of their vectors, coloured by topic and by category."""
+    from jobs.pictures.passages import open_points
+
+    if options.topics is None and options.categories_field is None:
+        raise InputError("points: expected --topics or --categories-field, to colour passages by; give one or both")
+    if options.sample < 2 or options.seed < 0:
+        raise InputError(f"--sample {options.sample} --seed {options.seed}: expected at least 2, and at least 0")
+    points = open_points(
+        Store(options.store).require(),
+        options.embeddings,
+        topics=options.topics,
+        field=options.categories_field,
+        sample=options.sample,
+        seed=options.seed,
+    )
+    name = points.embeddings.name
+    path = options.png or default_path("points", name, *(panel.title for panel in points.panels))
+    if options.plan:
+        say(f"passages {len(points.rows):,} of {points.embeddings.num_rows:,} of embeddings/{name}")
+        return say(f"writes   {path}")
+    from jobs.pictures.points import draw_points, project
+
+    positions = project(points.embeddings.take(points.rows), perplexity=options.perplexity, seed=options.seed)
+    picture = draw_points(positions, points.panels, title=options.title or f"t-SNE of passages, {name}")
+    document = {
+        "embeddings": name,
+        "perplexity": options.perplexity,
+        "seed": options.seed,
+        "ids": points.ids,
+        "positions": positions.round(4).tolist(),
+        **{panel.title: list(panel.groups) for panel in points.panels},
+    }
+    write(path, picture, document, options)
+    return say(f"{len(points.rows):,} of {points.embeddings.num_rows:,} passages of embeddings/{name}: {path}")
 
 
 def default_path(picture: str, *names: str) -> str:

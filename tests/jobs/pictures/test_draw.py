@@ -7,13 +7,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from jobs.pictures.passages import group_by_category
+
 import numpy as np
 import pytest
-from samples import write_queries
+from samples import write_beir, write_queries
 from serving import OPTIONS, computed_prompt
 
+from indexing.corpus import Corpus
 from indexing.models import commit_files
 from indexing.store import Store
+from indexing.topics.reader import Topics
 from retriever.encoder import Encoder
 from retriever.prompts import TaskPrompt
 
@@ -120,3 +124,35 @@ def test_rates_of_measured_sources(world, tmp_path: Path, done: Done, refused: D
     assert "has no RR" in refused(*drawing, "--rate", "x=1", "y=1", "--metric", "RR@1000")
     other.write_text("[]")
     assert "not a file of evaluate with runs" in refused(*drawing)
+
+
+def test_points_by_topic_and_category(world, tmp_path: Path, done: Done, refused: Done) -> None:
+    """A sample of 40 of the 240 passages; their topics are those of the corpus."""
+    fitting = ("--min-passages", 2, "--most-frequent", 0, "--iterations", 5, "--method", "lda", "--topics", 2)
+    done("fit_topics", "--store", world.store, *fitting)
+    png = tmp_path / "p.png"
+    command = ("draw", "points", "--store", world.store, "--png", png, "--sample", 40, "--perplexity", 5)
+    assert "expected --topics or --categories-field" in refused(*command)
+    assert "the passage 'p" in refused(*command, "--categories-field", "kind")
+    assert "goes with attention" in refused(*command, "--topics", "topics", "--task", "t")
+    out = done(*command, "--topics", "topics")
+    assert out == f"40 of 240 passages of embeddings/enc: {png}\n"
+    numbers = json.loads(png.with_suffix(".json").read_text())
+    rows = np.sort(np.random.default_rng(0).choice(240, 40, replace=False))
+    assert numbers["ids"] == [f"p{row}" for row in rows]
+    topics = Topics.open(Store(str(world.store)))
+    expected = topics.of_rows()[rows].tolist()
+    words = [f"{number}: {' '.join(of[:3])}" for number, of in enumerate(topics.model.words)]
+    assert numbers["by topic"] == ["" if topic < 0 else words[topic] for topic in expected]
+    assert np.array(numbers["positions"]).shape == (40, 2)
+    assert done(*command, "--topics", "topics", "--plan").splitlines()[0] == "passages 40 of 240 of embeddings/enc"
+
+
+def test_a_passage_of_several_categories_is_in_the_largest(tmp_path: Path, done: Done) -> None:
+    """Categories by the number of passages: b 3, a 2, c 1."""
+    kinds = (["a", "b"], ["b", "c"], ["a"], ["b"])
+    passages = [{"_id": f"d{n}", "text": "x", "metadata": {"kinds": names}} for n, names in enumerate(kinds)]
+    done("import_corpus", "--store", tmp_path / "s", "--source", write_beir(tmp_path / "raw", passages))
+    corpus = Corpus.open(Store(str(tmp_path / "s")))
+    assert group_by_category(corpus, "kinds", np.arange(4)).groups == ["b", "b", "a", "b"]
+    assert group_by_category(corpus, "kinds", np.array([0, 2])).groups == ["a", "a"]

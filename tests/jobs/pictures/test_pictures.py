@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 
 from jobs.pictures.canvas import COLOURS
+from jobs.pictures.points import Panel, draw_points, project
 from jobs.pictures.rates import RatePoint, draw_rates
 from jobs.pictures.similarities import draw_similarities
 
 import numpy as np
 import pytest
+
+from retriever.errors import InputError
 
 
 def pixels(png: bytes) -> np.ndarray:
@@ -72,3 +75,44 @@ def test_a_point_is_where_its_rate_and_quality_are(rates: tuple[float, float]) -
     one, other = (marker(places_of(picture, colour)) for colour in COLOURS[:2])
     assert one[0] + 200 < other[0]
     assert one[1] + 200 < other[1]
+
+
+def test_tsne_keeps_clusters_together_and_gives_the_same_positions() -> None:
+    """Three clusters of 20 directions, with lengths that do not count: each point's neighbour is of its cluster."""
+    draw = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(3), 20)
+    directions = np.eye(3)[clusters] + 0.1 * draw.normal(size=(60, 3))
+    vectors = (directions * draw.uniform(0.5, 20, (60, 1))).astype(np.float16)
+    positions = project(vectors, perplexity=8, seed=1)
+    assert positions.shape == (60, 2)
+    np.testing.assert_array_equal(positions, project(vectors, perplexity=8, seed=1))
+    distances = ((positions[:, None] - positions) ** 2).sum(2) + np.diag(np.full(60, np.inf))
+    assert (clusters[distances.argmin(1)] == clusters).all()
+    with pytest.raises(InputError, match="perplexity 60: 60 points, expected at least 1 and less than"):
+        project(vectors, perplexity=60)
+
+
+def test_points_have_the_colours_of_their_groups() -> None:
+    """The largest group is left, the second one right, and a point without a group below; one panel for each."""
+    positions = np.array([[0, 1], [0.1, 1], [0.2, 1], [9, 1], [9.1, 1], [5, -8]])
+    groups = ["first", "first", "first", "second", "second", ""]
+    panels = [Panel("by topic", groups), Panel("by category", ["x"] * 6)]
+    png = draw_points(positions, panels, title="t")
+    assert png == draw_points(positions, panels, title="t")
+    picture = pixels(png)
+    first = picture[:, : picture.shape[1] // 2]
+    one, other = (marker(places_of(first, colour)) for colour in COLOURS[:2])
+    assert one[1] + 400 < other[1]
+    assert abs(one[0] - other[0]) < 5
+    grey = places_of(first, "#C4C4C4")
+    assert grey[:, 0].min() > one[0] + 400
+    assert not len(places_of(picture[:, picture.shape[1] // 2 :], COLOURS[1]))  # one group in the other panel
+
+
+def test_only_the_ten_largest_groups_have_a_colour() -> None:
+    positions = np.random.default_rng(0).normal(size=(25, 2))
+    many = [f"g{number}" for number in range(12)] * 2 + ["g11"]
+    few = [group if group in ("g11", *(f"g{n}" for n in (0, 1, 2, 3, 4, 5, 6, 10))) else "" for group in many]
+    few = [group or ("g7" if full == "g7" else "") for group, full in zip(few, many, strict=True)]
+    # g8 and g9 are the last of equal size in the order of the alphabet, so they are grey, as if they had no group.
+    assert draw_points(positions, [Panel("p", many)], title="t") == draw_points(positions, [Panel("p", few)], title="t")
