@@ -92,7 +92,8 @@ class CategoryRelevance:
 
     def _of_judged(self, qrels: pa.Table, ids: Sequence[str]) -> dict[str, frozenset[str]]:
         """Returns the categories of the relevant judged passages of queries, for those that have such a passage."""
-        qrels = qrels.filter(pc.and_(pc.greater(qrels["score"], 0), pc.is_in(qrels["query_id"], pa.array(ids))))
+        chosen = pa.array(ids, qrels["query_id"].type)
+        qrels = qrels.filter(pc.and_(pc.greater(qrels["score"], 0), pc.is_in(qrels["query_id"], chosen)))
         found: dict[str, set[str]] = {}
         rows = self.corpus.rows_of(qrels["corpus_id"].to_pylist())
         for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):

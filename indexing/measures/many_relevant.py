@@ -48,11 +48,12 @@ def metric_values(is_relevant: np.ndarray, num_relevant: np.ndarray, metric: str
         return np.zeros(len(hits))
     ranks = np.arange(1, hits.shape[1] + 1)
     if kind == "Acc":
-        return hits.any(axis=1).astype(np.float64)
+        return np.asarray(hits.any(axis=1), np.float64)
     if kind == "MRR":
-        return np.where(hits.any(axis=1), 1 / (hits.argmax(axis=1) + 1), 0.0)
+        return np.asarray(hits.any(axis=1) / (hits.argmax(axis=1) + 1), np.float64)
     precisions = hits.cumsum(axis=1) / ranks
-    return (precisions * hits).sum(axis=1) / np.maximum(np.minimum(cutoff, num_relevant), 1)
+    totals = (precisions * hits).sum(axis=1)
+    return np.asarray(totals / np.maximum(np.minimum(cutoff, num_relevant), 1), np.float64)
 
 
 def expected_values(num_relevant: np.ndarray, num_passages: int, metrics: Sequence[str]) -> dict[str, np.ndarray]:

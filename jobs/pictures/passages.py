@@ -68,7 +68,7 @@ def open_points(
 
 def group_by_topic(store: Store, name: str, rows: np.ndarray) -> Panel:
     """Groups passages by their topic; those of which no topic is known have none."""
-    from indexing.topics import Topics
+    from indexing.topics.reader import Topics
 
     opened = Topics.open(store, name)
     labels = [f"{n}: {' '.join(words[:WORDS_SHOWN])}" for n, words in enumerate(opened.model.words)]

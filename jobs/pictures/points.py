@@ -90,7 +90,9 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
         layers += [(name, groups == name, colour) for name, colour in zip(largest, _COLOURS, strict=False)]
         for name, chosen, colour in layers:
             label = f"{_cut(name)} ({int(chosen.sum()):,})"
-            axes.scatter(*positions[chosen].T, s=9, color=colour, linewidths=0, label=plain(label))
+            axes.scatter(
+                positions[chosen, 0], positions[chosen, 1], s=9, color=colour, linewidths=0, label=plain(label)
+            )
         (left, bottom), (right, top) = middle - reach, middle + reach
         axes.set(xticks=[], yticks=[], xlim=(left, right), ylim=(bottom, top))
         axes.set_title(plain(panel.title), fontsize=FONT + 1)

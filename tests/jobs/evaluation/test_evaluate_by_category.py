@@ -101,6 +101,9 @@ def test_deleted_passages_are_not_relevant_and_all_queries_may_be_measured(
     done("import_queries", "--store", store, "--source", source)
     done(*command, "--split", "all", "--queries", "own", "--json", tmp_path / "all.json")
     document = json.loads((tmp_path / "all.json").read_text())
+    assert "have the categories of their judged passages" not in done(
+        *command, "--queries", "own", "--json", tmp_path / "own.json"
+    )
     assert document["query_ids"] == ["q0", "q4"]
     assert document["per_query"][str(run)]["MAP@2"] == [pytest.approx(1 / 2 / 2), pytest.approx(1 / 2 / 2)]
 

@@ -99,13 +99,13 @@ def test_points_have_the_colours_of_their_groups() -> None:
     panels = [Panel("by topic", groups), Panel("by category", ["x"] * 6)]
     png = draw_points(positions, panels, title="t")
     assert png == draw_points(positions, panels, title="t")
-    picture = pixels(png)
+    picture = pixels(png)[:1000]  # without the legends
     first = picture[:, : picture.shape[1] // 2]
     one, other = (marker(places_of(first, colour)) for colour in COLOURS[:2])
     assert one[1] + 400 < other[1]
     assert abs(one[0] - other[0]) < 5
     grey = places_of(first, "#C4C4C4")
-    assert grey[:, 0].min() > one[0] + 400
+    assert np.median(grey[:, 0]) > one[0] + 400  # the edges of letters are grey too
     assert not len(places_of(picture[:, picture.shape[1] // 2 :], COLOURS[1]))  # one group in the other panel
 
 
