@@ -6,6 +6,10 @@ Sources are searched first, as deep as the metrics need, and their runs are meas
 
     python jobs/evaluate.py --store data/squad --source bm25 exact:minilm 0.5*bm25+0.5*exact:minilm --split test
 
+With --relevance category, a passage is relevant if it has a category in common with the query (Topic-DPR):
+
+    python jobs/evaluate.py --store data/arxiv --run bm25 topics --split test --relevance category
+
 The vectors of embeddings are measured with the judged pairs of the split, by alignment and uniformity (Wang and Isola
 2020); lower is better:
 
@@ -19,11 +23,13 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jobs.cli import Common, run, say, say_complete, say_stages
-from jobs.evaluation.embeddings import describe_counts, measure_embeddings, open_embeddings
-from jobs.evaluation.measures import PAGE_R_PRECISION, measure_of, needs_judgements
+from jobs.evaluation.categories import RANDOM, category_measure
+from jobs.evaluation.embeddings import measure_embeddings, open_embeddings
+from jobs.evaluation.measures import PAGE_R_PRECISION, Measure, measure_of, needs_judgements
+from jobs.evaluation.rates import measure_rates
 from jobs.evaluation.searches import make_run, open_searches
 
 import numpy as np
@@ -34,6 +40,8 @@ from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
 from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
+from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
+from indexing.measures.many_relevant import parse_metric
 from indexing.metrics import holm, paired_test, parse_metrics
 from indexing.queries import ALL, Queries
 from indexing.runs import falling, read_run, read_trec, whole_file
@@ -41,6 +49,7 @@ from indexing.store import Store
 from indexing.work.work import check_targets, complete_artifact
 from retriever.errors import InputError
 
+METRICS = ("nDCG@10", "R@100", "RR@10")
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
 NAME_LENGTH = 60  # characters of the runs' names in the name of the file
 
@@ -69,12 +78,20 @@ class Evaluate(Common):
     raw: vectors as they are (DPTDR), left out if the encoder normalises them."""
     split: str = "test"
     """The split of the queries whose judgements count; all: every query of the query set, judged or not, by Answer@K
-    and PageRprec alone."""
+    and PageRprec alone, or by category."""
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""
-    metrics: tuple[str, ...] = ("nDCG@10", "R@100", "RR@10")
-    """Metrics by their names in ir-measures; Answer@K: whether one of the first K hits contains an answer of the query
-    (DPR's top-K accuracy); PageRprec: KILT's R-precision, of the pages of the hits and the provenance of the query."""
+    metrics: tuple[str, ...] | None = None
+    """Metrics; default: nDCG@10 R@100 RR@10, or Acc@1 Acc@10 MRR@100 MAP@10 MAP@50 with --relevance category, which has
+    Acc@K, MRR@K and MAP@K. Otherwise by their names in ir-measures; Answer@K: whether one of the first K hits contains
+    an answer of the query (DPR's top-K accuracy); PageRprec: KILT's R-precision, of the pages of the hits and the
+    provenance of the query."""
+    relevance: Literal["judged", "category"] = "judged"
+    """judged: passages are relevant as the split judges them; category: a passage is relevant if it has a category in
+    common with the query (Topic-DPR), by the metadata of both. A query without categories has those of its judged
+    passages. The expected values of a random ranking are printed too."""
+    categories_field: str = "categories"
+    """With --relevance category: metadata field with the categories, a list of names."""
     median_length: int | None = None
     """Also report the median length of the first N passages of each query, in words of title and text; default: not
     reported. 10, as in GTR's analysis, shows whether a retriever prefers longer passages than another one."""
@@ -84,8 +101,16 @@ class Evaluate(Common):
     task: str | None = None
     """With --embeddings or --source: tuned task of the queries; default: the task that the corpus was encoded for, if
     any."""
+    rate_queries: int | None = None
+    """With --source: also measure queries per second, from texts to hits, with the first N queries; the median of three
+    rounds in this process. Default: not measured. draw rates draws it against the quality. It differs from call to
+    call, so a repeated evaluation needs --overwrite."""
+    rate_batch: int = 1_000
+    """With --rate-queries: number of queries that are searched at once. Each batch opens the files of its source again,
+    so small batches are slower here than on a server."""
     sample: int = 10_000
-    """With --embeddings: measure uniformity over all pairs of N random queries, and of N random passages."""
+    """With --embeddings: measure uniformity over all pairs of N random queries, and of N random passages; with
+    --relevance category, alignment and cosines too, over all pairs of such a query and such a passage."""
     seed: int = 0
     """With --embeddings: seed of the random queries and passages."""
     json: str | None = None
@@ -109,11 +134,17 @@ def main(options: Evaluate) -> None:
             f"--median-length {options.median_length}: expected at least 1, and --run or --source: it is the "
             "number of passages per query of a run; correct it or name a run"
         )
+    check_rate_options(options)
     store = Store(options.store).require()
-    metrics = [metric for word in options.metrics for metric in word.split()] if options.run or options.source else []
+    by_category = options.relevance == "category"
+    named = options.metrics if options.metrics is not None else CATEGORY_METRICS if by_category else METRICS
+    metrics = [metric for word in named for metric in word.split()] if options.run or options.source else []
+    if by_category:
+        for metric in metrics:
+            parse_metric(metric)
     queries = Queries.open(store, options.queries)
-    qrels = judgements(queries, options.split, metrics)
-    if options.source:  # before a search, which may take long
+    qrels = judgements(queries, options.split, [] if by_category else metrics)
+    if options.source and not by_category:  # before a search, which may take long
         parse_metrics([metric for metric in metrics if needs_judgements(metric)])
     searches = open_searches(store, options, metrics)
     runs = [Run(name, Path(name).is_file()) for name in options.run]
@@ -134,19 +165,37 @@ def main(options: Evaluate) -> None:
             names = metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
             say(f"{len(runs)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(names)}")
         for name, work in works.items():
-            say(f"embeddings {name}: {len(work.texts):,} queries to encode, {describe_counts(work)}")
+            say(f"embeddings {name}: {len(work.texts):,} queries to encode, {work.describe()}")
         return
     for search in searches:
         make_run(store, search, options)
+    path = options.json or default_path(store, queries, options, runs, metrics)
+    if options.rate_queries is not None and not options.overwrite and Path(path).exists():
+        raise InputError(
+            f"{path}: the file exists, and a rate differs from call to call: give --overwrite to replace it, or "
+            "another --json"
+        )
     document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": len(set(ids))}
     if runs:
         document |= measure_runs(store, queries, qrels, options, runs, metrics, ids, judged)
     if works:
         document["embeddings"] = measure_embeddings(store, works, options)
-    path = options.json or default_path(store, queries, options, runs, metrics)
+    if options.rate_queries is not None:
+        document["rates"] = measure_rates(searches, options.rate_queries, options.rate_batch)
     with whole_file(path, overwrite=options.overwrite) as file:
         file.write_text(json.dumps(document, indent=1) + "\n")
     say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
+
+
+def check_rate_options(options: Evaluate) -> None:
+    """Raises InputError if a rate cannot be measured as the options say."""
+    if options.rate_queries is not None and (options.rate_queries < 1 or not options.source):
+        raise InputError(
+            f"--rate-queries {options.rate_queries}: expected at least 1, and --source: the rate of a search is "
+            "measured, not of a run; correct it or name a source"
+        )
+    if options.rate_batch < 1:
+        raise InputError(f"--rate-batch {options.rate_batch}: expected at least 1")
 
 
 def measure_runs(
@@ -171,7 +220,15 @@ def measure_runs(
         ids: The queries that are measured.
         judged: Ids of all queries that the split judges.
     """
-    measure = measure_of(store, queries, qrels, ids, metrics)
+    measure: Measure
+    expected: dict[str, dict[str, np.ndarray]] = {}
+    if options.relevance == "category" and metrics:
+        measure = by_category = category_measure(
+            store, queries, None if options.split == ALL else qrels, ids, metrics, options.categories_field
+        )
+        expected[RANDOM] = by_category.of_random_ranking()
+    else:
+        measure = measure_of(store, queries, qrels, ids, metrics)
     values: dict[str, dict[str, np.ndarray]] = {}
     lengths: dict[str, PassageLength] = {}
     for measured in runs:
@@ -191,7 +248,7 @@ def measure_runs(
     tests = {m: {name: paired_test(values[first][m], values[name][m]) for name in others} for m in metrics}
     p_values = {metric: holm(metric_tests) for metric, metric_tests in tests.items()}
     if metrics:
-        say(format_table(values, p_values, metrics))
+        say(format_table({**values, **expected}, p_values, metrics))
     for name, length in lengths.items():
         say(
             f"{name}: median length {length.words:g} words, of the {length.passages:,} passages among the first "
@@ -203,6 +260,9 @@ def measure_runs(
         "query_ids": sorted(set(ids)),
         "per_query": {name: {m: v.tolist() for m, v in run_values.items()} for name, run_values in values.items()},
     }
+    if expected:
+        document["relevance"] = {"category": options.categories_field}
+        document["random_ranking"] = {metric: float(v.mean()) for metric, v in expected[RANDOM].items()}
     if lengths:
         document["median_length"] = {name: asdict(length) for name, length in lengths.items()}
     return document
@@ -268,6 +328,10 @@ def default_path(store: Store, queries: Queries, options: Evaluate, runs: list[R
         measured.append([fingerprints, options.task, options.sample, options.seed])
     if options.median_length is not None:
         measured.append({"median_length": options.median_length})
+    if options.relevance == "category":
+        measured.append({"relevance": options.categories_field})
+    if options.rate_queries is not None:
+        measured.append({"rate_queries": options.rate_queries, "rate_batch": options.rate_batch})
     digits = fingerprint_of(measured)[:8]
     parts = [*(Path(run.name).stem if run.is_file else run.name for run in runs), *options.embeddings]
     names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts))[:NAME_LENGTH]

@@ -48,6 +48,7 @@ _STEP = 16
 # Bytes of the prompts of a batch in which some are computed; larger batches are cut. Each row's prompt takes as many as
 # the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)
 _COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
+_WEIGHT_BLOCK = 256  # texts whose word embeddings are in memory at once, for the weights of basic prompts
 _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 
 
@@ -348,6 +349,35 @@ class Encoder:
         Arguments as in `forward`, which gives these texts vectors of NaN with check=False.
         """
         return self._prompts_of(task, side, tokens, topics).reasons()
+
+    def prompt_weights(self, texts: Sequence[str], *, task: str) -> np.ndarray:
+        """Returns the weights of the basic prompts that the prompt of each query is mixed from (HYPER, Eq. 2).
+
+        Args:
+            texts: The queries.
+            task: A task whose prompts are computed from each query.
+
+        Returns:
+            float32 [n, N], rows of sum 1; NaN where a text has no word that its prompt could be computed from.
+
+        Raises:
+            InputError: If the task is unknown, or if its prompt is the same for all queries.
+        """
+        if self._served is None or task not in self._served.names:
+            raise _unknown(task, self.tasks)
+        synthesiser = self._served.sides["query"].synthesisers.get(task)
+        if synthesiser is None:
+            raise InputError(
+                f"task {task!r}: all its queries have the same prompt: expected one whose prompts are computed from "
+                "each query"
+            )
+        tokens = self.tokenize(texts, side="query")
+        weights = np.full((len(tokens), synthesiser.options.prompts), np.nan, np.float32)
+        with_words = np.flatnonzero(self._words.counts(tokens))
+        for start in range(0, len(with_words), _WEIGHT_BLOCK):
+            rows = with_words[start : start + _WEIGHT_BLOCK]
+            weights[rows] = synthesiser.weights(self._words.largest(tokens, rows)).cpu().numpy()
+        return weights
 
     def forward(
         self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,

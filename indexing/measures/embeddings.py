@@ -135,13 +135,16 @@ class MeasureEmbeddings:
                 "expected at least 2 of each, as uniformity is measured on pairs of them"
             )
         self._draw = np.random.default_rng(seed)
-        self.queries = self._sample(np.arange(len(numbers)), sample)
-        self.passages = self._sample(alive, sample)
+        self.queries = draw_sample(self._draw, np.arange(len(numbers)), sample)
+        self.passages = draw_sample(self._draw, alive, sample)
         self._others = self._draw_others(alive)
 
-    def _sample(self, numbers: np.ndarray, size: int) -> np.ndarray:
-        """Returns a random sample, ascending; all numbers if there are no more than `size`."""
-        return numbers if len(numbers) <= size else np.sort(self._draw.choice(numbers, size, replace=False))
+    def describe(self) -> str:
+        """Returns what is measured, in words."""
+        return (
+            f"alignment of {len(self.query_rows):,} pairs, uniformity of {len(self.queries):,} queries and of "
+            f"{len(self.passages):,} passages"
+        )
 
     def _draw_others(self, alive: np.ndarray) -> np.ndarray:
         """Returns a random passage for each pair that is not relevant for its query, int64 [pairs]; -1 if all are."""
@@ -162,9 +165,7 @@ class MeasureEmbeddings:
         """
         queries = self._encoder.encode(self.texts, runner)
         passages = self.embeddings.take(self.passages)
-        forms: dict[str, Form] = {"unit": unit}
-        if self.embeddings.similarity != "cosine":
-            forms["raw"] = _unchanged
+        forms = forms_of(self.embeddings)
         sums = dict.fromkeys([*forms, "relevant", "other"], 0.0)
         for start in range(0, len(self.query_rows), _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -199,6 +200,16 @@ class MeasureEmbeddings:
         """Returns the vectors of rows in any order and with repetitions, float16 [n, dim]."""
         wanted, inverse = np.unique(rows, return_inverse=True)
         return self.embeddings.take(wanted)[inverse]
+
+
+def forms_of(embeddings: Embeddings) -> dict[str, Form]:
+    """Returns the forms in which vectors are measured; "raw" is left out if the encoder normalises them."""
+    return {"unit": unit} if embeddings.similarity == "cosine" else {"unit": unit, "raw": _unchanged}
+
+
+def draw_sample(draw: np.random.Generator, numbers: np.ndarray, size: int) -> np.ndarray:
+    """Returns a random sample, ascending; all numbers if there are no more than `size`."""
+    return numbers if len(numbers) <= size else np.sort(draw.choice(numbers, size, replace=False))
 
 
 def _unchanged(vectors: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs.cli import say
 
@@ -13,15 +13,43 @@ from indexing.store import Store
 if TYPE_CHECKING:
     from jobs.evaluate import Evaluate
 
-    from indexing.measures.embeddings import EmbeddingMeasures, MeasureEmbeddings
+    from indexing.measures.embeddings import EmbeddingMeasures
+    from indexing.work.tasks import Runner
 
 
-def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate) -> MeasureEmbeddings:
+class MeasureWork(Protocol):
+    """Embeddings that are measured, by judged pairs or by category."""
+
+    texts: list[str]
+
+    def describe(self) -> str:
+        """Returns what is measured, in words."""
+
+    def run(self, runner: Runner) -> EmbeddingMeasures:
+        """Encodes the queries and returns the measures."""
+
+
+def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate) -> MeasureWork:
     """Opens and checks embeddings that are measured. Raises InputError if they do not fit the queries."""
     from indexing.hit_sources.options import SearchOptions
-    from indexing.measures.embeddings import MeasureEmbeddings
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
+    if options.relevance == "category":
+        from indexing.measures.embeddings_by_category import MeasureByCategory
+
+        return MeasureByCategory(
+            store,
+            name,
+            queries,
+            options.split,
+            options.categories_field,
+            search,
+            limit=options.limit,
+            sample=options.sample,
+            seed=options.seed,
+        )
+    from indexing.measures.embeddings import MeasureEmbeddings
+
     return MeasureEmbeddings(
         store,
         name,
@@ -34,15 +62,7 @@ def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate
     )
 
 
-def describe_counts(work: MeasureEmbeddings) -> str:
-    """Returns what is measured, in words."""
-    return (
-        f"alignment of {len(work.query_rows):,} pairs, uniformity of {len(work.queries):,} queries and of "
-        f"{len(work.passages):,} passages"
-    )
-
-
-def measure_embeddings(store: Store, works: Mapping[str, MeasureEmbeddings], options: Evaluate) -> dict[str, Any]:
+def measure_embeddings(store: Store, works: Mapping[str, MeasureWork], options: Evaluate) -> dict[str, Any]:
     """Measures the embeddings, prints their table, and returns the figures for the JSON file."""
     from jobs.session import open_runner
 
@@ -50,7 +70,7 @@ def measure_embeddings(store: Store, works: Mapping[str, MeasureEmbeddings], opt
     results = {name: work.run(runner) for name, work in works.items()}
     say(format_measures(results))
     for name, work in works.items():
-        say(f"embeddings {name}: {describe_counts(work)}")
+        say(f"embeddings {name}: {work.describe()}")
     return {name: measures.document() for name, measures in results.items()}
 
 

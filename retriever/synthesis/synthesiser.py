@@ -110,6 +110,15 @@ class KeptSynthesiser:
         tensors = [self._keys, self._bank, *self._network.parameters()] + ([] if self._up is None else [self._up])
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
+    def weights(self, words: torch.Tensor) -> torch.Tensor:
+        """Returns the weights of the basic prompts (Eq. 1 and 2), float32 [b, N].
+
+        Args:
+            words: As in `Synthesiser.forward`.
+        """
+        with torch.no_grad():
+            return mixture(words, self._keys, self._network, self.options)
+
     def fill(self, words: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Writes the prompts of queries, and returns the weights of the basic prompts, float32 [b, N].
 
@@ -117,8 +126,8 @@ class KeptSynthesiser:
             words: As in `Synthesiser.forward`.
             out: [b, layers, 2, heads, m, head_dim], which is overwritten; it may be a part of a larger tensor.
         """
+        weights = self.weights(words)
         with torch.no_grad():
-            weights = mixture(words, self._keys, self._network, self.options)
             rounded = weights.to(self._bank.dtype)
             if self._up is not None:
                 hidden = _mixed(rounded, self._bank).tanh()

@@ -29,6 +29,7 @@ IMPORTS = {
     "import jobs.build_bm25": HEAVY,
     "import jobs.search": HEAVY,
     "import jobs.evaluate": HEAVY,
+    "import jobs.draw": HEAVY,
     "import jobs.store": HEAVY,
     "import jobs.verify": HEAVY,
     "import jobs.pipeline": HEAVY,

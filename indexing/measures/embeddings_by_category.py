@@ -1,0 +1,155 @@
+"""Measures embeddings by category (Topic-DPR, Table 3): a passage is relevant if it has a category of the query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexing.categories.relevance import CategoryRelevance
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
+from indexing.hit_sources.options import SearchOptions
+from indexing.hit_sources.query_encoder import QueryEncoder
+from indexing.measures.embeddings import SAMPLE, EmbeddingMeasures, VectorMeasures, draw_sample, forms_of
+from indexing.measures.vectors import uniformity, unit
+from indexing.queries import ALL, Queries
+from indexing.store import Store
+from indexing.work.tasks import Runner
+from retriever.errors import InputError
+
+_BLOCK = 512  # queries whose products with all passages are in memory at once
+
+
+@dataclass(frozen=True)
+class CategoryEmbeddingMeasures(EmbeddingMeasures):
+    """The measures of some embeddings by category.
+
+    Attributes:
+        other_pairs: Number of pairs of a query and a passage that is not relevant.
+    """
+
+    other_pairs: int = 0
+
+
+class MeasureByCategory:
+    """Measures all pairs of some queries and some passages; opens and checks everything before it computes.
+
+    Alignment is the mean squared distance of the relevant pairs (Topic-DPR, Eq. 8), and cosines are means over the
+    relevant pairs and over all others.
+
+    Attributes:
+        embeddings: The embeddings.
+        texts: Texts of the queries that are measured.
+        passages: Rows of the passages that are measured, int64, ascending.
+        num_pairs: Number of relevant pairs.
+
+    Args:
+        store: The store.
+        name: Name of the embeddings; None if the store has only one.
+        queries: The query set.
+        split: A split, or "all".
+        field: The metadata field with the categories.
+        options: The encoder of the queries; None: the one that made the embeddings.
+        limit: Use only the first N queries of the split; None: all.
+        sample: Maximum number of queries, and of passages.
+        seed: Seed of the samples.
+
+    Raises:
+        InputError: If an artifact is missing or does not fit the others, if a passage or a query has no categories, if
+            no pair is relevant, or if there are too few vectors.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str | None,
+        queries: Queries,
+        split: str,
+        field: str,
+        options: SearchOptions | None = None,
+        *,
+        limit: int | None = None,
+        sample: int = SAMPLE,
+        seed: int = 0,
+    ):
+        if sample < 2 or seed < 0:
+            raise InputError(f"parameter sample {sample} parameter seed {seed}: expected at least 2, and at least 0")
+        corpus = Corpus.open(store)
+        self.embeddings = Embeddings.open(store, name, corpus)
+        self._encoder = QueryEncoder[np.ndarray](store, self.embeddings, options or SearchOptions())
+        draw = np.random.default_rng(seed)
+        selected = queries.split(split, limit)
+        chosen = draw_sample(draw, np.arange(len(selected.ids)), sample)
+        self.passages = draw_sample(draw, np.setdiff1d(np.arange(self.embeddings.num_rows), corpus.deleted), sample)
+        where = f"{queries.artifact.key} {split}, embeddings/{self.embeddings.name}"
+        if len(chosen) < 2 or len(self.passages) < 2:
+            raise InputError(
+                f"{where}: {len(chosen)} queries and {len(self.passages)} passages, expected at least 2 of each, as "
+                "uniformity is measured on pairs of them"
+            )
+        ids = [selected.ids[number] for number in chosen]
+        self.texts = [selected.texts[number] for number in chosen]
+        self._relevance = CategoryRelevance(corpus, field)
+        qrels = None if split == ALL else queries.qrels(split)
+        by_query = self._relevance.categories_of(queries, ids, qrels).by_query
+        self._categories = [by_query[id] for id in ids]
+        self.num_pairs = sum(int(self._relevant(n, n + 1).sum()) for n in range(len(ids)))
+        if not self.num_pairs:
+            raise InputError(
+                f"{where}: none of the {len(ids):,} queries has a category of one of the {len(self.passages):,} "
+                "passages; measure more of them with parameter sample, or name another field"
+            )
+
+    def describe(self) -> str:
+        """Returns what is measured, in words."""
+        num_queries, num_passages = len(self.texts), len(self.passages)
+        return (
+            f"alignment of {self.num_pairs:,} pairs with a common category, of all {num_queries * num_passages:,} of "
+            f"{num_queries:,} queries and {num_passages:,} passages, and uniformity of both"
+        )
+
+    def run(self, runner: Runner) -> CategoryEmbeddingMeasures:
+        """Encodes the queries and returns the measures.
+
+        Raises:
+            InputError: If the encoder is not the one that made the embeddings.
+        """
+        queries, passages = self._encoder.encode(self.texts, runner), self.embeddings.take(self.passages)
+        forms = forms_of(self.embeddings)
+        num_others = len(queries) * len(passages) - self.num_pairs
+        distances = dict.fromkeys(forms, 0.0)
+        relevant_sum = other_sum = 0.0
+        in_forms = {name: (form(queries).astype(float), form(passages).astype(float)) for name, form in forms.items()}
+        directions = unit(queries), unit(passages)
+        for start in range(0, len(queries), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            relevant = self._relevant(start, start + _BLOCK)
+            cosines = directions[0][rows] @ directions[1].T
+            relevant_sum += float(cosines[relevant].sum())
+            other_sum += float(cosines[~relevant].sum())
+            for name, (some, others) in in_forms.items():
+                squares = (some[rows] ** 2).sum(1)[:, None] + (others**2).sum(1)
+                distances[name] += float((squares - 2 * (some[rows] @ others.T))[relevant].sum())
+        measures = {
+            name: VectorMeasures(
+                alignment=distances[name] / self.num_pairs,
+                uniformity_queries=uniformity(some),
+                uniformity_passages=uniformity(others),
+                cosine_relevant=relevant_sum / self.num_pairs,
+                cosine_other=other_sum / num_others if num_others else None,
+            )
+            for name, (some, others) in in_forms.items()
+        }
+        return CategoryEmbeddingMeasures(
+            unit=measures["unit"],
+            raw=measures.get("raw"),
+            pairs=self.num_pairs,
+            queries=len(queries),
+            passages=len(passages),
+            other_pairs=num_others,
+        )
+
+    def _relevant(self, start: int, end: int) -> np.ndarray:
+        """Returns which passages are relevant for the queries from `start` to `end`: bool [queries, passages]."""
+        return np.stack([self._relevance.relevant(names)[self.passages] for names in self._categories[start:end]])

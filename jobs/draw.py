@@ -1,0 +1,234 @@
+"""Draw a picture of the papers as a PNG file; its numbers are in a JSON file of the same name.
+
+attention: how similar query sets are for a task whose prompts are computed from each query, by the mean weights of the
+basic prompts over each set (HYPER, Fig. 2):
+
+    python jobs/draw.py attention --store data/kilt --task hyper --queries nq fever wow --split dev
+
+rates: quality against queries per second (HYPER, Fig. 4), from files of evaluate:
+
+    python jobs/evaluate.py --store data/kilt --source bm25 exact:base --rate-queries 1000 --json results/base.json
+    python jobs/draw.py rates --evaluation results/base.json --metric nDCG@10 --rate hyper=250
+
+points: passages as points in the plane, by t-SNE of their vectors, coloured by topic and by category (Topic-DPR, Fig.
+4). It needs scikit-learn (pip install ".[pictures]"):
+
+    python jobs/draw.py points --store data/arxiv --embeddings topics --topics arxiv --categories-field categories
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from jobs.cli import Common, run, say
+from jobs.pictures.measured import parse_labels, parse_rates, read_points
+from jobs.pictures.query_sets import open_query_sets, parse_query_set
+
+import tyro
+
+from indexing.runs import whole_file
+from indexing.store import Store
+from retriever.errors import InputError
+
+Picture = Literal["attention", "rates", "points"]
+NAME_LENGTH = 80  # characters of the names in the name of a picture
+# The options that a picture needs, and others that it uses.
+NEEDED: dict[Picture, tuple[str, ...]] = {
+    "attention": ("store", "task", "queries"),
+    "rates": ("evaluation",),
+    "points": ("store",),
+}
+USED: dict[Picture, tuple[str, ...]] = {
+    "attention": ("limit", "ray"),
+    "rates": ("metric", "rate", "label"),
+    "points": ("embeddings", "topics", "categories_field"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw(Common):
+    """--limit N uses the first N queries of each query set."""
+
+    picture: Annotated[Picture, tyro.conf.Positional]
+    """The picture."""
+    store: str = ""
+    """Where the artifacts are: a local folder or s3://bucket/prefix. rates needs none."""
+    png: str | None = None
+    """Output file for the picture, FILE.png; its numbers are in FILE.json. Default: results/PICTURE-NAMES.png."""
+    title: str | None = None
+    """Title of the picture; default: what it shows."""
+    overwrite: bool = False
+    """Replace the files of --png if they have other content."""
+    task: str | None = None
+    """attention: task that was trained with --prompt synthesised."""
+    queries: tuple[str, ...] = ()
+    """attention: query sets to compare, in the order of the picture, each as NAME or as
+    queries=NAME,split=NAME,label=TEXT,store=URL; a set may be in another store."""
+    split: str = "test"
+    """attention: split of the query sets that name none; all: every query."""
+    evaluation: tuple[str, ...] = ()
+    """rates: JSON files of evaluate."""
+    metric: str | None = None
+    """rates: metric to draw; default: the first one of the first file."""
+    rate: tuple[str, ...] = ()
+    """rates: queries per second of runs, each as RUN=NUMBER, in place of the rate in the files; for example that of a
+    server."""
+    label: tuple[str, ...] = ()
+    """rates: names of runs in the picture, each as RUN=TEXT. Runs with the same name are one point: their mean quality,
+    and the rate of a mix with as many queries of each."""
+    embeddings: str | None = None
+    """points: embeddings of the passages; may be left out if the store has only one."""
+    topics: str | None = None
+    """points: colour passages by these topics (fit_topics); without --topics and --categories-field there is nothing to
+    colour them by."""
+    categories_field: str | None = None
+    """points: colour passages by the categories in this metadata field. A passage with several has the colour of the
+    one that most of the drawn passages have."""
+    sample: int = 2_000
+    """points: draw N random passages."""
+    perplexity: float = 30.0
+    """points: perplexity of t-SNE, about how many neighbours of a passage are kept near to it."""
+    seed: int = 0
+    """points: seed of the random passages and of t-SNE."""
+
+
+def main(options: Draw) -> None:
+    check_options(options)
+    if options.picture == "attention":
+        draw_attention(options)
+    elif options.picture == "rates":
+        draw_rates_of(options)
+    else:
+        draw_passages(options)
+
+
+def check_options(options: Draw) -> None:
+    """Raises InputError for an option that the picture needs and lacks, or that it does not use."""
+    for name in NEEDED[options.picture]:
+        if not getattr(options, name):
+            raise InputError(f"{options.picture}: expected --{name}; give it")
+    used = (*NEEDED[options.picture], *USED[options.picture])
+    for picture in get_args(Picture):
+        for name in (*NEEDED[picture], *USED[picture]):
+            if name not in (*used, "store") and getattr(options, name):
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"{options.picture} {option}: this picture has no use for it, it goes with {picture}")
+    if options.png is not None and not options.png.endswith(".png"):
+        raise InputError(f"--png {options.png}: expected a name that ends with .png")
+
+
+def draw_attention(options: Draw) -> None:
+    """Draws the similarities of query sets by the mean weights of the basic prompts."""
+    store = Store(options.store).require()
+    names = [parse_query_set(text) for text in options.queries]
+    if len(names) < 2:
+        raise InputError(f"--queries {options.queries[0]}: one query set, expected at least 2 to compare; name more")
+    sets = open_query_sets(store, names, options.split, options.limit)
+    from indexing.measures.attention import MeasureAttention
+
+    task = options.task or ""
+    measure = MeasureAttention(store, task)
+    path = options.png or default_path("attention", task, *(queries.label for queries in sets))
+    if options.plan:
+        for queries in sets:
+            say(f"queries  {len(queries.texts):,} of {queries.key}")
+        say(f"weights  of the {measure.num_prompts} basic prompts of prompts/{task}")
+        return say(f"writes   {path}")
+    from jobs.pictures.similarities import draw_similarities
+    from jobs.session import open_runner
+
+    attention = measure.run({queries.label: queries.texts for queries in sets}, open_runner(store, private=options.ray))
+    for label, number in zip(attention.labels, attention.num_without, strict=True):
+        if number:
+            say(f"warning: {label}: {number:,} queries have no word that the backbone knows, and do not count")
+    numbers = attention.document()
+    import numpy as np
+
+    picture = draw_similarities(
+        np.array(numbers["cosine"]),
+        attention.labels,
+        title=options.title or f"Mean attention of {task}",
+        measure="cosine",
+    )
+    document = {"task": task, "queries": [queries.key for queries in sets], **numbers}
+    write(path, picture, document, options)
+    counts = ", ".join(f"{n:,} {label}" for label, n in zip(attention.labels, attention.num_queries, strict=True))
+    return say(f"attention of {task} over queries of {counts}: {path}")
+
+
+def draw_rates_of(options: Draw) -> None:
+    """Draws the quality of runs against their queries per second."""
+    metric, points = read_points(
+        options.evaluation, options.metric, parse_rates(options.rate), parse_labels(options.label)
+    )
+    path = options.png or default_path("rates", metric, *(Path(file).stem for file in options.evaluation))
+    if options.plan:
+        return say(f"writes   {path}, {len(points)} points")
+    from jobs.pictures.rates import draw_rates
+
+    title = options.title or f"{metric} and queries per second"
+    picture = draw_rates(points, metric=metric, title=title)
+    document = {"metric": metric, "files": list(options.evaluation), "points": [asdict(point) for point in points]}
+    write(path, picture, document, options)
+    for point in points:
+        say(f"{point.label}: {metric} {point.quality:.4f}, {point.queries_per_s:,.4g} queries/s")
+    return say(f"{len(points)} points: {path}")
+
+
+def draw_passages(options: Draw) -> None:
+    """Draws passages by t-SNE of their vectors, coloured by topic and by category."""
+    from jobs.pictures.passages import open_points
+
+    if options.topics is None and options.categories_field is None:
+        raise InputError("points: expected --topics or --categories-field, to colour passages by; give one or both")
+    if options.sample < 2 or options.seed < 0:
+        raise InputError(f"--sample {options.sample} --seed {options.seed}: expected at least 2, and at least 0")
+    points = open_points(
+        Store(options.store).require(),
+        options.embeddings,
+        topics=options.topics,
+        field=options.categories_field,
+        sample=options.sample,
+        seed=options.seed,
+    )
+    name = points.embeddings.name
+    path = options.png or default_path("points", name, *(panel.title for panel in points.panels))
+    if options.plan:
+        say(f"passages {len(points.rows):,} of {points.embeddings.num_rows:,} of embeddings/{name}")
+        return say(f"writes   {path}")
+    from jobs.pictures.points import draw_points, project
+
+    positions = project(points.embeddings.take(points.rows), perplexity=options.perplexity, seed=options.seed)
+    picture = draw_points(positions, points.panels, title=options.title or f"t-SNE of passages, {name}")
+    document = {
+        "embeddings": name,
+        "perplexity": options.perplexity,
+        "seed": options.seed,
+        "ids": points.ids,
+        "positions": positions.round(4).tolist(),
+        **{panel.title: list(panel.groups) for panel in points.panels},
+    }
+    write(path, picture, document, options)
+    return say(f"{len(points.rows):,} of {points.embeddings.num_rows:,} passages of embeddings/{name}: {path}")
+
+
+def default_path(picture: str, *names: str) -> str:
+    """Returns the path of a picture that names none."""
+    text = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names))[:NAME_LENGTH]
+    return f"results/{picture}-{text}.png"
+
+
+def write(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:
+    """Writes a picture, and its numbers under the same name."""
+    with whole_file(path, overwrite=options.overwrite) as file:
+        file.write_bytes(picture)
+    with whole_file(str(Path(path).with_suffix(".json")), overwrite=options.overwrite) as file:
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run(main, Draw)

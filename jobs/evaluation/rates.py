@@ -1,0 +1,53 @@
+"""The rates of the sources of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from jobs.cli import say
+
+if TYPE_CHECKING:
+    from indexing.exact import Hits
+    from indexing.measures.rates import SearchRate
+    from indexing.retrieval import SearchQueries
+    from indexing.work.tasks import Runner
+
+
+def measure_rates(searches: Sequence[SearchQueries], num_queries: int, batch: int) -> dict[str, dict[str, Any]]:
+    """Measures and prints the queries per second of sources, in this process; returns them for the JSON file, by run.
+
+    Args:
+        searches: The searches of the sources.
+        num_queries: The number of queries, from the start of the split.
+        batch: Number of queries that are searched at once.
+    """
+    from jobs.session import num_gpus
+
+    from indexing.work.local import LocalRunner
+
+    runner = LocalRunner(gpus=num_gpus())
+    rates = {}
+    for search in searches:
+        depth = min(search.k, max(1, search.corpus.num_rows))
+        rate = source_rate(search, depth, search.split.texts[:num_queries], batch, runner)
+        say(
+            f"{search.name}: {rate.queries_per_s:,.4g} queries/s for the first {depth:,} hits, with {rate.queries:,} "
+            f"queries in batches of {min(batch, rate.queries):,}"
+        )
+        rates[search.name] = asdict(rate) | {"hits": depth}
+    return rates
+
+
+def source_rate(search: SearchQueries, depth: int, texts: Sequence[str], batch: int, runner: Runner) -> SearchRate:
+    """Returns the rate of the source of a search, which is opened again, for `depth` hits per query."""
+    from indexing.hit_sources.opening import HitSources
+    from indexing.measures.rates import measure_rate
+
+    source = HitSources(search.store, search.corpus, search.sources.options).open(search.source)
+
+    def search_batch(some: Sequence[str]) -> Hits:
+        return source.search(some, depth, runner)
+
+    return measure_rate(search_batch, texts, batch)

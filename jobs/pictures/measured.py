@@ -1,0 +1,103 @@
+"""Reads the quality and the rate of runs from the files of evaluations."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jobs.pictures.rates import RatePoint
+
+from retriever.errors import InputError
+
+
+def parse_rates(texts: Sequence[str]) -> dict[str, float]:
+    """Returns the queries per second that `RUN=NUMBER` give. Raises InputError for another form."""
+    rates = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            rate = float(value)
+        except ValueError:
+            rate = math.nan
+        if not name or not (0 < rate < math.inf):
+            raise InputError(f"parameter rate {text!r}: expected RUN=NUMBER, queries per second above 0")
+        rates[name] = rate
+    return rates
+
+
+def parse_labels(texts: Sequence[str]) -> dict[str, str]:
+    """Returns the labels that `RUN=TEXT` give. Raises InputError for another form."""
+    labels = {}
+    for text in texts:
+        name, sign, label = text.partition("=")
+        if not name or not sign or not label.strip():
+            raise InputError(f"parameter label {text!r}: expected RUN=TEXT")
+        labels[name] = label.strip()
+    return labels
+
+
+def read_points(
+    files: Sequence[str], metric: str | None, rates: Mapping[str, float], labels: Mapping[str, str]
+) -> tuple[str, list[RatePoint]]:
+    """Returns the metric and a point for each label of the runs in files of `evaluate`.
+
+    Runs with the same label, for example of several query sets, are one point: the mean of their qualities, and the
+    harmonic mean of their rates, which is the rate of a mix with as many queries of each.
+
+    Args:
+        files: The files.
+        metric: The metric; None: the first one of the first file.
+        rates: Queries per second by run, in place of those of the files.
+        labels: Names in the picture by run; other runs have their own.
+
+    Raises:
+        InputError: If a file is none of `evaluate`, lacks the metric or the rate of a run, or if `rates` or `labels`
+            name a run that no file has.
+    """
+    measured: dict[str, list[tuple[float, float]]] = {}
+    runs: set[str] = set()
+    for file in files:
+        document = _read(file)
+        for run, means in document["mean"].items():
+            metric = metric or next(iter(means), None)
+            if metric is None or metric not in means:
+                have = ", ".join(means) or "none"
+                raise InputError(f"{file}: {run} has no {metric or 'metric'}, it has {have}; name one of them with "
+                                 "parameter metric, or evaluate the run again")  # fmt: skip
+            rate = rates.get(run) or document.get("rates", {}).get(run, {}).get("queries_per_s")
+            if rate is None:
+                raise InputError(f"{file}: {run} has no rate; evaluate its source with parameter rate_queries, or give "
+                                 f"the rate as parameter rate {run}=NUMBER")  # fmt: skip
+            runs.add(run)
+            measured.setdefault(labels.get(run, run), []).append((rate, float(means[metric])))
+    for parameter, given in (("rate", rates), ("label", labels)):
+        if unknown := [run for run in given if run not in runs]:
+            raise InputError(f"parameter {parameter} {unknown[0]}: no file has such a run; there are: "
+                             f"{', '.join(sorted(runs))}")  # fmt: skip
+    assert metric is not None
+    points = []
+    for label, values in measured.items():
+        rate = len(values) / sum(1 / rate for rate, _ in values)
+        points.append(RatePoint(label, rate, sum(quality for _, quality in values) / len(values)))
+    return metric, points
+
+
+def _read(file: str) -> dict[str, Any]:
+    """Returns the content of a file of `evaluate` with runs."""
+    try:
+        document = json.loads(Path(file).read_text(encoding="utf-8"))
+        means = document["mean"]
+        are_numbers = all(isinstance(value, float) for metrics in means.values() for value in metrics.values())
+        rates = document.get("rates", {})
+        are_rates = all(0 < rate["queries_per_s"] < math.inf for rate in rates.values())
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}; expected a file of evaluate") from error
+    except (ValueError, KeyError, TypeError, AttributeError):
+        are_numbers = are_rates = False
+    if not are_numbers or not are_rates or not means:
+        raise InputError(f"{file}: not a file of evaluate with runs; name one that evaluate --run or --source has made")
+    content: dict[str, Any] = document
+    return content

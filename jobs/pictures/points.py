@@ -1,0 +1,123 @@
+"""Draws vectors as points in the plane, by t-SNE, coloured by their groups (Topic-DPR, Fig. 4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs.pictures.canvas import COLOURS, FONT, new_figure, plain, png_bytes
+
+import numpy as np
+
+from indexing.measures.vectors import unit
+from retriever.errors import InputError
+
+OTHER = "other"  # the group of points whose group is not one of the largest
+_GREY = "#C4C4C4"
+_COLOURS = (*COLOURS, "#882255", "#999933", "#332288")
+_LABEL = 30  # characters of a label in the legend, which has two columns below its panel
+_SIDE, _GAP = 6.4, 0.5  # inches of a panel, and between panels
+_EDGE = 0.04  # fraction of a panel that is free on each side of the points
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of the picture: the same points, with their groups.
+
+    Attributes:
+        title: The title.
+        groups: The group of each point; "": it has none, and is grey.
+    """
+
+    title: str
+    groups: Sequence[str]
+
+
+def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:
+    """Returns positions of vectors in the plane by t-SNE (van der Maaten and Hinton 2008) of their directions.
+
+    The start is the first two principal components, and one thread computes, so that the same vectors have the same
+    positions.
+
+    Args:
+        vectors: float [n, dim], n larger than the perplexity.
+        perplexity: About how many neighbours of a point are kept near to it.
+        seed: Seed of the optimisation.
+
+    Returns:
+        float64 [n, 2].
+
+    Raises:
+        InputError: If scikit-learn is not installed, or if there are too few vectors.
+    """
+    if not 1 <= perplexity < len(vectors):
+        raise InputError(
+            f"parameter perplexity {perplexity:g}: {len(vectors):,} points, expected at least 1 and less than the "
+            "number of points; lower it, or draw more points"
+        )
+    try:
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits
+    except ImportError as error:
+        raise InputError("t-SNE needs scikit-learn, which is not installed: pip install 'riptide[pictures]'") from error
+    with threadpool_limits(1):
+        positions = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(unit(vectors))
+    return np.asarray(positions, np.float64)
+
+
+def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -> bytes:
+    """Returns a picture of points, a panel for each way to group them, as a PNG file.
+
+    The ten largest groups of a panel have a colour; the points of all others are grey.
+
+    Args:
+        positions: float [n, 2].
+        panels: The panels, from left to right.
+        title: The title.
+    """
+    width, height = len(panels) * (_SIDE + _GAP) - _GAP, _SIDE + 0.7
+    figure = new_figure(width, height)
+    figure.set_layout_engine("none")  # the panels have a fixed size, regardless of the legends
+    figure.suptitle(plain(title), fontsize=FONT + 2)
+    middle, reach = (positions.max(0) + positions.min(0)) / 2, np.ptp(positions, axis=0).max() / (2 - 4 * _EDGE)
+    for number, panel in enumerate(panels):
+        axes = figure.add_axes((number * (_SIDE + _GAP) / width, 0, _SIDE / width, _SIDE / height))
+        groups = np.array(panel.groups, object)
+        largest = _largest(panel.groups)
+        rest = ~np.isin(groups, largest)
+        layers = [(OTHER, rest, _GREY)] if rest.any() else []
+        layers += [(name, groups == name, colour) for name, colour in zip(largest, _COLOURS, strict=False)]
+        for name, chosen, colour in layers:
+            label = f"{_cut(name)} ({int(chosen.sum()):,})"
+            axes.scatter(
+                positions[chosen, 0], positions[chosen, 1], s=9, color=colour, linewidths=0, label=plain(label)
+            )
+        (left, bottom), (right, top) = middle - reach, middle + reach
+        axes.set(xticks=[], yticks=[], xlim=(left, right), ylim=(bottom, top))
+        axes.set_title(plain(panel.title), fontsize=FONT + 1)
+        handles, labels = axes.get_legend_handles_labels()
+        first = len(layers) - len(largest)  # grey is drawn first, and is last in the legend
+        order = [*range(first, len(layers)), *range(first)]
+        axes.legend(
+            [handles[number] for number in order],
+            [labels[number] for number in order],
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.01),
+            ncols=2,
+            fontsize=FONT - 1,
+            markerscale=2.5,
+            frameon=False,
+            handletextpad=0.2,
+        )
+    return png_bytes(figure)
+
+
+def _largest(groups: Sequence[str]) -> list[str]:
+    """Returns the groups that have a colour, the largest first; equal ones in the order of the alphabet."""
+    counts = Counter(group for group in groups if group)
+    return sorted(counts, key=lambda group: (-counts[group], group))[: len(_COLOURS)]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LABEL else f"{text[: _LABEL - 1]}…"

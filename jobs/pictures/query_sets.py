@@ -1,0 +1,90 @@
+"""Query sets that a picture compares, as the command line names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from indexing.queries import Queries
+from indexing.store import Store
+from retriever.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuerySet:
+    """A query set by name.
+
+    Attributes:
+        queries: Its name in the store.
+        split: Its split; "": that of the command.
+        label: Its name in the picture; "": that of the query set.
+        store: URL or folder of its store; "": the store of the command.
+    """
+
+    queries: str
+    split: str = ""
+    label: str = ""
+    store: str = ""
+
+
+def parse_query_set(text: str) -> QuerySet:
+    """Returns the query set that `NAME`, or `queries=NAME,split=NAME,label=TEXT,store=URL`, names.
+
+    Raises:
+        InputError: If the text has another form.
+    """
+    if "=" not in text:
+        return QuerySet(queries=text)
+    known = [field.name for field in fields(QuerySet)]
+    values: dict[str, str] = {}
+    for piece in text.split(","):
+        name, sign, value = (part.strip() for part in piece.partition("="))
+        if not sign or not value or name not in known or name in values:
+            raise InputError(
+                f"parameter queries {text!r}: found {piece!r}, expected NAME=VALUE once for each of {', '.join(known)}"
+            )
+        values[name] = value
+    if "queries" not in values:
+        raise InputError(f"parameter queries {text!r}: expected queries=NAME, the query set")
+    return QuerySet(**values)
+
+
+@dataclass(frozen=True)
+class OpenQuerySet:
+    """The queries of a query set.
+
+    Attributes:
+        label: Its name in the picture.
+        key: Its artifact and split.
+        texts: The texts of its queries.
+    """
+
+    label: str
+    key: str
+    texts: list[str]
+
+
+def open_query_sets(store: Store, names: list[QuerySet], split: str, limit: int | None) -> list[OpenQuerySet]:
+    """Opens query sets.
+
+    Args:
+        store: The store of the command.
+        names: The query sets.
+        split: The split of those that name none.
+        limit: Use only the first N queries of each; None: all.
+
+    Raises:
+        InputError: If one is missing or has no queries, or if two have the same label.
+    """
+    sets: list[OpenQuerySet] = []
+    for name in names:
+        queries = Queries.open(Store(name.store).require() if name.store else store, name.queries)
+        of_split = name.split or split
+        label, key = name.label or name.queries, f"{queries.artifact.key} {of_split}"
+        if any(other.label == label for other in sets):
+            raise InputError(f"parameter queries {label}: two query sets have this name; give one of them a label: "
+                             f"queries={name.queries},label=TEXT")  # fmt: skip
+        texts = queries.split(of_split, limit).texts
+        if not texts:
+            raise InputError(f"parameter queries {label}: {key} has no queries, expected at least one; name another")
+        sets.append(OpenQuerySet(label, key, texts))
+    return sets
