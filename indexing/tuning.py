@@ -142,11 +142,11 @@ class TuneMaker:
             return system.tokenizer.compose(titles, texts, system.encoder.title)
 
         dev_sets = []
-        for number, (name, place) in enumerate(zip(self.sets, training.places, strict=True)):
-            if split := self.dev_split if number == 0 else name.dev:
+        for number, (each_set, place) in enumerate(zip(self.sets, training.places, strict=True)):
+            if split := self.dev_split if number == 0 else each_set.dev:
                 dev = dev_set(
                     training.corpora[place].corpus,
-                    Queries.open(Store(name.store) if name.store else self.store, name.queries),
+                    Queries.open(Store(each_set.store) if each_set.store else self.store, each_set.queries),
                     split,
                     self.dev_limit,
                     self.dev_passages,
