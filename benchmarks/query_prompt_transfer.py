@@ -134,7 +134,11 @@ def prepare(options: argparse.Namespace) -> None:
         )
         import_corpus.main(import_corpus.ImportCorpus(store=store, source=str(source)))
         build_bm25.main(build_bm25.BuildBm25(store=store))
-        encode_corpus.main(encode_corpus.EncodeCorpus(store=store, encoder=MINILM, name="minilm"))
+        encode_corpus.main(
+            encode_corpus.EncodeCorpus(
+                store=store, encoder=MINILM, name="minilm", passage_length=options.passage_length
+            )
+        )
         queries = [name]
         if "few-shot" in options.parts and name in FEW_SHOT_SETS:
             few = write_set(data / name, folder / "few" / f"{name}-few", max(options.few), 0, skip=options.size)
@@ -177,6 +181,7 @@ def train(run: Run, options: argparse.Namespace) -> dict[str, Path]:
         "batch": options.batch,
         "steps": options.steps,
         "cpus": options.cpus,
+        "passage_length": options.passage_length,
         "seed": run.seed,
         "checkpoint_every": options.steps,
         "also_train": others,
@@ -248,11 +253,16 @@ class Measurement:
 
     def __init__(self, options: argparse.Namespace):
         from retriever.encoder import Encoder
-        from retriever.options import EncoderOptions
 
         self.options = options
         self.sets = {name: TestSet(name, store_of(name, options)) for name in options.sets}
-        self.encoder = Encoder(MINILM, EncoderOptions(), threads=options.cpus, tasks={})
+        self.encoder = Encoder(MINILM, self._settings(), threads=options.cpus, tasks={})
+
+    def _settings(self) -> Any:
+        """Returns the options of the encoders."""
+        from retriever.options import EncoderOptions
+
+        return EncoderOptions(passage_length=self.options.passage_length)
 
     def of_prompt(self, folder: Path | None, name: str, split: str) -> dict[str, list[float]]:
         """Returns the metrics of each query of a set's split, with a prompt or without."""
@@ -270,9 +280,8 @@ class Measurement:
     def of_model(self, folder: Path, name: str, split: str) -> dict[str, list[float]]:
         """Returns the metrics of each query of a set's split, with queries and passages encoded by a model."""
         from retriever.encoder import Encoder
-        from retriever.options import EncoderOptions
 
-        model = Encoder(str(folder), EncoderOptions(), threads=self.options.cpus)
+        model = Encoder(str(folder), self._settings(), threads=self.options.cpus)
         titles, texts = zip(*self.sets[name].passages(), strict=True)
         passages = model.encode(model.compose(titles, texts), side="passage").astype(np.float16)
         vectors = model.encode(self.sets[name].texts(split), side="query")
@@ -480,7 +489,6 @@ def measure_in_domain(
             "negatives_from": "batch",
             "negatives_per_query": 1,
             "lr": options.fine_tune_lr,
-            "passage_length": 128,
         }
         folders = train(Run(name, "fine-tune", tuple(options.sets), options.seeds[0], settings), options)
         values = {key: measurement.of_model(folders[name], key, "test") for key in options.sets}
@@ -548,6 +556,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=300, help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="queries of a step (default: %(default)s)")
+    parser.add_argument("--passage-length", type=int, default=256, help="tokens of a passage (default: %(default)s)")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[32, 10, 100], help="tokens of a prompt to choose from"
     )
