@@ -211,7 +211,7 @@ def test_options_keep_their_defaults_under_both_names() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--train", "prompts", "--prompt", "none"), "expected --prompt matrix, mlp, synthesised or per-task"),
+        (("--train", "prompts", "--prompt", "none"), "expected --prompt matrix, mlp, synthesised, per-task or topics"),
         (("--train", "all", "--prompt", "mlp"), "expected --prompt none: fine-tuning trains no prompt"),
         (("--train", "all", "--embeddings", "enc"), "--embeddings enc --sides tied"),
         (("--train", "all", "--sides", "untied", "--zero", 2), "--zero 2 --sides untied"),
