@@ -19,6 +19,7 @@ from retriever.topics.options import Wordless
 
 PREFIX = "topics."  # of the names of its tensors in a task's file
 _MODEL = "model."
+_TYPES = (torch.float32, torch.int64, torch.uint8)  # of the arrays of a topic model
 _FIELDS = ("length", "model", "wordless")
 NO_TOPIC_WORDS = (
     "has no word that the topics of its task know, by which its prompt could be chosen: use words of the passages"
@@ -106,6 +107,9 @@ def read_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, w
         expected_values = " or ".join(get_args(Wordless))
         raise InputError(f"{file}: topics.wordless: expected {expected_values}, got {shown(content['wordless'])}")
     arrays = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
+    for name, tensor in arrays.items():
+        if tensor.dtype not in _TYPES:  # numpy has no bfloat16, for example
+            raise InputError(f"{weights}: {PREFIX}{_MODEL}{name} is {tensor.dtype}, expected integers or float32")
     model = TopicModel.load({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)
     expected = [str(topic) for topic in range(model.num_topics)]
     actual = {name for name in tensors if not name.startswith(_MODEL)}
