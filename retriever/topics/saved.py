@@ -27,13 +27,35 @@ NO_TOPIC_WORDS = (
 
 
 @dataclass(frozen=True, eq=False)
+class TextTopics:
+    """How the topics of the texts of a task are inferred.
+
+    Attributes:
+        model: The topics.
+        wordless: "refuse": a query without a known word has no topic; "prior": that of the most probable path.
+    """
+
+    model: TopicModel
+    wordless: Wordless
+
+    def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
+        """Returns the topic of each text, int64 [texts].
+
+        A query without a known word has NO_TOPIC (-1) if `wordless` is "refuse". Otherwise it has the topic of the most
+        probable path, as passages always have, which cannot be left out.
+        """
+        topics = self.model.infer(texts)
+        return topics if side == "query" and self.wordless == "refuse" else with_default(topics, self.model)
+
+
+@dataclass(frozen=True, eq=False)
 class SavedTopics:
     """The trained prompts of topics. Queries and passages of a topic have the same prompt.
 
     Attributes:
         model: The topics.
         prompts: float32 [K, layers, 2, heads, l, head_dim], the prompt of each topic.
-        wordless: "refuse": a query without a known word has no prompt; "prior": that of the largest prior probability.
+        wordless: As of TextTopics.
 
     Raises:
         InputError: If the number of prompts is not that of the topics.
@@ -52,14 +74,14 @@ class SavedTopics:
         """Tokens of each prompt."""
         return self.prompts.shape[4]
 
-    def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
-        """Returns the topic of each text, int64 [texts].
+    @property
+    def texts(self) -> TextTopics:
+        """How the topics of texts are inferred, without the prompts."""
+        return TextTopics(self.model, self.wordless)
 
-        A query without a known word has NO_TOPIC (-1), if `wordless` is "refuse". Otherwise, and of passages, which may
-        not be left out, it has the topic of the largest prior probability.
-        """
-        topics = self.model.infer(texts)
-        return topics if side == "query" and self.wordless == "refuse" else with_default(topics, self.model)
+    def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
+        """Returns the topic of each text, int64 [texts], as `TextTopics` does."""
+        return self.texts.topics_of(texts, side)
 
     def shuffled(self, seed: int) -> SavedTopics:
         """Returns the same prompts with each one at another topic, if there are several: a control for comparisons."""
