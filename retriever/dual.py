@@ -224,8 +224,8 @@ class DualSystem:
     def _topic_chunks(self, passages: np.ndarray, topics: np.ndarray, rank: int, world: int) -> list[Chunk]:
         """Returns a worker's share of the passages of a batch under each of some topics; row k N + i is passage i of N
         under topic k."""
-        rows = np.arange(rank, len(topics) * len(passages), world)
-        chunks = self.chunks(self.compose(passages[rows % len(passages)]), "passage", rows, _TOPICS)
+        rows, texts = np.arange(rank, len(topics) * len(passages), world), self.compose(passages)
+        chunks = self.chunks([texts[row % len(passages)] for row in rows], "passage", rows, _TOPICS)
         return [with_tasks(chunk, topics[chunk.rows[_TOPICS] // len(passages)]) for chunk in chunks]
 
     def compose(self, rows: np.ndarray) -> list[str]:
