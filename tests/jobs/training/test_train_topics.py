@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from stored_topics import model_of_words, store_topics
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.models import model_folder
+from indexing.pairs.judged import judged_pairs
+from indexing.queries import Queries
 from indexing.store import Store
+from indexing.topics.reader import Topics
+from retriever.encoder import Encoder
+from retriever.errors import InputError
+from retriever.evaluation.dev import mean_reciprocal_rank
 from retriever.prompts import load_prompt
 
 Done = Callable[..., str]
@@ -97,6 +104,44 @@ def test_an_interrupted_run_ends_with_the_same_bytes_and_the_task_is_searched(
     done("search", "--store", subjects.folder, "--mode", "exact", "--embeddings", "whole", "--split", "dev", "--k", 5,
          "--name", "run")  # fmt: skip
     assert store.open("runs", "run").rows
+
+
+def test_a_dev_split_has_the_stored_topics_of_passages(subjects: Subjects, done: Done) -> None:
+    """Against an encoder that searches all passages, as an index of the task would."""
+    done(*subjects.command("dev", "--negatives", "none", "--steps", 1, "--dev-split", "dev", "--evaluate-every", 1))
+    store = subjects.store
+    artifact, corpus, queries = store.open("prompts", "dev"), Corpus.open(store), Queries.open(store)
+    prompt = load_prompt(model_folder(artifact))
+    encoder = Encoder(subjects.model, prompt.options, tasks={"task": prompt})
+    pairs = judged_pairs(corpus, queries, "dev", None)
+    passages = corpus.passages(np.arange(60))
+    texts = encoder.compose([passage.title for passage in passages], [passage.text for passage in passages])
+    tokens, stored = encoder.tokenize(texts, side="passage"), np.where(subjects.topics < 0, 2, subjects.topics)
+    inferred = encoder.topics_of(texts, side="passage", task="task")
+    assert inferred is not None
+    vectors = encoder.encode(pairs.texts, task="task")
+
+    def quality(topics: np.ndarray) -> float:
+        scores = vectors @ encoder.forward(tokens, side="passage", task="task", topics=topics).T
+        return mean_reciprocal_rank(scores, pairs.rows, 10)
+
+    assert artifact.notes["best"] == pytest.approx(quality(stored))
+    assert quality(stored) != pytest.approx(quality(inferred))
+
+
+def test_passages_after_those_of_training_need_no_topics(
+    subjects: Subjects, done: Done, tmp_path: Path
+) -> None:
+    """A corpus that grew since its queries were imported."""
+    folder = tmp_path / "store"
+    shutil.copytree(subjects.folder, folder)
+    source = write_beir(tmp_path / "more", make_passages(10, seed=9, prefix="n"))
+    done("import_corpus", "--store", folder, "--source", source, "--append")
+    command = replace(subjects, store=Store(str(folder)), folder=folder).command("grown", *CATEGORIES, "--steps", 1)
+    assert "topics    3 of topics/hand" in done(*command, "--plan")
+    done(*command)
+    with pytest.raises(InputError, match="topics/hand covers 60 of the corpus' 70 passages"):
+        Topics.open(Store(str(folder)), "hand")
 
 
 def test_the_encoder_is_trained_too(subjects: Subjects, done: Done) -> None:
