@@ -53,7 +53,7 @@ _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5"
 
 
 class _Served(NamedTuple):
-    """A snapshot of the tasks, of the prompts of both sides, and of how topics are inferred for the tasks with topics."""
+    """A snapshot of the tasks, of the prompts of both sides, and of how the topics of texts are inferred."""
 
     names: frozenset[str]
     sides: dict[Side, Prompts]
@@ -513,7 +513,7 @@ class Encoder:
         rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, computed=computed, offsets=offsets)
         return [(ids, lengths, prompt) for prompt in rows]
 
-    def _serve(self, names: frozenset[str], topics: Mapping[str, SavedTopics]) -> None:
+    def _serve(self, names: frozenset[str], topics: Mapping[str, TextTopics]) -> None:
         self._served = _Served(names, {side: table.now() for side, table in self._tables.items()}, topics)
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:

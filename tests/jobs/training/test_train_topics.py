@@ -73,7 +73,8 @@ def test_an_interrupted_run_ends_with_the_same_bytes_and_the_task_is_searched(
 ) -> None:
     more = (*CATEGORIES, "--topic-sample", 2, "--steps", 4, "--checkpoint-every", 2)
     plan = done(*subjects.command("whole", *more, "--plan"))
-    assert "topics    3 of topics/hand; queries have that of their text" in plan
+    assert "topics    3 of topics/hand; a query has that of its text; the text of " in plan
+    assert "their loss encodes up to 16 passages more in each step" in plan
     assert "trains    " in plan
     done(*subjects.command("whole", *more))
     interrupt_at(monkeypatch, 2)
@@ -129,9 +130,7 @@ def test_a_dev_split_has_the_stored_topics_of_passages(subjects: Subjects, done:
     assert quality(stored) != pytest.approx(quality(inferred))
 
 
-def test_passages_after_those_of_training_need_no_topics(
-    subjects: Subjects, done: Done, tmp_path: Path
-) -> None:
+def test_passages_after_those_of_training_need_no_topics(subjects: Subjects, done: Done, tmp_path: Path) -> None:
     """A corpus that grew since its queries were imported."""
     folder = tmp_path / "store"
     shutil.copytree(subjects.folder, folder)
@@ -166,10 +165,17 @@ def test_the_encoder_is_trained_too(subjects: Subjects, done: Done) -> None:
         ((*CATEGORIES, "--sides", "untied"), "--prompt topics --sides untied: queries and passages share the prompts"),
         ((*CATEGORIES, "--mix", "after"), "--mix after --prompt topics: is for prompts that are computed from each"),
         ((*CATEGORIES, "--topic-sample", 1), "sample=1 of the loss of topics: expected at least 2"),
-        ((*CATEGORIES, "--no-topic-loss", "--topic-sample", 2), "--no-topic-loss --topic-sample 2: there is no loss"),
+        ((*CATEGORIES, "--no-topic-loss", "--topic-sample", 2), "--no-topic-loss, --topic-sample 2: there is no loss"),
+        (
+            ("--positives", "categories", "--category-weight", 0, "--topic-margin", 0.2),
+            "--category-weight 0, --topic-margin 0.2: there is no loss of topics: leave one of them out",
+        ),
         (("--negatives", "none", "--topic-sample", 2), "--topic-sample 2 --prompt topics: is for the loss of topics"),
         (("--negatives", "none", "--topics", "other"), "topics/other"),
-        (("--negatives", "none", "--prompt", "matrix", "--prompt-hidden", 6), "--prompt-hidden 6 --prompt matrix: is"),
+        (
+            ("--negatives", "none", "--prompt", "matrix"),
+            "from each query or of topics: give --prompt synthesised or topics",
+        ),
         (
             ("--negatives", "none", "--position-offset", "--query-length", 62),
             "need 66 positions, and tiny-bert has 64",
