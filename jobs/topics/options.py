@@ -29,8 +29,8 @@ class TopicTraining(Common):
     """With --prompt topics: topics/NAME of the corpus (fit_topics); may be left out if the store has only one."""
     query_topics: Literal["own", "judged"] | None = None
     """With --prompt topics: own: the topic of a training query is inferred from its text, as in a search; judged: it is
-    that of its passage (Topic-DPR's protocol), which tells the query where its passage is. Searches, and the dev split,
-    always infer it. Default: own."""
+    that of its passage (Topic-DPR's protocol), which tells the query in which part of the corpus its passage is. The
+    topics of the queries of searches and of the dev split are always inferred. Default: own."""
     wordless_queries: Literal["refuse", "prior"] | None = None
     """With --prompt topics: refuse: a query without a word that the topics know is an error, in training and when the
     task is used; prior: it has the most probable topic, as a passage without one. It is stored with the prompts.

@@ -83,8 +83,8 @@ def test_passages_have_the_prompt_of_their_stored_topic(
 def test_topics_are_inferred_without_stored_ones_and_queries_have_their_own(world: Any, done: Done) -> None:
     store = Store(str(world.store))
     prompt = store_topic_task(store, world.model, "t", MODEL, OPTIONS, wordless="prior")
-    made = done("encode_corpus", "--store", world.store, "--task", "t", *EXACT)
-    assert "topics   0 stored, 240 inferred from the texts of the passages" in made
+    output = done("encode_corpus", "--store", world.store, "--task", "t", *EXACT)
+    assert "topics   0 stored, 240 inferred from the texts of the passages" in output
     embeddings = Embeddings.open(store, "t", Corpus.open(store))
     assert prompt.topics is not None
     topics = embeddings.topics()

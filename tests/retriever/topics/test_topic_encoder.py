@@ -157,11 +157,11 @@ def test_prompts_are_kept_in_the_table_alone(encoder: Encoder) -> None:
     """The encoder keeps the model of topics, and no float32 copy of the prompts."""
     prompt = of_topics(encoder)
     assert prompt.topics is not None
-    kept = weakref.ref(prompt.topics.prompts)
+    prompts = weakref.ref(prompt.topics.prompts)
     encoder.put_task("topics", prompt)
     del prompt
     gc.collect()
-    assert kept() is None
+    assert prompts() is None
     assert encoder.encode(TEXTS, task="topics").shape == (6, encoder.dim)
 
 

@@ -66,7 +66,7 @@ def test_the_loss_of_a_step_has_the_loss_of_topics(bert: Path, sample: int | Non
 
 def test_the_texts_of_a_batch_are_read_once_for_all_topics(bert: Path) -> None:
     system = topic_system(bert)
-    data, sizes = system.data, []
+    data, sizes = system.data, list[int]()
     assert data is not None
 
     def read(rows: np.ndarray) -> tuple[list[str], list[str]]:
