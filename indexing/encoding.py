@@ -230,10 +230,10 @@ class EncodeWorker:
 
         They are committed before the vectors, so that a part with vectors has topics. None: the task has no topics.
         """
-        saved = self.encoder.saved_topics(self.task.spec.task or "")
-        if saved is None or self.task.topics is None:
+        inferred = self.encoder.text_topics(self.task.spec.task or "")
+        if inferred is None or self.task.topics is None:
             return None
-        topics = self.task.topics.of_part(saved.model, part, rows)
+        topics = self.task.topics.of_part(inferred.model, part, rows)
         draft.commit(topics_name(part), ".npy", functools.partial(save_array, topics.astype(np.int32)), rows=rows)
         return topics
 

@@ -153,6 +153,7 @@ class TuneMaker:
                     compose,
                     vectors=readers[place] if readers else None,
                     categories_field=categories_field,
+                    topics=None if system.topics is None else system.topics.passages,
                 )
                 system.check_queries(dev.queries)
                 if system.topics is not None:
@@ -164,7 +165,7 @@ class TuneMaker:
     def open_model(self) -> TopicModel:
         """Returns the topics whose prompts are trained."""
         assert self.topics is not None
-        return Topics.open(self.store, self.topics[0]).model
+        return Topics.open(self.store, self.topics[0], rows=0).model
 
     def _open_topics(self, data: TrainingData) -> TrainingTopics | None:
         """Returns the topics of the training data. Raises InputError if this node has other topics."""

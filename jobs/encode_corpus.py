@@ -153,6 +153,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, de
         limit=options.limit,
         allow_unknown_tokens=options.allow_unknown_tokens,
     )
+    say_topics(work)
     speed = Speed()
     stages: list[Stage] = []
 
@@ -222,6 +223,7 @@ def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, desc
     text = sum(part.part.bytes for part in corpus.parts)
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
     say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
+    say_topics(work)
     say_stages(work)
     if is_sparse(described):
         words = described["passage_terms"]
@@ -230,6 +232,18 @@ def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, desc
     else:
         say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
+
+
+def say_topics(work: EncodeWork) -> None:
+    """Prints where the topics of passages are from, if they are encoded by them."""
+    if work.topics is None:
+        return
+    rows, fitted = work.stages[0].total, work.topics.fitted
+    stored = 0
+    if fitted is not None and work.topics.covers(work.corpus.generations[0]):
+        stored = min(rows, work.topics.num_stored)
+    key = "" if fitted is None else f" in {fitted.key}"
+    say(f"topics   {stored:,} stored{key}, {rows - stored:,} inferred from the texts of the passages")
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     say(f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
         f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
     if "topic_agreement" in notes:
-        say(f"{notes['topic_agreement']:.0%} of the queries have a text of the topic of their passage")
+        say(f"the text of {notes['topic_agreement']:.0%} of the queries has the topic of their passage")
     if options.prompt == "per-task":
         say(f"{artifact.url}-NAME: the prompt of the task NAME; {artifact.url} is their mean")
     if options.train == "all" and options.prompt == "synthesised":
@@ -258,11 +258,14 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
         size, written = size + of_synthesis[0] + of_topics[0], written + of_synthesis[1] + of_topics[1]
     sets = opened.maker.sets
     say(f"queries   {opened.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
+    under_topics = 0
     if topics is not None and opened.maker.topics is not None:
-        words = opened.maker.open_model().words
-        topic_of = "their text" if topics.queries == "own" else "their passage"
-        say(f"topics    {len(words)} of topics/{opened.maker.topics[0]}; queries have that of {topic_of}; the texts of "
-            f"{opened.topic_agreement:.0%} have the topic of their passage")  # fmt: skip
+        number = opened.maker.open_model().num_topics
+        topic_of = "its text" if topics.queries == "own" else "its passage"
+        say(f"topics    {number} of topics/{opened.maker.topics[0]}; a query has that of {topic_of}; the text of "
+            f"{opened.topic_agreement:.0%} of the queries has the topic of their passage")  # fmt: skip
+        if under_topics := opened.maker.tuning.topics_of_loss(number) * passages:
+            say(f"          their loss encodes up to {under_topics:,} passages more in each step")
     if (categories := opened.maker.tuning.categories) is not None:
         say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
     say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
@@ -272,7 +275,8 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
         say(f"passages  are not encoded: their vectors are those of {names}")
         passages = 0
     if encoder.query_length and (encoder.passage_length or not passages):
-        tokens = loop.steps * (options.batch * encoder.query_length + passages * (encoder.passage_length or 0))
+        encoded = passages + under_topics
+        tokens = loop.steps * (options.batch * encoder.query_length + encoded * (encoder.passage_length or 0))
         say(f"tokens    at most {tokens:,}, forward and backward")
     say(f"trains    {human(size)}, over a backbone of {human(weights)}")
     checkpoint = human(options.checkpoint_bytes(size))

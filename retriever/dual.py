@@ -216,16 +216,15 @@ class DualSystem:
     def _sampled_topics(self, step: int) -> np.ndarray | None:
         """Returns the topics of the loss of topics in a step; None if there is no such loss."""
         options = self.tuning
-        if self.topics is None or options.topics is None or options.categories is None:
+        if self.topics is None or options.topics is None or not options.topics_of_loss(self.topics.model.num_topics):
             return None
-        has_loss = options.topics.loss and options.categories.weight > 0 and self.topics.model.num_topics > 1
-        return self.topics.sample(options.topics, options.seed, step) if has_loss else None
+        return self.topics.sample(options.topics, options.seed, step)
 
     def _topic_chunks(self, passages: np.ndarray, topics: np.ndarray, rank: int, world: int) -> list[Chunk]:
         """Returns a worker's share of the passages of a batch under each of some topics; row k N + i is passage i of N
         under topic k."""
-        rows = np.arange(rank, len(topics) * len(passages), world)
-        chunks = self.chunks(self.compose(passages[rows % len(passages)]), "passage", rows, _TOPICS)
+        rows, texts = np.arange(rank, len(topics) * len(passages), world), self.compose(passages)
+        chunks = self.chunks([texts[row % len(passages)] for row in rows], "passage", rows, _TOPICS)
         return [with_tasks(chunk, topics[chunk.rows[_TOPICS] // len(passages)]) for chunk in chunks]
 
     def compose(self, rows: np.ndarray) -> list[str]:

@@ -33,7 +33,7 @@ from retriever.synthesis.saved import SavedSynthesis
 from retriever.synthesis.synthesiser import KeptSynthesiser
 from retriever.synthesis.words import NO_WORDS, Words, unusable_texts
 from retriever.topics.model import NO_TOPIC
-from retriever.topics.saved import NO_TOPIC_WORDS, SavedTopics
+from retriever.topics.saved import NO_TOPIC_WORDS, TextTopics
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
 
@@ -53,11 +53,11 @@ _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5"
 
 
 class _Served(NamedTuple):
-    """A snapshot of the tasks, of the prompts of both sides, and of the topics of the tasks that have them."""
+    """A snapshot of the tasks, of the prompts of both sides, and of how the topics of texts are inferred."""
 
     names: frozenset[str]
     sides: dict[Side, Prompts]
-    topics: Mapping[str, SavedTopics]
+    topics: Mapping[str, TextTopics]
 
 
 class _TextPrompts(NamedTuple):
@@ -191,8 +191,8 @@ class Encoder:
         """The names of the current tasks, sorted."""
         return tuple(sorted(self._served.names)) if self._served else ()
 
-    def saved_topics(self, task: str) -> SavedTopics | None:
-        """Returns the prompts of topics of a task; None if it has none."""
+    def text_topics(self, task: str) -> TextTopics | None:
+        """Returns how the topics of a task's texts are inferred; None if it has no prompts of topics."""
         return self._served.topics.get(task) if self._served else None
 
     def put_task(self, name: str, prompt: TaskPrompt) -> None:
@@ -216,8 +216,8 @@ class Encoder:
                     table.put_synthesiser(name, self._open_synthesiser(prompt.synthesis))
                 else:
                     table.drop(name)
-            topics = {other: saved for other, saved in self._served.topics.items() if other != name}
-            self._serve(self._served.names | {name}, topics | ({name: prompt.topics} if prompt.topics else {}))
+            topics = {other: own for other, own in self._served.topics.items() if other != name}
+            self._serve(self._served.names | {name}, topics | ({name: prompt.topics.texts} if prompt.topics else {}))
 
     def _open_synthesiser(self, synthesis: SavedSynthesis) -> KeptSynthesiser:
         assert self._shape is not None
@@ -253,7 +253,7 @@ class Encoder:
                 raise _unknown(name, self.tasks)
             for table in self._tables.values():
                 table.drop(name)
-            topics = {other: saved for other, saved in self._served.topics.items() if other != name}
+            topics = {other: own for other, own in self._served.topics.items() if other != name}
             self._serve(self._served.names - {name}, topics)
 
     def encode(
@@ -277,8 +277,8 @@ class Encoder:
             TextsError: If texts lack the words from which their prompts are computed, or queries those by which their
                 topics are inferred.
         """
-        topics = self.topics_of(texts, side=side, task=task)
-        return self.forward(self.tokenize(texts, side=side), side=side, task=task, topics=topics)
+        tokens = self.tokenize(texts, side=side)  # checks the texts
+        return self.forward(tokens, side=side, task=task, topics=self.topics_of(texts, side=side, task=task))
 
     def topics_of(
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
@@ -298,10 +298,11 @@ class Encoder:
         if task is None or self._served is None:
             return None
         tasks, by_task = self._tasks_of(task, len(texts)), self._served.topics
-        topics = None
-        for name in by_task.keys() & set(tasks):
+        names = by_task.keys() & ({task} if isinstance(task, str) else set(tasks))
+        topics = np.full(len(texts), NO_TOPIC, np.int64) if names else None
+        for name in names:
             rows = [row for row, own in enumerate(tasks) if own == name]
-            topics = np.full(len(texts), NO_TOPIC, np.int64) if topics is None else topics
+            assert topics is not None
             topics[rows] = by_task[name].topics_of([texts[row] for row in rows], side)
         return topics
 
@@ -328,8 +329,8 @@ class Encoder:
         Raises:
             InputError: If a vector is not finite, or the task is unknown.
         """
-        saved = self.saved_topics(task)
-        topics = None if saved is None else np.arange(saved.model.num_topics)
+        inferred = self.text_topics(task)
+        topics = None if inferred is None else np.arange(inferred.model.num_topics)
         for side in SIDES:
             tokens = self.tokenize([text] * (1 if topics is None else len(topics)), side=side)
             if self.unusable_texts(tokens, side=side, task=task, topics=topics):
@@ -512,7 +513,7 @@ class Encoder:
         rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, computed=computed, offsets=offsets)
         return [(ids, lengths, prompt) for prompt in rows]
 
-    def _serve(self, names: frozenset[str], topics: Mapping[str, SavedTopics]) -> None:
+    def _serve(self, names: frozenset[str], topics: Mapping[str, TextTopics]) -> None:
         self._served = _Served(names, {side: table.now() for side, table in self._tables.items()}, topics)
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:
@@ -565,14 +566,14 @@ class Encoder:
 
 
 def _check_topics(
-    by_task: Mapping[str, SavedTopics], tasks: Sequence[str | None], topics: np.ndarray | None
+    by_task: Mapping[str, TextTopics], tasks: Sequence[str | None], topics: np.ndarray | None
 ) -> np.ndarray:
     """Returns which texts lack a topic that their task needs, bool [texts]. Raises InputError for other numbers."""
     if topics is None or topics.shape != (len(tasks),):
         actual = "none" if topics is None else str(list(topics.shape))
         raise InputError(f"task {min(by_task)!r}: has prompts of topics: expected the topics of {len(tasks)} texts "
                          f"(topics_of), found {actual}")  # fmt: skip
-    numbers = {name: saved.model.num_topics for name, saved in by_task.items()}
+    numbers = {name: own.model.num_topics for name, own in by_task.items()}
     counts = np.array([numbers.get(name, 0) if name is not None else 0 for name in tasks])
     if len(bad := np.flatnonzero((counts > 0) & ((topics >= counts) | (topics < NO_TOPIC)))):
         raise InputError(f"task {tasks[bad[0]]!r}: text {bad[0]} has the topic {topics[bad[0]]}, expected -1 to "

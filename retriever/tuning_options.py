@@ -170,6 +170,12 @@ class TuneOptions:
                 "no regulariser changes them: expected 0"
             )
 
+    def topics_of_loss(self, number: int) -> int:
+        """Returns under how many of `number` topics the loss of topics encodes the passages of a step; 0: no loss."""
+        if self.topics is None or self.categories is None or not self.topics.loss or not self.categories.weight:
+            return 0
+        return min(self.topics.sample or number, number) if number > 1 else 0
+
     def _check_categories(self) -> None:
         """Raises InputError for options that positives with a common category cannot be trained with."""
         if self.categories is None:

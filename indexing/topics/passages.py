@@ -31,6 +31,11 @@ class PassageTopics:
         made_from = [entry["fingerprint"] for role, entry in self.fitted.inputs.items() if role != "previous"]
         return corpus.fingerprint in made_from
 
+    @property
+    def num_stored(self) -> int:
+        """The number of passages whose topics are stored, the first ones of the corpus."""
+        return 0 if self.fitted is None else sum(piece.part.rows for piece in row_parts([self.fitted]))
+
     def of_part(self, model: TopicModel, part: RowPart, rows: int) -> np.ndarray:
         """Returns the topics of the first `rows` passages of a part of the corpus: int64 [rows].
 

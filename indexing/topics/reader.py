@@ -35,8 +35,13 @@ class Topics:
         self.num_rows = self.parts[-1].end if self.parts else 0
 
     @classmethod
-    def open(cls, store: Store, name: str | None = None) -> Topics:
-        """Opens topics/NAME; the name may be left out if the store has only one.
+    def open(cls, store: Store, name: str | None = None, rows: int | None = None) -> Topics:
+        """Opens topics/NAME.
+
+        Args:
+            store: The store.
+            name: The name; None: the only one of the store.
+            rows: The number of passages that need topics, the first ones of the corpus; None: all.
 
         Raises:
             InputError: If it is missing, was fitted to another corpus, or lacks passages of this one.
@@ -45,7 +50,8 @@ class Topics:
         name = store.only(KIND, name)
         topics = cls(name, store.generations(KIND, name))
         check_lineage(topics.generations, corpus)
-        expected = min(corpus.num_rows, topics.generations[0].config["limit"] or corpus.num_rows)
+        needed = corpus.num_rows if rows is None else rows
+        expected = min(needed, topics.generations[0].config["limit"] or needed)
         if topics.num_rows < expected:
             raise InputError(
                 f"{store.url}/{KIND}/{name} covers {topics.num_rows:,} of the corpus' {expected:,} passages: run "

@@ -34,7 +34,7 @@ def training_topics(
     Raises:
         InputError: If the topics are of another corpus or of a part of it, or if a query has no word that they know.
     """
-    topics = Topics.open(store, name)
+    topics = Topics.open(store, name, num_passages)
     passages = topics.of_rows()
     if len(passages) < num_passages:
         raise InputError(

@@ -65,9 +65,11 @@ class SynthesisTraining(Common):
         for name, default in defaults.items():
             if (value := getattr(self, name)) != default:
                 option = f"--no-{name}" if value is False else f"--{name.replace('_', '-')} {value}"
+                has_topics = name == "prompt_hidden"
+                what = f"computed from each query{' or of topics' if has_topics else ''}"
                 raise InputError(
-                    f"{option} --prompt {prompt}: is for prompts that are computed from each query: give "
-                    "--prompt synthesised, or leave it out"
+                    f"{option} --prompt {prompt}: is for prompts that are {what}: give --prompt "
+                    f"synthesised{' or topics' if has_topics else ''}, or leave it out"
                 )
 
     def synthesis(self, saved: SynthesisOptions | None = None) -> SynthesisOptions:

@@ -29,8 +29,8 @@ class TopicTraining(Common):
     """With --prompt topics: topics/NAME of the corpus (fit_topics); may be left out if the store has only one."""
     query_topics: Literal["own", "judged"] | None = None
     """With --prompt topics: own: the topic of a training query is inferred from its text, as in a search; judged: it is
-    that of its passage (Topic-DPR's protocol), which tells the query where its passage is. Searches, and the dev split,
-    always infer it. Default: own."""
+    that of its passage (Topic-DPR's protocol), which tells the query in which part of the corpus its passage is. The
+    topics of the queries of searches and of the dev split are always inferred. Default: own."""
     wordless_queries: Literal["refuse", "prior"] | None = None
     """With --prompt topics: refuse: a query without a word that the topics know is an error, in training and when the
     task is used; prior: it has the most probable topic, as a passage without one. It is stored with the prompts.
@@ -46,17 +46,18 @@ class TopicTraining(Common):
     """With --prompt topics --positives categories: the margin of that loss, a difference of cosines. Default: 0.1 (our
     choice: the paper does not print its own)."""
 
-    def topic_options(self, prompt: str, hidden: int | None, *, by_categories: bool) -> TopicOptions | None:
+    def topic_options(self, prompt: str, hidden: int | None, weight: float | None) -> TopicOptions | None:
         """Returns the options of prompts of topics; None for other prompts.
 
         Args:
             prompt: The value of --prompt.
             hidden: The size of the hidden layer; None: the default.
-            by_categories: Whether positives have a common category, so that there is a loss of topics.
+            weight: The weight of the loss of topics; None: positives are judged, so that there is none.
 
         Raises:
             InputError: If an option has a bad value, or does not fit the others.
         """
+        by_categories = weight is not None
         given = {name: value for name, default in _OPTIONS.items() if (value := getattr(self, name)) != default}
         unused = [name for name in given if prompt != "topics" or (name in _OF_LOSS and not by_categories)]
         if unused:
@@ -68,9 +69,11 @@ class TopicTraining(Common):
             raise InputError(f"{option} --prompt {prompt}: {what}, or leave it out")
         if prompt != "topics":
             return None
-        if self.topic_sample is not None and not self.topic_loss:
+        if (of_loss := [name for name in _OF_LOSS if name in given]) and not (self.topic_loss and weight):
+            reason = "parameter category_weight 0" if self.topic_loss else "--no-topic-loss"
             raise InputError(
-                f"--no-topic-loss --topic-sample {self.topic_sample}: there is no loss of topics: leave one of them out"
+                f"{reason}, parameter {of_loss[0]} {given[of_loss[0]]}: there is no loss of topics: leave one of them "
+                "out"
             )
         values: dict[str, Any] = {
             "hidden": hidden,

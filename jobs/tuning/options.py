@@ -133,9 +133,9 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
-    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for those by a network (HYPER), 4e-4 for LoRA (Hu et
-    al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor. Networks of prompts that are trained with
-    the backbone have 1e-3, regardless of it."""
+    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for synthesised ones (HYPER) and those of topics,
+    4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor. Networks of prompts
+    that are trained with the backbone have 1e-3, regardless of it."""
     warm_up: float | None = None
     """Fraction of the steps in which the learning rate rises; default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""
@@ -279,7 +279,7 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
         elif self.negatives_per_query is None:
             has_mined = self.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in self.also_train)
             values["negatives_per_query"] = 1 if has_mined else 0
-        topics = self.topic_options(prompt, self.prompt_hidden, by_categories=categories is not None)
+        topics = self.topic_options(prompt, self.prompt_hidden, None if categories is None else categories.weight)
         if prompt != "none":
             synthesis = None
             if is_computed:

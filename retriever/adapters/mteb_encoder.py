@@ -128,8 +128,9 @@ class MtebEncoder:
         texts = [text for batch in inputs for text in _texts_of(batch, side, encoder)]
         shown = "" if prefix is None else f", prefix {prefix!r}"
         log.info("%s: %d texts, side %s, deep prompt: %s%s", task_metadata.name, len(texts), side, prompt, shown)
+        tokens = encoder.tokenize(texts, side=side, prefix=prefix)
         topics = encoder.topics_of(texts, side=side, task=prompt)
-        return encoder.forward(encoder.tokenize(texts, side=side, prefix=prefix), side=side, task=prompt, topics=topics)
+        return encoder.forward(tokens, side=side, task=prompt, topics=topics)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Returns the similarity of all pairs, a tensor [n, m]: cosine, or inner product if the encoder has "dot"."""

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -28,6 +28,15 @@ class TextSystem(Protocol):
         """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
 
 
+class TopicSystem(TextSystem, Protocol):
+    """A TextSystem with prompts of topics."""
+
+    def encode(
+        self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, topics: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns vectors as TextSystem. topics: those of the texts, int64 [n]; None: they are inferred."""
+
+
 class PairSystem(Protocol):
     """A System that scores pairs of a query and a passage."""
 
@@ -44,18 +53,21 @@ class DevSet:
         positives: For each query, positions among the passages, int64 [any].
         texts: Texts of the passages; not used if there are vectors.
         vectors: Their stored vectors, float32 [n, dim], or blocks of them; None: the system encodes the texts.
+        topics: The topics of the passages, int64 [n], for a TopicSystem; None: it infers them, or has no topics.
     """
 
     queries: Sequence[str]
     positives: Sequence[np.ndarray]
     texts: Sequence[str]
     vectors: np.ndarray | Sequence[np.ndarray | SparseVectors] | None = None
+    topics: np.ndarray | None = None
 
     def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
         """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
         passages: Sequence[np.ndarray | SparseVectors]
         if self.vectors is None:
-            passages = [_compact(vectors) for vectors in _encode_blocks(system, self.texts, "passage", rank, world)]
+            blocks = _encode_blocks(system, self.texts, "passage", rank, world, self.topics)
+            passages = [_compact(vectors) for vectors in blocks]
         else:
             passages = [self.vectors] if isinstance(self.vectors, np.ndarray) else self.vectors
         scores = [_products(block, passages) for block in _encode_blocks(system, self.queries, "query", rank, world)]
@@ -77,11 +89,17 @@ class DevSets:
         return sum(each.mrr(system, rank, world, depth) for each in self.sets) / len(self.sets)
 
 
-def _encode_blocks(system: TextSystem, texts: Sequence[str], side: Side, rank: int, world: int) -> Iterator[np.ndarray]:
-    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers."""
+def _encode_blocks(
+    system: TextSystem, texts: Sequence[str], side: Side, rank: int, world: int, topics: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
+    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers. topics: as of DevSet."""
     step = max(1, _BLOCK // system.dim)
     for first in range(0, len(texts), step):
-        yield system.encode(texts[first : first + step], side, rank, world)
+        block = texts[first : first + step]
+        if topics is None:
+            yield system.encode(block, side, rank, world)
+        else:
+            yield cast(TopicSystem, system).encode(block, side, rank, world, topics[first : first + step])
 
 
 def read_blocks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 
 def overlap(members: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:
@@ -118,8 +119,17 @@ def topic_loss(vectors: torch.Tensor, margin: float) -> torch.Tensor:
     num_prompts, num_passages, _ = vectors.shape
     units = torch.nn.functional.normalize(vectors, dim=-1)
     total = 0.0 * vectors.sum()
-    for number, of_prompt in enumerate(units):
-        within = of_prompt @ of_prompt.T
-        between = of_prompt @ torch.cat([units[:number], units[number + 1 :]]).transpose(1, 2)  # [K - 1, N, N]
-        total = total + (margin - within + between).relu().sum()
+    for number in range(num_prompts):
+        # Without activation checkpointing, the graph would keep K (K - 1) N^2 numbers.
+        total = total + checkpoint(
+            _sum_of_prompt, units, number, margin, use_reentrant=False, preserve_rng_state=False
+        )
     return total / (num_prompts * max(num_prompts - 1, 1) * num_passages**2)
+
+
+def _sum_of_prompt(units: torch.Tensor, number: int, margin: float) -> torch.Tensor:
+    """Returns the sum of the terms of one prompt k of Eq. 5, a scalar. units: vectors of length 1, [K, N, d]."""
+    of_prompt = units[number]
+    within = of_prompt @ of_prompt.T
+    between = of_prompt @ torch.cat([units[:number], units[number + 1 :]]).transpose(1, 2)  # [K - 1, N, N]
+    return (margin - within + between).relu().sum()

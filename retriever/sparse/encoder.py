@@ -80,8 +80,8 @@ class SparseEncoder:
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
     ) -> SparseVectors:
         """Returns the vectors of texts, in order. Arguments as of `Encoder.encode`, errors as of `forward`."""
-        topics = self.dense.topics_of(texts, side=side, task=task)
-        return self.forward(self.tokenize(texts, side=side), side=side, task=task, topics=topics)
+        tokens = self.tokenize(texts, side=side)  # checks the texts
+        return self.forward(tokens, side=side, task=task, topics=self.dense.topics_of(texts, side=side, task=task))
 
     def forward(
         self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,

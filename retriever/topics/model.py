@@ -165,4 +165,9 @@ def with_default(topics: np.ndarray, model: TopicModel) -> np.ndarray:
 
 
 def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)
+    return isinstance(value, list) and bool(value) and all(map(_is_word, value))
+
+
+def _is_word(value: Any) -> bool:
+    """Whether a value is a text that can be written as UTF-8, which one with half of a surrogate pair cannot."""
+    return isinstance(value, str) and bool(value) and not any("\ud800" <= letter <= "\udfff" for letter in value)

@@ -21,7 +21,7 @@ class TopicOptions:
         queries: The topic of a training query: "own": inferred from its text, as in a search. "judged": that of its
             passage (the paper's protocol), which tells the query which part of the corpus to look in.
         wordless: A query without a word that the topics know: "refuse": an error; "prior": it has the topic of the
-            largest prior probability, as a passage without one. It is saved with the prompts.
+            most probable path, as a passage without one. It is saved with the prompts.
         loss: Add the loss that keeps passages closer under one topic's prompt than under two (Eq. 5).
         margin: The margin of that loss, a difference of cosines.
         sample: That loss encodes the passages of a batch under N topics, drawn at random in each step; None: under all.

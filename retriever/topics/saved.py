@@ -19,10 +19,33 @@ from retriever.topics.options import Wordless
 
 PREFIX = "topics."  # of the names of its tensors in a task's file
 _MODEL = "model."
+_TYPES = (torch.float32, torch.int64, torch.uint8)  # of the arrays of a topic model
 _FIELDS = ("length", "model", "wordless")
 NO_TOPIC_WORDS = (
     "has no word that the topics of its task know, by which its prompt could be chosen: use words of the passages"
 )
+
+
+@dataclass(frozen=True, eq=False)
+class TextTopics:
+    """How the topics of the texts of a task are inferred.
+
+    Attributes:
+        model: The topics.
+        wordless: "refuse": a query without a known word has no topic; "prior": that of the most probable path.
+    """
+
+    model: TopicModel
+    wordless: Wordless
+
+    def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
+        """Returns the topic of each text, int64 [texts].
+
+        A query without a known word has NO_TOPIC (-1) if `wordless` is "refuse". Otherwise it has the topic of the most
+        probable path, as passages always have, which cannot be left out.
+        """
+        topics = self.model.infer(texts)
+        return topics if side == "query" and self.wordless == "refuse" else with_default(topics, self.model)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +55,7 @@ class SavedTopics:
     Attributes:
         model: The topics.
         prompts: float32 [K, layers, 2, heads, l, head_dim], the prompt of each topic.
-        wordless: "refuse": a query without a known word has no prompt; "prior": that of the largest prior probability.
+        wordless: As of TextTopics.
 
     Raises:
         InputError: If the number of prompts is not that of the topics.
@@ -51,14 +74,14 @@ class SavedTopics:
         """Tokens of each prompt."""
         return self.prompts.shape[4]
 
-    def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
-        """Returns the topic of each text, int64 [texts].
+    @property
+    def texts(self) -> TextTopics:
+        """How the topics of texts are inferred, without the prompts."""
+        return TextTopics(self.model, self.wordless)
 
-        A query without a known word has NO_TOPIC (-1), if `wordless` is "refuse". Otherwise, and of passages, which may
-        not be left out, it has the topic of the largest prior probability.
-        """
-        topics = self.model.infer(texts)
-        return topics if side == "query" and self.wordless == "refuse" else with_default(topics, self.model)
+    def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
+        """Returns the topic of each text, int64 [texts], as `TextTopics` does."""
+        return self.texts.topics_of(texts, side)
 
     def shuffled(self, seed: int) -> SavedTopics:
         """Returns the same prompts with each one at another topic, if there are several: a control for comparisons."""
@@ -106,6 +129,9 @@ def read_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, w
         expected_values = " or ".join(get_args(Wordless))
         raise InputError(f"{file}: topics.wordless: expected {expected_values}, got {shown(content['wordless'])}")
     arrays = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
+    for name, tensor in arrays.items():
+        if tensor.dtype not in _TYPES:  # numpy has no bfloat16, for example
+            raise InputError(f"{weights}: {PREFIX}{_MODEL}{name} is {tensor.dtype}, expected integers or float32")
     model = TopicModel.load({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)
     expected = [str(topic) for topic in range(model.num_topics)]
     actual = {name for name in tensors if not name.startswith(_MODEL)}

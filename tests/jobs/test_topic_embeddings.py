@@ -50,7 +50,9 @@ def test_passages_have_the_prompt_of_their_stored_topic(
     prompt = store_topic_task(store, world.model, "t", MODEL, OPTIONS, topics=store_topics(store, MODEL, topics))
     encode = ("encode_corpus", "--store", world.store, "--task", "t", *EXACT)
     interrupt(2, *encode)
-    done(*encode)
+    line = "topics   240 stored in topics/hand/g0000, 0 inferred from the texts of the passages"
+    assert line in done(*encode, "--plan")
+    assert line in done(*encode)
     embeddings = Embeddings.open(store, "t", Corpus.open(store))
     known = np.where(topics < 0, 2, topics)  # the most probable topic
     stored = embeddings.topics()
@@ -68,7 +70,7 @@ def test_passages_have_the_prompt_of_their_stored_topic(
     more = make_passages(30, seed=9, prefix="n")
     source = write_beir(tmp_path / "more", more)
     done("import_corpus", "--store", world.store, "--source", source, "--append")
-    done(*encode)
+    assert "topics   240 stored in topics/hand/g0000, 30 inferred" in done(*encode)
     grown = Embeddings.open(store, "t", Corpus.open(store))
     assert [made.fingerprint for made in grown.generations[:1]] == [embeddings.generations[0].fingerprint]
     assert "topics" not in grown.generations[1].inputs
@@ -81,7 +83,8 @@ def test_passages_have_the_prompt_of_their_stored_topic(
 def test_topics_are_inferred_without_stored_ones_and_queries_have_their_own(world: Any, done: Done) -> None:
     store = Store(str(world.store))
     prompt = store_topic_task(store, world.model, "t", MODEL, OPTIONS, wordless="prior")
-    done("encode_corpus", "--store", world.store, "--task", "t", *EXACT)
+    output = done("encode_corpus", "--store", world.store, "--task", "t", *EXACT)
+    assert "topics   0 stored, 240 inferred from the texts of the passages" in output
     embeddings = Embeddings.open(store, "t", Corpus.open(store))
     assert prompt.topics is not None
     topics = embeddings.topics()

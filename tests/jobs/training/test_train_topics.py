@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from stored_topics import model_of_words, store_topics
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.models import model_folder
+from indexing.pairs.judged import judged_pairs
+from indexing.queries import Queries
 from indexing.store import Store
+from indexing.topics.reader import Topics
+from retriever.encoder import Encoder
+from retriever.errors import InputError
+from retriever.evaluation.dev import mean_reciprocal_rank
 from retriever.prompts import load_prompt
 
 Done = Callable[..., str]
@@ -66,7 +73,8 @@ def test_an_interrupted_run_ends_with_the_same_bytes_and_the_task_is_searched(
 ) -> None:
     more = (*CATEGORIES, "--topic-sample", 2, "--steps", 4, "--checkpoint-every", 2)
     plan = done(*subjects.command("whole", *more, "--plan"))
-    assert "topics    3 of topics/hand; queries have that of their text" in plan
+    assert "topics    3 of topics/hand; a query has that of its text; the text of " in plan
+    assert "their loss encodes up to 16 passages more in each step" in plan
     assert "trains    " in plan
     done(*subjects.command("whole", *more))
     interrupt_at(monkeypatch, 2)
@@ -99,6 +107,42 @@ def test_an_interrupted_run_ends_with_the_same_bytes_and_the_task_is_searched(
     assert store.open("runs", "run").rows
 
 
+def test_a_dev_split_has_the_stored_topics_of_passages(subjects: Subjects, done: Done) -> None:
+    """Against an encoder that searches all passages, as an index of the task would."""
+    done(*subjects.command("dev", "--negatives", "none", "--steps", 1, "--dev-split", "dev", "--evaluate-every", 1))
+    store = subjects.store
+    artifact, corpus, queries = store.open("prompts", "dev"), Corpus.open(store), Queries.open(store)
+    prompt = load_prompt(model_folder(artifact))
+    encoder = Encoder(subjects.model, prompt.options, tasks={"task": prompt})
+    pairs = judged_pairs(corpus, queries, "dev", None)
+    passages = corpus.passages(np.arange(60))
+    texts = encoder.compose([passage.title for passage in passages], [passage.text for passage in passages])
+    tokens, stored = encoder.tokenize(texts, side="passage"), np.where(subjects.topics < 0, 2, subjects.topics)
+    inferred = encoder.topics_of(texts, side="passage", task="task")
+    assert inferred is not None
+    vectors = encoder.encode(pairs.texts, task="task")
+
+    def quality(topics: np.ndarray) -> float:
+        scores = vectors @ encoder.forward(tokens, side="passage", task="task", topics=topics).T
+        return mean_reciprocal_rank(scores, pairs.rows, 10)
+
+    assert artifact.notes["best"] == pytest.approx(quality(stored))
+    assert quality(stored) != pytest.approx(quality(inferred))
+
+
+def test_passages_after_those_of_training_need_no_topics(subjects: Subjects, done: Done, tmp_path: Path) -> None:
+    """A corpus that grew since its queries were imported."""
+    folder = tmp_path / "store"
+    shutil.copytree(subjects.folder, folder)
+    source = write_beir(tmp_path / "more", make_passages(10, seed=9, prefix="n"))
+    done("import_corpus", "--store", folder, "--source", source, "--append")
+    command = replace(subjects, store=Store(str(folder)), folder=folder).command("grown", *CATEGORIES, "--steps", 1)
+    assert "topics    3 of topics/hand" in done(*command, "--plan")
+    done(*command)
+    with pytest.raises(InputError, match="topics/hand covers 60 of the corpus' 70 passages"):
+        Topics.open(Store(str(folder)), "hand")
+
+
 def test_the_encoder_is_trained_too(subjects: Subjects, done: Done) -> None:
     done(*subjects.command("both", *CATEGORIES, "--train", "all", "--query-topics", "judged", "--no-topic-loss",
                            "--steps", 1))  # fmt: skip
@@ -121,10 +165,17 @@ def test_the_encoder_is_trained_too(subjects: Subjects, done: Done) -> None:
         ((*CATEGORIES, "--sides", "untied"), "--prompt topics --sides untied: queries and passages share the prompts"),
         ((*CATEGORIES, "--mix", "after"), "--mix after --prompt topics: is for prompts that are computed from each"),
         ((*CATEGORIES, "--topic-sample", 1), "sample=1 of the loss of topics: expected at least 2"),
-        ((*CATEGORIES, "--no-topic-loss", "--topic-sample", 2), "--no-topic-loss --topic-sample 2: there is no loss"),
+        ((*CATEGORIES, "--no-topic-loss", "--topic-sample", 2), "--no-topic-loss, --topic-sample 2: there is no loss"),
+        (
+            ("--positives", "categories", "--category-weight", 0, "--topic-margin", 0.2),
+            "--category-weight 0, --topic-margin 0.2: there is no loss of topics: leave one of them out",
+        ),
         (("--negatives", "none", "--topic-sample", 2), "--topic-sample 2 --prompt topics: is for the loss of topics"),
         (("--negatives", "none", "--topics", "other"), "topics/other"),
-        (("--negatives", "none", "--prompt", "matrix", "--prompt-hidden", 6), "--prompt-hidden 6 --prompt matrix: is"),
+        (
+            ("--negatives", "none", "--prompt", "matrix"),
+            "from each query or of topics: give --prompt synthesised or topics",
+        ),
         (
             ("--negatives", "none", "--position-offset", "--query-length", 62),
             "need 66 positions, and tiny-bert has 64",

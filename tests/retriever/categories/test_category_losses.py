@@ -200,3 +200,18 @@ def test_the_topic_loss_of_one_prompt_and_of_separate_prompts_is_0() -> None:
     opposite = torch.ones(2, 3, 5) * torch.tensor([1.0, -1.0])[:, None, None]
     assert topic_loss(opposite, 1.5).item() == 0
     assert topic_loss(opposite, 2.5).item() == pytest.approx(0.5)
+
+
+def test_the_graph_of_the_topic_loss_keeps_no_pairs_of_prompts() -> None:
+    """Its memory grows with the number of prompts, not with its square, nor with the pairs of passages."""
+    sizes: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    vectors = random(12, 16, 4).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        topic_loss(vectors, 0.3)
+    assert sizes
+    assert max(sizes) == vectors.numel()  # all pairs of two prompts have 11 * 16 * 16 numbers

@@ -114,6 +114,23 @@ def test_vectors_of_many_words_are_dense_in_blocks_only(monkeypatch: pytest.Monk
     assert evaluation._compact(full) is full
 
 
+def test_passages_have_the_topics_of_a_dev_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TopicWords(WordWeights):
+        def encode(
+            self, texts: Sequence[str], side: str, rank: int = 0, world: int = 1, topics: np.ndarray | None = None
+        ) -> np.ndarray:
+            if topics is not None:
+                given.extend(zip(texts, topics.tolist(), strict=True))
+            return super().encode(texts, side, rank, world)
+
+    given: list[tuple[str, int]] = []
+    monkeypatch.setattr(evaluation, "_BLOCK", 2 * WordWeights.dim)
+    texts = [str(number) for number in range(5)]
+    dev = DevSet(texts[:2], [np.array([0])] * 2, texts, topics=np.array([4, 3, 2, 1, 0]))
+    assert 0 <= dev.mrr(TopicWords()) <= 1
+    assert given == [("0", 4), ("1", 3), ("2", 2), ("3", 1), ("4", 0)]  # those of queries are inferred
+
+
 def test_a_better_model_has_the_higher_quality(bert: Path) -> None:
     """Each query is the text of its passage, so that an untrained model ranks it first."""
     system = rip_system(bert)

@@ -96,6 +96,7 @@ def test_other_tools_have_no_such_prompt(prompt: TaskPrompt) -> None:
         ({"length": 0}, r"topics\.length: expected an integer of at least 1, got 0"),
         ({"other": 1}, r"topics: expected an object with length, model, wordless, got"),
         ({"model": {"words": [["river"]]}}, r"path_topics: expected topics from 0 to 0"),
+        ({"model": {"words": [["\ud800"], ["bank"], ["query"]]}}, r"topic model: words: expected a list of words"),
     ],
 )
 def test_damaged_settings_are_refused(
@@ -126,6 +127,9 @@ def test_damaged_tensors_are_refused(prompt: TaskPrompt, tmp_path: Path) -> None
     refused({"topics.2": None}, r"prompts of the topics 0, 1: expected one for each of the 3 topics, topics\.0 to")
     refused({"topics.2": torch.full((2, 2, 4, 5, 8), torch.nan)}, r"topics\.2 holds numbers that are not finite")
     refused({"topics.2": torch.zeros(3, 2, 4, 5, 8)}, r"topics\.2 is torch\.float32 \(3, 2, 4, 5, 8\), expected")
+    for dtype in (torch.bfloat16, torch.float16):
+        expected = r"topics\.model\.log_prior is torch\.b?float16, expected integers or float32$"
+        refused({"topics.model.log_prior": torch.zeros(4, dtype=dtype)}, expected)
     refused({"topics.model.log_prior": torch.zeros(3)}, r"log_prior is float32 \(3,\), expected float32 \(4,\)")
     refused({"query": torch.zeros(2, 2, 4, 5, 8)}, r"holds query, expected none as prompt\.json says")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +134,35 @@ def test_a_query_without_a_known_word_is_refused_alone(encoder: Encoder) -> None
     known = encoder.forward(encoder.tokenize(["beta", ""], side="passage"), side="passage", task="topics",
                             topics=np.array([2, 2]))  # fmt: skip
     np.testing.assert_array_equal(passages, known)
+
+
+@pytest.mark.parametrize("bad", [None, 3, b"river", "\ud800"])
+def test_a_text_that_is_no_string_is_named(tiny: Tiny, encoder: Encoder, bad: object) -> None:
+    encoder.put_task("topics", of_topics(encoder))
+    with pytest.raises(InputError, match=r"^text 1 of 2 is no valid string"):
+        encoder.encode(["the river", bad], task="topics")  # type: ignore[list-item]
+    sparse = SparseEncoder(str(add_masked_head(tiny("bert"))), replace(FLOAT32, pooling="splade"), tasks={})
+    sparse.put_task("topics", of_topics(sparse.dense))
+    with pytest.raises(InputError, match=r"^text 1 of 2 is no valid string"):
+        sparse.encode(["the river", bad], task="topics")  # type: ignore[list-item]
+
+
+def test_no_texts_have_no_vectors(encoder: Encoder) -> None:
+    encoder.put_task("topics", of_topics(encoder))
+    assert encoder.encode([], task="topics").shape == (0, encoder.dim)
+    assert encoder.encode([], task=[]).shape == (0, encoder.dim)
+
+
+def test_prompts_are_kept_in_the_table_alone(encoder: Encoder) -> None:
+    """The encoder keeps the model of topics, and no float32 copy of the prompts."""
+    prompt = of_topics(encoder)
+    assert prompt.topics is not None
+    prompts = weakref.ref(prompt.topics.prompts)
+    encoder.put_task("topics", prompt)
+    del prompt
+    gc.collect()
+    assert prompts() is None
+    assert encoder.encode(TEXTS, task="topics").shape == (6, encoder.dim)
 
 
 def test_topics_must_be_given_and_known(encoder: Encoder) -> None:

@@ -64,6 +64,21 @@ def test_the_loss_of_a_step_has_the_loss_of_topics(bert: Path, sample: int | Non
     assert gradients(system, 3)["loss"] == pytest.approx(gradients(without, 3)["loss"] + expected, rel=1e-4)
 
 
+def test_the_texts_of_a_batch_are_read_once_for_all_topics(bert: Path) -> None:
+    system = topic_system(bert)
+    data, sizes = system.data, list[int]()
+    assert data is not None
+
+    def read(rows: np.ndarray) -> tuple[list[str], list[str]]:
+        sizes.append(len(rows))
+        return data.passages(rows)
+
+    system.data = replace(data, passages=read)
+    count = len(np.unique(batch_at(data, system.tuning, 3)[1]))
+    assert system.batch(3, 0, 1).outputs["topics"].rows == 3 * count
+    assert sizes == [count, count]  # of the batch, and of the loss of topics
+
+
 def test_topics_are_drawn_anew_in_each_step() -> None:
     topics = random_training_topics()
     options = replace(TOPICS, sample=2)
