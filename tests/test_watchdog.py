@@ -14,7 +14,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from watchdog import watch
 
 def pytest_configure(config):
-    watch(config, silence=5.0)
+    watch(config, silence=10.0)  # pytest-xdist needs seconds to start its worker
 
 def pytest_runtest_logfinish(nodeid):
     if "second" in nodeid:
