@@ -178,9 +178,15 @@ def measure_lengths(
     }
 
 
-def largest_difference(encoder: Encoder, texts: Sequence[str]) -> float:
-    """Returns the largest difference between vectors of one mixed call and of single-task calls, over some tasks."""
-    tasks = [task for kind in ("fixed", *MIXES) for task in encoder.tasks if task.startswith(kind)]
+def largest_difference(encoder: Encoder, texts: Sequence[str], kinds: Sequence[str] = ("fixed", *MIXES)) -> float:
+    """Returns the largest difference between vectors of one mixed call and of single-task calls, over some tasks.
+
+    Args:
+        encoder: The encoder with the tasks.
+        texts: The queries.
+        kinds: The kinds of tasks, with which the names of the tasks start.
+    """
+    tasks = [task for kind in kinds for task in encoder.tasks if task.startswith(kind)]
     tasks = tasks[:: max(1, len(tasks) // 16)]
     names = [tasks[row % len(tasks)] for row in range(len(texts))]
     mixed = encoder.encode(texts, task=names)
