@@ -178,16 +178,17 @@ def measure_lengths(
     }
 
 
-def largest_difference(encoder: Encoder, texts: Sequence[str], kinds: Sequence[str] = ("fixed", *MIXES)) -> float:
-    """Returns the largest difference between vectors of one mixed call and of single-task calls, over some tasks.
+def largest_difference(encoder: Encoder, texts: Sequence[str], tasks: Sequence[str] | None = None) -> float:
+    """Returns the largest difference between vectors of one mixed call and of single-task calls.
 
     Args:
         encoder: The encoder with the tasks.
         texts: The queries.
-        kinds: The kinds of tasks, with which the names of the tasks start.
+        tasks: The tasks; None: some fixed and computed ones of `put_tasks`.
     """
-    tasks = [task for kind in kinds for task in encoder.tasks if task.startswith(kind)]
-    tasks = tasks[:: max(1, len(tasks) // 16)]
+    if tasks is None:
+        tasks = [task for kind in ("fixed", *MIXES) for task in encoder.tasks if task.startswith(kind)]
+        tasks = tasks[:: max(1, len(tasks) // 16)]
     names = [tasks[row % len(tasks)] for row in range(len(texts))]
     mixed = encoder.encode(texts, task=names)
     single = np.empty_like(mixed)

@@ -6,8 +6,8 @@
 A query is a title and a passage the text below it; a passage is relevant if it has a category of the query. The
 backbones are frozen: all-MiniLM-L6-v2 (`minilm`), and the one in the folder of --backbone (`small`). The parts:
 
-choose    trains with several settings, one after the other; the mean MAP@50 over the dev splits of all sets chooses
-          (topics by the protocol `own`). The words of a topic fill its prompt, so its length says how many there are
+choose    trains with several settings, one after the other; the mean MAP@50 over the dev splits of the sets
+          chooses, for topics by the protocol `own`. As many words of a topic make its prompt as fill its length
 main      on the test splits, with each of --seeds: `dptdr`, one prompt for all texts, trained with the loss of queries
           and passages alone; `topic`, a prompt of equal length for each topic, with all losses. Also `bm25`, the
           backbone without a prompt (`none`), and the expected values of a random ranking
@@ -553,12 +553,6 @@ class Figures:
         write_json(self.queries_file, self.queries)
         write_json(self.file, self.document)
 
-    def of(self, **fields: Any) -> dict[int, str]:
-        """Returns the names of the runs with some values of the fields of Run, by seed."""
-        runs = self.document["runs"]
-        names = [name for name, of in runs.items() if all(of["run"][key] == value for key, value in fields.items())]
-        return {runs[name]["run"]["seed"]: name for name in names}
-
 
 def finish(run: Run, measurement: Measurement, figures: Figures) -> None:
     """Makes a run, unless the file has it."""
@@ -577,7 +571,7 @@ def choose(model: str, measurement: Measurement, figures: Figures, options: argp
         shown = "-".join(f"{key}{settings[key]:g}" for key in of_arm)
         shown += "" if "length" in of_arm or arm == "fine-tune" else f"-length{settings['length']:g}"
         results = []
-        for data in options.sets:
+        for data in options.choose_sets:
             protocol = "own" if arm == "topic" else None
             name = f"choose-{model}-{data}-{arm}-{shown}"
             run = Run(name, arm, data, model, options.seeds[0], protocol, "dev", options.choose_steps, dict(settings))
@@ -629,20 +623,25 @@ def test_runs(model: str, chosen: Mapping[str, Any], options: argparse.Namespace
     return runs
 
 
-def summarise(figures: Figures, options: argparse.Namespace) -> dict[str, Any]:
+def summarise(figures: Figures) -> dict[str, Any]:
     """Returns means over seeds by backbone, set and arm, and intervals of differences of MAP@50 to `topic`."""
     summary: dict[str, Any] = {}
-    for model in options.models:
-        for protocol in options.protocols:
+    runs = [record["run"] for record in figures.document["runs"].values() if record["run"]["split"] == "test"]
+    sets = list(dict.fromkeys(run["data"] for run in runs))
+    for model in dict.fromkeys(run["model"] for run in runs if run["model"]):
+        for protocol in PROTOCOLS:
             summary[f"{model} {protocol}"] = of_protocol = {"arms": {}, "topic_minus": {}}
             differences: dict[str, dict[str, np.ndarray]] = {}
-            for data in options.sets:
+            for data in sets:
                 names = arms_of(figures, model, data, protocol)
                 of_protocol["arms"][data] = {arm: means_of(figures, list(of.values())) for arm, of in names.items()}
                 for arm, of in names.items():
-                    if arm != "topic" and "topic" in names:
-                        both = difference(figures, names["topic"], of, has_seeds=arm not in ("bm25", "none"))
-                        differences.setdefault(arm, {})[data] = both
+                    if arm == "topic" or "topic" not in names:
+                        continue
+                    has_seeds = arm not in ("bm25", "none")
+                    if has_seeds and not names["topic"].keys() & of.keys():
+                        continue
+                    differences.setdefault(arm, {})[data] = difference(figures, names["topic"], of, has_seeds=has_seeds)
             for arm, by_set in differences.items():
                 intervals = {data: interval([values]) for data, values in by_set.items()}
                 if len(by_set) > 1:
@@ -678,10 +677,15 @@ def means_of(figures: Figures, names: Sequence[str]) -> dict[str, Any]:
 def difference(figures: Figures, topic: Mapping[int, str], other: Mapping[int, str], *, has_seeds: bool) -> np.ndarray:
     """Returns MAP@50 of each query by `topic` less that of another arm, means over common seeds: float64 [queries]."""
     seeds = [seed for seed in topic if seed in other] if has_seeds else list(topic)
+    others = [other[seed] for seed in seeds] if has_seeds else list(other.values())
     one = np.mean([figures.queries[topic[seed]][CHOSEN_BY] for seed in seeds], axis=0)
-    two = np.mean([figures.queries[name][CHOSEN_BY] for name in other.values()], axis=0)
+    two = np.mean([figures.queries[name][CHOSEN_BY] for name in others], axis=0)
     result: np.ndarray = one - two
     return result
+
+
+def shown_interval(of: Mapping[str, float]) -> str:
+    return f"{of['mean']:+.4f} [{of['low']:+.4f}, {of['high']:+.4f}]"
 
 
 def tables(document: Mapping[str, Any]) -> str:
@@ -701,8 +705,7 @@ def tables(document: Mapping[str, Any]) -> str:
             for arm, means in arms.items():
                 cells = " | ".join(f"{means[metric]:.4f}" for metric in METRICS)
                 of = summary["topic_minus"].get(arm, {}).get(data)
-                shown = f"{of['mean']:+.4f} [{of['low']:+.4f}, {of['high']:+.4f}]" if of else ""
-                lines.append(f"| {arm} | {means['seeds']} | {cells} | {shown} |")
+                lines.append(f"| {arm} | {means['seeds']} | {cells} | {shown_interval(of) if of else ''} |")
             lines += ["", "| arm | alignment | uniformity queries / passages | cosine relevant / other |"]
             lines += ["| --- " * 4 + "|"]
             for arm, means in arms.items():
@@ -711,6 +714,9 @@ def tables(document: Mapping[str, Any]) -> str:
                         f"| {arm} | {of['alignment']:.3f} | {of['uniformity_queries']:.3f} / "
                         f"{of['uniformity_passages']:.3f} | {of['cosine_relevant']:.3f} / {of['cosine_other']:.3f} |"
                     )
+        over_all = {arm: of["all sets"] for arm, of in summary["topic_minus"].items() if "all sets" in of}
+        shown = "; ".join(f"{arm} {shown_interval(of)}" for arm, of in over_all.items())
+        lines += ["", f"{title}, `topic` less another arm, MAP@50, mean over the sets: {shown}."] if shown else []
     if (serve := document.get("serve")) is not None:
         lines += ["", f"| {SERVED} tasks of each kind | queries/s | of no prompts | of fixed |", "| --- " * 4 + "|"]
         for kind, of in serve["traffic"].items():
@@ -772,11 +778,10 @@ def measure_serving(options: argparse.Namespace) -> dict[str, Any]:
         names["mixed"] = [*names["fixed"], *names["topics"], *(f"{mix}{number}" for mix, number in computed)]
         return encoder, names
 
-    kinds = ("fixed", "topics", *MIXES)
-    encoder, _ = start("float32")
-    differences = {"float32": largest_difference(encoder, texts[:128], kinds)}
+    encoder, names = start("float32")
+    differences = {"float32": largest_difference(encoder, texts[:128], names["mixed"])}
     encoder, names = start("auto")
-    differences[str(encoder.dtype).removeprefix("torch.")] = largest_difference(encoder, texts[:128], kinds)
+    differences[str(encoder.dtype).removeprefix("torch.")] = largest_difference(encoder, texts[:128], names["mixed"])
     return {
         "topics": num_topics,
         "length": length,
@@ -805,6 +810,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=600, help="steps of a training run (default: %(default)s)")
     parser.add_argument("--choose-steps", type=int, default=200, help="the same, of `choose` (default: %(default)s)")
+    parser.add_argument("--choose-sets", nargs="+", help="the sets on whose dev splits it chooses (default: all)")
     parser.add_argument("--batch", type=int, default=32, help="queries of a step (default: %(default)s)")
     parser.add_argument("--passage-length", type=int, default=128, help="tokens of a passage (default: %(default)s)")
     parser.add_argument(
@@ -823,6 +829,7 @@ def main() -> None:
     parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1, help="threads (default: all cores)")
     parser.add_argument("--json", default="results/topic_prompts.json", help="file of figures (default: %(default)s)")
     options = parser.parse_args()
+    options.choose_sets = options.choose_sets or options.sets
     options.models = options.models or (["minilm", "small"] if options.backbone else ["minilm"])
     if "small" in options.models and not options.backbone:
         parser.error("--models small: give its folder with --backbone")
@@ -844,7 +851,7 @@ def main() -> None:
             print(f"chosen: {all_chosen[model]}", flush=True)
             for run in test_runs(model, all_chosen[model], options):
                 finish(run, measurement, figures)
-                figures.document["summary"] = summarise(figures, options)
+                figures.document["summary"] = summarise(figures)
                 figures.save()
     if "serve" in options.only and "serve" not in figures.document:
         figures.document["serve"] = measure_serving(options)
