@@ -25,7 +25,7 @@ is that of its judged passage, as in the paper, which tells the query where its 
 
 The file of figures is written after each run, and a run that it holds is not repeated. Intervals are of the mean
 difference of MAP@50 over queries, which are resampled; the values of a query are means over the seeds that both arms
-have. The file beside it, .queries.json, has the metrics of each query.
+have. The metrics of each query are in a second file, .queries.json.
 """
 
 from __future__ import annotations
