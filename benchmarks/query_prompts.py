@@ -178,10 +178,17 @@ def measure_lengths(
     }
 
 
-def largest_difference(encoder: Encoder, texts: Sequence[str]) -> float:
-    """Returns the largest difference between vectors of one mixed call and of single-task calls, over some tasks."""
-    tasks = [task for kind in ("fixed", *MIXES) for task in encoder.tasks if task.startswith(kind)]
-    tasks = tasks[:: max(1, len(tasks) // 16)]
+def largest_difference(encoder: Encoder, texts: Sequence[str], tasks: Sequence[str] | None = None) -> float:
+    """Returns the largest difference between vectors of one mixed call and of single-task calls.
+
+    Args:
+        encoder: The encoder with the tasks.
+        texts: The queries.
+        tasks: The tasks; None: some fixed and computed ones of `put_tasks`.
+    """
+    if tasks is None:
+        tasks = [task for kind in ("fixed", *MIXES) for task in encoder.tasks if task.startswith(kind)]
+        tasks = tasks[:: max(1, len(tasks) // 16)]
     names = [tasks[row % len(tasks)] for row in range(len(texts))]
     mixed = encoder.encode(texts, task=names)
     single = np.empty_like(mixed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.measures.embeddings import SAMPLE, EmbeddingMeasures, VectorMeasures, draw_sample, forms_of
+from indexing.measures.embeddings import SAMPLE, EmbeddingMeasures, Form, VectorMeasures, draw_sample, forms_of
 from indexing.measures.vectors import uniformity, unit
 from indexing.queries import ALL, Queries
 from indexing.store import Store
@@ -116,40 +117,58 @@ class MeasureByCategory:
             InputError: If the encoder is not the one that made the embeddings.
         """
         queries, passages = self._encoder.encode(self.texts, runner), self.embeddings.take(self.passages)
-        forms = forms_of(self.embeddings)
-        num_others = len(queries) * len(passages) - self.num_pairs
-        distances = dict.fromkeys(forms, 0.0)
-        relevant_sum = other_sum = 0.0
-        in_forms = {name: (form(queries).astype(float), form(passages).astype(float)) for name, form in forms.items()}
-        directions = unit(queries), unit(passages)
-        for start in range(0, len(queries), _BLOCK):
-            rows = slice(start, start + _BLOCK)
-            relevant = self._relevant(start, start + _BLOCK)
-            cosines = directions[0][rows] @ directions[1].T
-            relevant_sum += float(cosines[relevant].sum())
-            other_sum += float(cosines[~relevant].sum())
-            for name, (some, others) in in_forms.items():
-                squares = (some[rows] ** 2).sum(1)[:, None] + (others**2).sum(1)
-                distances[name] += float((squares - 2 * (some[rows] @ others.T))[relevant].sum())
-        measures = {
-            name: VectorMeasures(
-                alignment=distances[name] / self.num_pairs,
-                uniformity_queries=uniformity(some),
-                uniformity_passages=uniformity(others),
-                cosine_relevant=relevant_sum / self.num_pairs,
-                cosine_other=other_sum / num_others if num_others else None,
-            )
-            for name, (some, others) in in_forms.items()
-        }
-        return CategoryEmbeddingMeasures(
-            unit=measures["unit"],
-            raw=measures.get("raw"),
-            pairs=self.num_pairs,
-            queries=len(queries),
-            passages=len(passages),
-            other_pairs=num_others,
-        )
+        return measures_by_category(queries, passages, self._relevant, forms_of(self.embeddings))
 
     def _relevant(self, start: int, end: int) -> np.ndarray:
         """Returns which passages are relevant for the queries from `start` to `end`: bool [queries, passages]."""
         return np.stack([self._relevance.relevant(names)[self.passages] for names in self._categories[start:end]])
+
+
+def measures_by_category(
+    queries: np.ndarray,
+    passages: np.ndarray,
+    relevant: Callable[[int, int], np.ndarray],
+    forms: Mapping[str, Form],
+) -> CategoryEmbeddingMeasures:
+    """Returns the measures of all pairs of some queries and some passages.
+
+    Args:
+        queries: Their vectors, float32 [q, dim].
+        passages: Their vectors, float16 or float32 [n, dim].
+        relevant: Called as relevant(start, end); returns which passages are relevant for the queries from `start` to
+            `end`: bool [queries, n]. At least one pair is relevant.
+        forms: The forms in which vectors are measured, "unit" among them (`forms_of`).
+    """
+    num_pairs, distances = 0, dict.fromkeys(forms, 0.0)
+    relevant_sum = other_sum = 0.0
+    in_forms = {name: (form(queries).astype(float), form(passages).astype(float)) for name, form in forms.items()}
+    directions = unit(queries), unit(passages)
+    for start in range(0, len(queries), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        is_relevant = relevant(start, start + _BLOCK)
+        num_pairs += int(is_relevant.sum())
+        cosines = directions[0][rows] @ directions[1].T
+        relevant_sum += float(cosines[is_relevant].sum())
+        other_sum += float(cosines[~is_relevant].sum())
+        for name, (some, others) in in_forms.items():
+            squares = (some[rows] ** 2).sum(1)[:, None] + (others**2).sum(1)
+            distances[name] += float((squares - 2 * (some[rows] @ others.T))[is_relevant].sum())
+    num_others = len(queries) * len(passages) - num_pairs
+    measures = {
+        name: VectorMeasures(
+            alignment=distances[name] / num_pairs,
+            uniformity_queries=uniformity(some),
+            uniformity_passages=uniformity(others),
+            cosine_relevant=relevant_sum / num_pairs,
+            cosine_other=other_sum / num_others if num_others else None,
+        )
+        for name, (some, others) in in_forms.items()
+    }
+    return CategoryEmbeddingMeasures(
+        unit=measures["unit"],
+        raw=measures.get("raw"),
+        pairs=num_pairs,
+        queries=len(queries),
+        passages=len(passages),
+        other_pairs=num_others,
+    )
