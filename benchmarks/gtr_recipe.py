@@ -296,7 +296,7 @@ def measure(cell: Cell, folder: str, options: argparse.Namespace) -> dict[str, d
     from jobs import encode_corpus
 
     figures = {}
-    for name in ("squad", *ZERO_SHOT):
+    for name in options.sets:
         store = store_of(name, options)
         encode_corpus.main(
             encode_corpus.EncodeCorpus(
@@ -313,7 +313,7 @@ def measure_bm25(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     from jobs import build_bm25
 
     figures = {}
-    for name in ("squad", *ZERO_SHOT):
+    for name in options.sets:
         build_bm25.main(build_bm25.BuildBm25(store=store_of(name, options)))
         figures[name] = measure_source(name, "bm25", "bm25", options)
     return figures
@@ -404,6 +404,9 @@ def main() -> None:
         default=["none", "ft10", "ft100", "pt", "pt-ft10", "pt-ft100"],
         help="none, ft10, ft100: stage 2 on 10%% or 100%% of the queries; pt: stage 1; pt-ft10, pt-ft100: both; ptx in "
         "place of pt: with arXiv's pairs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sets", nargs="+", default=["squad", *ZERO_SHOT], help="sets to measure on (default: %(default)s)"
     )
     parser.add_argument("--pairs1", type=int, default=256_000, help="pairs of stage 1 (default: %(default)s)")
     parser.add_argument("--pairs2", type=int, default=64_000, help="pairs of stage 2 (default: %(default)s)")
