@@ -106,7 +106,7 @@ def test_deleted_passages_are_not_relevant_and_all_queries_may_be_measured(
     )
     assert document["query_ids"] == ["q0", "q4"]
     assert document["per_query"][str(run)]["MAP@2"] == [pytest.approx(1 / 2 / 2), pytest.approx(1 / 2 / 2)]
-    (tmp_path / "gone.txt").write_text("d4\n")  # the one judged passage of q1, which has no categories of its own
+    (tmp_path / "gone.txt").write_text("d4\n")  # the one judged passage of q1, whose metadata is empty
     done("import_corpus", "--store", store, "--delete", tmp_path / "gone.txt")
     out = done(*command, "--queries", "raw", "--json", tmp_path / "less.json")
     assert "warning: 2 of the 4 queries of queries/raw have no category of a passage, and count as 0" in out
