@@ -118,9 +118,9 @@ class TuneMaker:
         readers: list[ReadVectors] = []
         if self.embeddings is not None:
             kind = SparseEmbeddings if tuning.flops is not None else Embeddings
-            for each, name in zip(training.corpora, self.embeddings, strict=True):
+            for each, embeddings in zip(training.corpora, self.embeddings, strict=True):
                 of = Store(each.store) if each.store else self.store
-                readers.append(kind.open(of, name, each.corpus).open_vectors())
+                readers.append(kind.open(of, embeddings, each.corpus).open_vectors())
             vectors = joined_vectors(readers, [each.corpus.num_rows for each in training.corpora])
         system = DualSystem(
             resolve(self.backbone.folder),

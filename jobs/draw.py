@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -36,6 +36,7 @@ from retriever.errors import InputError
 
 Picture = Literal["attention", "rates", "points"]
 NAME_LENGTH = 80  # characters of the names in the name of a picture
+MAX_SEED = 2**32 - 1  # of scikit-learn
 # The options that a picture needs, and others that it uses.
 NEEDED: dict[Picture, tuple[str, ...]] = {
     "attention": ("store", "task", "queries"),
@@ -43,9 +44,9 @@ NEEDED: dict[Picture, tuple[str, ...]] = {
     "points": ("store",),
 }
 USED: dict[Picture, tuple[str, ...]] = {
-    "attention": ("limit", "ray"),
+    "attention": ("split", "limit", "ray"),
     "rates": ("metric", "rate", "label"),
-    "points": ("embeddings", "topics", "categories_field"),
+    "points": ("embeddings", "topics", "categories_field", "sample", "perplexity", "seed"),
 }
 
 
@@ -112,9 +113,10 @@ def check_options(options: Draw) -> None:
         if not getattr(options, name):
             raise InputError(f"{options.picture}: expected --{name}; give it")
     used = (*NEEDED[options.picture], *USED[options.picture])
+    defaults = {field.name: field.default for field in fields(Draw)}
     for picture in get_args(Picture):
         for name in (*NEEDED[picture], *USED[picture]):
-            if name not in (*used, "store") and getattr(options, name):
+            if name not in (*used, "store") and getattr(options, name) != defaults[name]:
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{options.picture} {option}: this picture has no use for it, it goes with {picture}")
     if options.png is not None and not options.png.endswith(".png"):
@@ -166,6 +168,9 @@ def draw_rates_of(options: Draw) -> None:
         options.evaluation, options.metric, parse_rates(options.rate), parse_labels(options.label)
     )
     path = options.png or default_path("rates", metric, *(Path(file).stem for file in options.evaluation))
+    for file in options.evaluation:
+        if Path(file).resolve() == numbers_path(path).resolve():
+            raise InputError(f"--png {path}: its numbers would replace {file}, which is drawn; give another name")
     if options.plan:
         return say(f"writes   {path}, {len(points)} points")
     from jobs.pictures.rates import draw_rates
@@ -185,8 +190,8 @@ def draw_passages(options: Draw) -> None:
 
     if options.topics is None and options.categories_field is None:
         raise InputError("points: expected --topics or --categories-field, to colour passages by; give one or both")
-    if options.sample < 2 or options.seed < 0:
-        raise InputError(f"--sample {options.sample} --seed {options.seed}: expected at least 2, and at least 0")
+    if options.sample < 2 or not 0 <= options.seed <= MAX_SEED:
+        raise InputError(f"--sample {options.sample} --seed {options.seed}: expected at least 2, and 0 to {MAX_SEED}")
     points = open_points(
         Store(options.store).require(),
         options.embeddings,
@@ -223,11 +228,16 @@ def default_path(picture: str, *names: str) -> str:
 
 
 def write(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:
-    """Writes a picture, and its numbers under the same name."""
-    with whole_file(path, overwrite=options.overwrite) as file:
-        file.write_bytes(picture)
-    with whole_file(str(Path(path).with_suffix(".json")), overwrite=options.overwrite) as file:
+    """Writes a picture, and its numbers under the same name; no picture if other numbers are there and kept."""
+    overwrite = options.overwrite
+    with whole_file(path, overwrite=overwrite) as png, whole_file(str(numbers_path(path)), overwrite=overwrite) as file:
+        png.write_bytes(picture)
         file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def numbers_path(path: str) -> Path:
+    """Returns the path of the numbers of a picture."""
+    return Path(path).with_suffix(".json")
 
 
 if __name__ == "__main__":

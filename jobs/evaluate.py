@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jobs.cli import Common, run, say, say_complete, say_stages
-from jobs.evaluation.categories import RANDOM, category_measure
+from jobs.evaluation.categories import RANDOM, CategoryMeasure, category_measure
 from jobs.evaluation.embeddings import measure_embeddings, open_embeddings
 from jobs.evaluation.measures import PAGE_R_PRECISION, Measure, measure_of, needs_judgements
 from jobs.evaluation.rates import measure_rates
@@ -47,6 +47,7 @@ from indexing.queries import ALL, Queries
 from indexing.runs import falling, read_run, read_trec, whole_file
 from indexing.store import Store
 from indexing.work.work import check_targets, complete_artifact
+from retriever.categories.options import FIELD
 from retriever.errors import InputError
 
 METRICS = ("nDCG@10", "R@100", "RR@10")
@@ -90,8 +91,8 @@ class Evaluate(Common):
     """judged: passages are relevant as the split judges them; category: a passage is relevant if it has a category in
     common with the query (Topic-DPR), by the metadata of both. A query without categories has those of its judged
     passages. The expected values of a random ranking are printed too."""
-    categories_field: str = "categories"
-    """With --relevance category: metadata field with the categories, a list of names."""
+    categories_field: str | None = None
+    """With --relevance category: metadata field with the categories, a list of names. Default: categories."""
     median_length: int | None = None
     """Also report the median length of the first N passages of each query, in words of title and text; default: not
     reported. 10, as in GTR's analysis, shows whether a retriever prefers longer passages than another one."""
@@ -135,6 +136,11 @@ def main(options: Evaluate) -> None:
             "number of passages per query of a run; correct it or name a run"
         )
     check_rate_options(options)
+    if options.categories_field is not None and options.relevance != "category":
+        raise InputError(
+            f"--categories-field {options.categories_field}: is for relevance by category: give --relevance category, "
+            "or leave it out"
+        )
     store = Store(options.store).require()
     by_category = options.relevance == "category"
     named = options.metrics if options.metrics is not None else CATEGORY_METRICS if by_category else METRICS
@@ -153,6 +159,11 @@ def main(options: Evaluate) -> None:
     judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
     qrels = qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
+    measure_category = None
+    if by_category and metrics:  # before a search, which may take long
+        measure_category = category_measure(
+            store, queries, None if options.split == ALL else qrels, ids, metrics, options.categories_field or FIELD
+        )
     if options.plan:
         for search in searches:
             check_targets(store, search)
@@ -177,7 +188,7 @@ def main(options: Evaluate) -> None:
         )
     document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": len(set(ids))}
     if runs:
-        document |= measure_runs(store, queries, qrels, options, runs, metrics, ids, judged)
+        document |= measure_runs(store, queries, qrels, options, runs, metrics, ids, judged, measure_category)
     if works:
         document["embeddings"] = measure_embeddings(store, works, options)
     if options.rate_queries is not None:
@@ -207,6 +218,7 @@ def measure_runs(
     metrics: list[str],
     ids: list[str],
     judged: set[str],
+    measure_category: CategoryMeasure | None,
 ) -> dict[str, Any]:
     """Measures the runs, prints warnings and the table, and returns the figures for the JSON file.
 
@@ -219,14 +231,13 @@ def measure_runs(
         metrics: Names of metrics.
         ids: The queries that are measured.
         judged: Ids of all queries that the split judges.
+        measure_category: Measures runs by category; None: they are measured by judgements.
     """
     measure: Measure
     expected: dict[str, dict[str, np.ndarray]] = {}
-    if options.relevance == "category" and metrics:
-        measure = by_category = category_measure(
-            store, queries, None if options.split == ALL else qrels, ids, metrics, options.categories_field
-        )
-        expected[RANDOM] = by_category.of_random_ranking()
+    if measure_category is not None:
+        measure = measure_category
+        expected[RANDOM] = measure_category.of_random_ranking()
     else:
         measure = measure_of(store, queries, qrels, ids, metrics)
     values: dict[str, dict[str, np.ndarray]] = {}
@@ -261,7 +272,7 @@ def measure_runs(
         "per_query": {name: {m: v.tolist() for m, v in run_values.items()} for name, run_values in values.items()},
     }
     if expected:
-        document["relevance"] = {"category": options.categories_field}
+        document["relevance"] = {"category": options.categories_field or FIELD}
         document["random_ranking"] = {metric: float(v.mean()) for metric, v in expected[RANDOM].items()}
     if lengths:
         document["median_length"] = {name: asdict(length) for name, length in lengths.items()}
@@ -329,7 +340,7 @@ def default_path(store: Store, queries: Queries, options: Evaluate, runs: list[R
     if options.median_length is not None:
         measured.append({"median_length": options.median_length})
     if options.relevance == "category":
-        measured.append({"relevance": options.categories_field})
+        measured.append({"relevance": options.categories_field or FIELD})
     if options.rate_queries is not None:
         measured.append({"rate_queries": options.rate_queries, "rate_batch": options.rate_batch})
     digits = fingerprint_of(measured)[:8]

@@ -33,7 +33,8 @@ class FitTopicsOptions(Common):
     topics: int | None = None
     """Number of topics of --method lda."""
     depth: int = 2
-    """Levels of the tree with its root (hlda). The nodes below the root are the topics; deeper levels refine them."""
+    """Levels of the tree with its root, 2 to 10 (hlda). The nodes below the root are the topics; deeper levels refine
+    them."""
     gamma: float = 1.0
     """Concentration of the nested Chinese restaurant process (hlda): the larger, the more topics."""
     eta: float = 0.5

@@ -21,7 +21,7 @@ class QueryCategories:
     """The categories of queries.
 
     Attributes:
-        by_query: The names of the categories of each query, at least one.
+        by_query: The names of the categories of each query; none if its judged passages are deleted.
         num_of_passages: Number of queries whose categories are those of their judged passages.
     """
 
@@ -73,6 +73,8 @@ class CategoryRelevance:
     def categories_of(self, queries: Queries, ids: Sequence[str], qrels: pa.Table | None) -> QueryCategories:
         """Returns the categories of queries: those of their metadata, else those of their judged passages.
 
+        A query whose judged passages are all deleted has no categories, and no passage is relevant for it.
+
         Args:
             queries: The query set.
             ids: The queries.
@@ -84,21 +86,24 @@ class CategoryRelevance:
         metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
         without = [id for id in ids if not _has_field(metadata[id], self.field)]
         by_query = {} if qrels is None else self._of_judged(qrels, without)
+        unjudged = "" if qrels is None else ", which has no judged passage,"
         for id in ids:
             if id not in by_query:  # raises InputError for those of `without` that have no judged passage
                 place = f"{queries.artifact.key}: the query {id!r}"
+                place += "" if _has_field(metadata[id], self.field) else unjudged
                 by_query[id] = frozenset(category_names(metadata[id], self.field, place))
         return QueryCategories(by_query, len(without))
 
     def _of_judged(self, qrels: pa.Table, ids: Sequence[str]) -> dict[str, frozenset[str]]:
-        """Returns the categories of the relevant judged passages of queries, for those that have such a passage."""
+        """Returns the categories of the judged passages of queries, for those with a judgement above 0."""
         chosen = pa.array(ids, qrels["query_id"].type)
         qrels = qrels.filter(pc.and_(pc.greater(qrels["score"], 0), pc.is_in(qrels["query_id"], chosen)))
         found: dict[str, set[str]] = {}
         rows = self.corpus.rows_of(qrels["corpus_id"].to_pylist())
         for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
+            names = found.setdefault(query, set())
             if row >= 0:
-                found.setdefault(query, set()).update(self.table.names[number] for number in self.table.of(row))
+                names.update(self.table.names[number] for number in self.table.of(row))
         return {query: frozenset(names) for query, names in found.items()}
 
 

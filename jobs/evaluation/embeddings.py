@@ -9,6 +9,7 @@ from jobs.cli import say
 
 from indexing.queries import Queries
 from indexing.store import Store
+from retriever.categories.options import FIELD
 
 if TYPE_CHECKING:
     from jobs.evaluate import Evaluate
@@ -42,7 +43,7 @@ def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate
             name,
             queries,
             options.split,
-            options.categories_field,
+            options.categories_field or FIELD,
             search,
             limit=options.limit,
             sample=options.sample,

@@ -33,6 +33,11 @@ def png_bytes(figure: Figure) -> bytes:
     return png.getvalue()
 
 
+def legend_label(text: str) -> str:
+    """Returns text as a label of a legend, which leaves out labels that begin with an underscore."""
+    return plain(f" {text}" if text.startswith("_") else text)
+
+
 def plain(text: str) -> str:
     """Escapes text so that matplotlib does not read it as a formula."""
     return text.replace("$", r"\$")

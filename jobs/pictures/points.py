@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.pictures.canvas import COLOURS, FONT, new_figure, plain, png_bytes
+from jobs.pictures.canvas import COLOURS, FONT, legend_label, new_figure, plain, png_bytes
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
         for name, chosen, colour in layers:
             label = f"{_cut(name)} ({int(chosen.sum()):,})"
             axes.scatter(
-                positions[chosen, 0], positions[chosen, 1], s=9, color=colour, linewidths=0, label=plain(label)
+                positions[chosen, 0], positions[chosen, 1], s=9, color=colour, linewidths=0, label=legend_label(label)
             )
         (left, bottom), (right, top) = middle - reach, middle + reach
         axes.set(xticks=[], yticks=[], xlim=(left, right), ylim=(bottom, top))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.pictures.canvas import COLOURS, FONT, new_figure, plain, png_bytes
+from jobs.pictures.canvas import COLOURS, FONT, legend_label, new_figure, plain, png_bytes
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDE = 3  # ratio of the largest to the smallest rate from which the axis is logarithmic
@@ -44,7 +44,7 @@ def draw_rates(points: Sequence[RatePoint], *, metric: str, title: str) -> bytes
     by_quality = sorted(range(len(points)), key=lambda number: -points[number].quality)
     for number in by_quality:
         point = points[number]
-        label = f"{plain(point.label)}\n{point.quality:.4f}, {point.queries_per_s:,.4g}/s"
+        label = f"{legend_label(point.label)}\n{point.quality:.4f}, {point.queries_per_s:,.4g}/s"
         axes.plot(
             [point.queries_per_s],
             [point.quality],

@@ -103,9 +103,14 @@ def test_options_out_of_range_are_refused() -> None:
         ({"depth": 1}, "parameter depth 1: expected at least 2"),
         ({"iterations": 0}, "parameter iterations 0: expected at least 1"),
         ({"seed": -1}, "parameter seed -1: expected at least 0"),
-        ({"gamma": 0.0}, "parameter gamma 0.0: expected a number above 0"),
-        ({"eta": float("nan")}, "parameter eta nan: expected a number above 0"),
-        ({"alpha": float("inf")}, "parameter alpha inf: expected a number above 0"),
+        ({"gamma": 0.0}, "parameter gamma 0.0: expected a number from 1e-06 to 1e+06"),
+        ({"gamma": 1e39}, "parameter gamma 1e+39: expected a number from 1e-06 to 1e+06"),
+        ({"eta": float("nan")}, "parameter eta nan: expected a number from"),
+        ({"alpha": float("inf")}, "parameter alpha inf: expected a number from"),
+        ({"alpha": 1e-50}, "parameter alpha 1e-50: expected a number from"),
+        ({"depth": 11}, "parameter depth 11: expected at most 10"),
+        ({"seed": 2**63}, "parameter seed 9223372036854775808: expected at most 9223372036854775807"),
+        ({"method": "lda", "topics": 2, "depth": 3}, "parameter depth 3, parameter gamma 1: LDA has no tree"),
         ({"merge_below": 0.5}, "parameter merge_below 0.5: expected a share from 0 to below 0.5"),
     ):
         with pytest.raises(InputError) as error:

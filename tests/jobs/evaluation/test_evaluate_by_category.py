@@ -106,6 +106,10 @@ def test_deleted_passages_are_not_relevant_and_all_queries_may_be_measured(
     )
     assert document["query_ids"] == ["q0", "q4"]
     assert document["per_query"][str(run)]["MAP@2"] == [pytest.approx(1 / 2 / 2), pytest.approx(1 / 2 / 2)]
+    (tmp_path / "gone.txt").write_text("d4\n")  # the one judged passage of q1, whose metadata is empty
+    done("import_corpus", "--store", store, "--delete", tmp_path / "gone.txt")
+    out = done(*command, "--queries", "raw", "--json", tmp_path / "less.json")
+    assert "warning: 2 of the 4 queries of queries/raw have no category of a passage, and count as 0" in out
 
 
 def test_bad_input_is_one_line(store: Path, tmp_path: Path, done: Done, refused: Done, documented: Done) -> None:
@@ -114,12 +118,24 @@ def test_bad_input_is_one_line(store: Path, tmp_path: Path, done: Done, refused:
     line = refused(*command, "--metrics", "nDCG@10")
     assert "--metrics 'nDCG@10': expected Acc@K, MRR@K or MAP@K" in line
     documented("Evaluating", "a metric of judgements, by category", line, 1)
+    assert "give --relevance category" in refused(
+        "evaluate", "--store", store, "--run", run, "--categories-field", "categories"
+    )
+    without = write_queries(tmp_path / "own", [query(0)], {"test": [("q0", "d0", 0)]})
+    done("import_queries", "--store", store, "--source", without)
+    line = refused(*command, "--queries", "own")
+    assert "the query 'q0', which has no judged passage, has no categories: it has no metadata" in line
+    command = (*command, "--queries", "raw")
     line = refused(*command, "--categories-field", "topics")
     assert "the passage 'd0' has no categories: its metadata has no field 'topics', but 'categories'" in line
     documented("Evaluating", "relevance by a metadata field that the passages lack", line, 1)
     more = write_lines(tmp_path / "more" / "corpus.jsonl", [passage(6, None)]).parent
     done("import_corpus", "--store", store, "--source", more, "--append")
     assert "the passage 'd6' has no categories: it has no metadata" in refused(*command)
+    done("build_bm25", "--store", store)
+    searching = ("evaluate", "--store", store, "--queries", "raw", "--source", "bm25", "--relevance", "category")
+    assert "the passage 'd6' has no categories" in refused(*searching)
+    assert not (store / "runs").exists()  # before a search, which may take long
 
 
 @pytest.mark.parametrize("sample", [100, 4])

@@ -122,6 +122,16 @@ def test_rates_of_measured_sources(world, tmp_path: Path, done: Done, refused: D
     assert "no file has such a run" in refused(*drawing, "--rate", "x=1", "y=1", "z=1")
     assert "expected RUN=NUMBER" in refused(*drawing, "--rate", "x=0")
     assert "has no RR" in refused(*drawing, "--rate", "x=1", "y=1", "--metric", "RR@1000")
+    assert "goes with points" in refused(*drawing, "--sample", 10)
+    before = evaluation.read_bytes()
+    onto = ("--evaluation", evaluation, "--png", evaluation.with_suffix(".png"), "--overwrite")
+    assert f"would replace {evaluation}, which is drawn" in refused("draw", "rates", *onto)
+    assert evaluation.read_bytes() == before
+    taken = tmp_path / "taken.json"
+    taken.write_text("{}")
+    line = refused("draw", "rates", "--evaluation", evaluation, "--png", taken.with_suffix(".png"))
+    assert f"{taken}: a file with other content is there" in line
+    assert not taken.with_suffix(".png").exists()
     other.write_text("[]")
     assert "not a file of evaluate with runs" in refused(*drawing)
 
@@ -135,6 +145,7 @@ def test_points_by_topic_and_category(world, tmp_path: Path, done: Done, refused
     assert "expected --topics or --categories-field" in refused(*command)
     assert "the passage 'p" in refused(*command, "--categories-field", "kind")
     assert "goes with attention" in refused(*command, "--topics", "topics", "--task", "t")
+    assert "--seed 4294967296: expected" in refused(*command, "--topics", "topics", "--seed", 2**32)
     out = done(*command, "--topics", "topics")
     assert out == f"40 of 240 passages of embeddings/enc: {png}\n"
     numbers = json.loads(png.with_suffix(".json").read_text())

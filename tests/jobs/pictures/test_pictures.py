@@ -109,6 +109,17 @@ def test_points_have_the_colours_of_their_groups() -> None:
     assert not len(places_of(picture[:, picture.shape[1] // 2 :], COLOURS[1]))  # one group in the other panel
 
 
+def test_names_that_begin_with_an_underscore_are_in_the_legend() -> None:
+    """A legend of matplotlib leaves out such labels. The colour of a point is then in the legend too."""
+    positions = np.array([[0.0, 1.0], [9.0, 1.0]])
+    named = draw_points(positions, [Panel("p", ["_first", "second"])], title="t")
+    assert len(places_of(pixels(named)[1000:], COLOURS[0])) > 20
+    points = [RatePoint("_first", 10, 0.5), RatePoint("second", 40, 0.4)]
+    picture = pixels(draw_rates(points, metric="RR@10", title="t"))
+    places = places_of(picture, COLOURS[0])
+    assert np.ptp(places[:, 1]) > 400  # its marker, and that of the legend at the right
+
+
 def test_only_the_ten_largest_groups_have_a_colour() -> None:
     positions = np.random.default_rng(0).normal(size=(25, 2))
     many = [f"g{number}" for number in range(12)] * 2 + ["g11"]

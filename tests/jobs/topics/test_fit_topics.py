@@ -90,7 +90,7 @@ def test_bad_input_is_one_line(
     done("import_corpus", "--store", small, "--source", source(tmp_path / "few", 49))
     assert "49 passages, expected at least 50" in refuse("on 49 passages", store=small)
     assert "--min-passages or --most-frequent" in refuse("whose words are all rare", "--min-passages", 81)
-    assert "found 1 (of 1 in all)" in refuse("that finds one topic", *SMALL, "--gamma", 1e-9, "--eta", 20)
+    assert "found 1 (of 1 in all)" in refuse("that finds one topic", *SMALL, "--gamma", 1e-6, "--eta", 20)
     assert "its outcome" in refuse("--method hlda --topics 5", "--topics", 5)
     assert "at least 2" in refuse("--method lda without --topics", "--method", "lda")
     assert "--depth 1" in refuse("--depth 1", "--depth", 1)
