@@ -23,12 +23,13 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from jobs.cli import Common, run, say, say_complete, say_stages
+from jobs.cli import run, say, say_complete, say_stages
 from jobs.evaluation.categories import RANDOM, CategoryMeasure, category_measure
 from jobs.evaluation.embeddings import measure_embeddings, open_embeddings
 from jobs.evaluation.measures import PAGE_R_PRECISION, Measure, measure_of, needs_judgements
+from jobs.evaluation.options import Evaluate
 from jobs.evaluation.rates import measure_rates
 from jobs.evaluation.searches import make_run, open_searches
 
@@ -61,64 +62,6 @@ class Run:
 
     name: str
     is_file: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluate(Common):
-    """--limit N measures the first N queries of the split."""
-
-    run: tuple[str, ...] = ()
-    """Names of runs in the store, or TREC files."""
-    source: tuple[str, ...] = ()
-    """Search sources, as search --source takes them. Each is searched for the queries of the split, as deep as the
-    metrics need: --metrics nDCG@10 R@100 makes the run QUERIES-SPLIT-SOURCE-top100, and a metric without a cutoff needs
-    1000 hits. If the store has such a run, or the one that search makes with its defaults, it is measured."""
-    embeddings: tuple[str, ...] = ()
-    """Names of embeddings whose vectors are measured: alignment (mean squared distance of a query and a relevant
-    passage), uniformity of the queries and of the passages, and cosines. unit: vectors scaled to length 1 (Topic-DPR);
-    raw: vectors as they are (DPTDR), left out if the encoder normalises them."""
-    split: str = "test"
-    """The split of the queries whose judgements count; all: every query of the query set, judged or not, by Answer@K
-    and PageRprec alone, or by category."""
-    queries: str | None = None
-    """Name of the query set; may be left out if the store has only one."""
-    metrics: tuple[str, ...] | None = None
-    """Metrics; default: nDCG@10 R@100 RR@10, or Acc@1 Acc@10 MRR@100 MAP@10 MAP@50 with --relevance category, which has
-    Acc@K, MRR@K and MAP@K. Otherwise by their names in ir-measures; Answer@K: whether one of the first K hits contains
-    an answer of the query (DPR's top-K accuracy); PageRprec: KILT's R-precision, of the pages of the hits and the
-    provenance of the query."""
-    relevance: Literal["judged", "category"] = "judged"
-    """judged: passages are relevant as the split judges them; category: a passage is relevant if it has a category in
-    common with the query (Topic-DPR), by the metadata of both. A query without categories has those of its judged
-    passages. The expected values of a random ranking are printed too."""
-    categories_field: str | None = None
-    """With --relevance category: metadata field with the categories, a list of names. Default: categories."""
-    median_length: int | None = None
-    """Also report the median length of the first N passages of each query, in words of title and text; default: not
-    reported. 10, as in GTR's analysis, shows whether a retriever prefers longer passages than another one."""
-    encoder: str | None = None
-    """With --embeddings or --source: where the query encoder is now; default: where it was when the corpus was
-    encoded."""
-    task: str | None = None
-    """With --embeddings or --source: tuned task of the queries; default: the task that the corpus was encoded for, if
-    any."""
-    rate_queries: int | None = None
-    """With --source: also measure queries per second, from texts to hits, with the first N queries; the median of three
-    rounds in this process. Default: not measured. draw rates draws it against the quality. It differs from call to
-    call, so a repeated evaluation needs --overwrite."""
-    rate_batch: int = 1_000
-    """With --rate-queries: number of queries that are searched at once. Each batch opens the files of its source again,
-    so small batches are slower here than on a server."""
-    sample: int = 10_000
-    """With --embeddings: measure uniformity over all pairs of N random queries, and of N random passages; with
-    --relevance category, alignment and cosines too, over all pairs of such a query and such a passage."""
-    seed: int = 0
-    """With --embeddings: seed of the random queries and passages."""
-    json: str | None = None
-    """Output file for the metrics, per-query values included; default: results/evaluation-SPLIT-NAMES-DIGITS.json, of
-    the names of runs and embeddings. The digits are a hash of what is measured and how."""
-    overwrite: bool = False
-    """Replace the file of --json if it has other content."""
 
 
 def main(options: Evaluate) -> None:

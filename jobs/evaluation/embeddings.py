@@ -12,7 +12,7 @@ from indexing.store import Store
 from retriever.categories.options import FIELD
 
 if TYPE_CHECKING:
-    from jobs.evaluate import Evaluate
+    from jobs.evaluation.options import Evaluate
 
     from indexing.measures.embeddings import EmbeddingMeasures
     from indexing.work.tasks import Runner

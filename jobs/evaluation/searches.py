@@ -13,7 +13,7 @@ from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
 
 if TYPE_CHECKING:
-    from jobs.evaluate import Evaluate
+    from jobs.evaluation.options import Evaluate
 
     from indexing.retrieval import SearchQueries
 
