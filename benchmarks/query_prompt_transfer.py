@@ -22,13 +22,12 @@ set; the values of a query are means over the seeds.
 from __future__ import annotations
 
 import argparse
-import gzip
 import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+from gtr_recipe import MINILM, cpu_name, lines_of  # noqa: E402
+
 SETS = ("squad", "scifact", "medquad", "climate-fever-sent", "inscit")
 PARTS = ("choose", "zero-shot", "in-domain", "few-shot")
 ARMS = ("shared", "per-task", "hyper", "hyper-uniform", "hyper-free")
+SHAPING = ("sets", "size", "steps", "batch", "passage_length", "lengths")  # options that shape all figures of a file
 MANY_SEEDS = ("shared", "hyper")  # arms that are trained with each of --seeds; others with the first one
 HELD_OUT = 200  # training queries of SciFact that are its dev split
 FEW_SHOT_SETS = ("squad", "medquad")  # sets with 2,304 training queries
@@ -69,13 +70,6 @@ class Run:
     sets: tuple[str, ...]
     seed: int
     settings: Mapping[str, Any]
-
-
-def lines_of(file: Path) -> Iterator[dict[str, Any]]:
-    """Yields the documents of a BEIR file."""
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
 
 
 def write_set(data: Path, folder: Path, size: int, seed: int, *, hold_out: int = 0, skip: int = 0) -> Path:
@@ -289,22 +283,24 @@ class Measurement:
         return {metric: numbers.tolist() for metric, numbers in values.items()}
 
     def attention(self, folder: Path, name: str) -> np.ndarray:
-        """Returns the weights of the basic prompts for test queries of a set, float32 [n, N]."""
-        import torch
-
+        """Returns the weights of the basic prompts for test queries of a set, float32 [n, N], without wordless ones."""
         from retriever.prompts import load_prompt
 
-        prompt = load_prompt(folder)
-        assert prompt.synthesis is not None
-        assert self.encoder._shape is not None
-        tokens = self.encoder.tokenize(self.sets[name].texts("test")[:ATTENTION_QUERIES], side="query")
-        words = self.encoder._words.largest(tokens, np.arange(len(tokens)))
-        with torch.no_grad():
-            return prompt.synthesis.open(self.encoder._shape)(words).weights.numpy()
+        self.encoder.put_task("task", load_prompt(folder))
+        weights = self.encoder.prompt_weights(self.sets[name].texts("test")[:ATTENTION_QUERIES], task="task")
+        self.encoder.drop_task("task")
+        return weights[np.isfinite(weights).all(1)]
 
 
 def divergence_figures(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Returns mean Jensen-Shannon divergences of the weights of two queries, in nats, within and between sets."""
+    """Returns mean Jensen-Shannon divergences of the weights of two queries, in nats, within and between sets.
+
+    Also the cosines of the mean weights of two sets, and the effective number of basic prompts: the mean over the sets
+    of the exponential of the entropy of their mean weights.
+
+    Args:
+        weights: The weights of the basic prompts by set, float32 [n, N].
+    """
     import torch
 
     from retriever.synthesis.divergence import mean_divergences
@@ -341,11 +337,23 @@ def interval(differences: Sequence[np.ndarray], seed: int = 0) -> dict[str, floa
 
 
 class Figures:
-    """The file of figures: runs by name, each with the metrics of each query by set."""
+    """The file of figures: runs by name, each with the metrics of each query by set.
 
-    def __init__(self, file: Path):
+    Args:
+        file: The file; that of the metrics of each query is beside it.
+        shaping: The options that shape all figures.
+
+    Raises:
+        ValueError: If the file has figures of other options.
+    """
+
+    def __init__(self, file: Path, shaping: Mapping[str, Any]):
         self.file = file
-        self.document: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"runs": {}}
+        self.document: dict[str, Any] = (
+            json.loads(file.read_text()) if file.exists() else {"shaping": dict(shaping), "runs": {}}
+        )
+        if self.document["shaping"] != shaping:
+            raise ValueError(f"{file}: has figures of other options; name another file, and another --folder")
         self.queries_file = file.with_suffix(".queries.json")
         self.queries: dict[str, dict[str, dict[str, list[float]]]] = (
             json.loads(self.queries_file.read_text()) if self.queries_file.exists() else {}
@@ -431,8 +439,7 @@ def choose(measurement: Measurement, figures: Figures, options: argparse.Namespa
     def best(arm: str, candidates: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return max(candidates, key=lambda settings: value(arm, settings))
 
-    for negatives in ("batch",):
-        chosen = best("hyper", [chosen, {**chosen, "negatives_from": negatives}])
+    chosen = best("hyper", [{**chosen, "negatives_from": negatives} for negatives in ("own", "batch")])
     chosen = best("hyper", [{**chosen, "lr": {**chosen["lr"], "hyper": lr}} for lr in (1e-3, 3e-4, 3e-3)])
     chosen = best("hyper", [{**chosen, "divergence_weight": weight} for weight in (1.0, 0.1, 3.0, 10.0)])
     chosen = best("hyper", [{**chosen, "length": length} for length in options.lengths])
@@ -569,7 +576,10 @@ def main() -> None:
     parser.add_argument("--json", default="results/transfer.json", help="file of figures (default: %(default)s)")
     options = parser.parse_args()
     options.folds = options.folds or options.sets
-    figures = Figures(Path(options.json))
+    try:
+        figures = Figures(Path(options.json), {name: getattr(options, name) for name in SHAPING})
+    except ValueError as error:
+        parser.error(f"--json {error}")
     prepare(options)
     measurement = Measurement(options)
     for key in options.sets:
@@ -587,7 +597,7 @@ def main() -> None:
         measure_in_domain(measurement, figures, chosen, options)
     if "few-shot" in options.parts:
         measure_few_shot(measurement, figures, chosen, options)
-    figures.document |= {"options": vars(options), "summary": summarise(figures, options)}
+    figures.document |= {"options": vars(options), "cpu": cpu_name(), "summary": summarise(figures, options)}
     figures.save()
     print(json.dumps(figures.document["summary"], indent=1))
 

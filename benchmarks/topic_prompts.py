@@ -46,8 +46,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from gtr_recipe import cpu_name, write_json  # noqa: E402
-from query_prompt_transfer import MINILM, interval, lines_of  # noqa: E402
+from gtr_recipe import MINILM, cpu_name, lines_of, write_json  # noqa: E402
+from query_prompt_transfer import interval  # noqa: E402
 
 SETS = ("reuters-topics", "arxiv-topics")
 PARTS = ("choose", "main", "controls", "text", "serve")

@@ -142,11 +142,11 @@ class TuneMaker:
             return system.tokenizer.compose(titles, texts, system.encoder.title)
 
         dev_sets = []
-        for number, (each_set, place) in enumerate(zip(self.sets, training.places, strict=True)):
-            if split := self.dev_split if number == 0 else each_set.dev:
+        for number, (training_set, place) in enumerate(zip(self.sets, training.places, strict=True)):
+            if split := self.dev_split if number == 0 else training_set.dev:
                 dev = dev_set(
                     training.corpora[place].corpus,
-                    Queries.open(Store(each_set.store) if each_set.store else self.store, each_set.queries),
+                    Queries.open(Store(training_set.store) if training_set.store else self.store, training_set.queries),
                     split,
                     self.dev_limit,
                     self.dev_passages,

@@ -228,7 +228,7 @@ def default_path(picture: str, *names: str) -> str:
 
 
 def write(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:
-    """Writes a picture, and its numbers under the same name; no picture if other numbers are there and kept."""
+    """Writes a picture and its numbers; neither, if a file with other content exists and is not to be replaced."""
     overwrite = options.overwrite
     with whole_file(path, overwrite=overwrite) as png, whole_file(str(numbers_path(path)), overwrite=overwrite) as file:
         png.write_bytes(picture)

@@ -15,7 +15,7 @@ from jobs.cli import Common, Stage, run, say, say_complete, say_stages
 from jobs.session import open_runner
 
 from indexing.store import Store
-from indexing.topics.options import Method, TopicOptions
+from indexing.topics.options import FitOptions, Method
 from indexing.topics.page import write_page
 from indexing.topics.reader import Topics
 from indexing.topics.work import KIND, FitTopics
@@ -28,32 +28,32 @@ SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
 class FitTopicsOptions(Common):
     name: str = "topics"
     """Name of the topics in the store."""
-    method: Method = "hlda"
+    method: Method = FitOptions.method
     """hlda: hierarchical LDA, whose number of topics is an outcome; lda: LDA with --topics topics, a control."""
     topics: int | None = None
     """Number of topics of --method lda."""
-    depth: int = 2
+    depth: int = FitOptions.depth
     """Levels of the tree with its root, 2 to 10 (hlda). The nodes below the root are the topics; deeper levels refine
     them."""
-    gamma: float = 1.0
+    gamma: float = FitOptions.gamma
     """Concentration of the nested Chinese restaurant process (hlda): the larger, the more topics."""
-    eta: float = 0.5
+    eta: float = FitOptions.eta
     """Dirichlet prior of the words of a topic. Smaller values give topics with fewer words each."""
-    alpha: float = 0.1
+    alpha: float = FitOptions.alpha
     """Initial Dirichlet prior of the levels of a passage (lda: of its topics); tomotopy fits it."""
-    min_passages: int = 10
+    min_passages: int = FitOptions.min_passages
     """A word counts if at least N passages have it; smaller values for a small corpus."""
-    most_frequent: int = 30
+    most_frequent: int = FitOptions.most_frequent
     """Number of the most frequent words, after stop words, that do not count."""
-    iterations: int = 100
+    iterations: int = FitOptions.iterations
     """Sweeps of Gibbs sampling over all words. More of them give topics that depend less on the seed."""
-    seed: int = 0
+    seed: int = FitOptions.seed
     """Seed of the sampling. The same seed gives the same bytes on the same kind of CPU."""
-    words: int = 32
+    words: int = FitOptions.words
     """Number of words by which a topic is named; its prompt is computed from them."""
-    merge_below: float = 0.01
+    merge_below: float = FitOptions.merge_below
     """A topic with a smaller share of the passages is merged into another one; 0: topics are not merged."""
-    sample: int = 50_000
+    sample: int = FitOptions.sample
     """Number of passages to fit on, at most; a larger corpus gives a random sample, and the topics of its other
     passages are inferred. Time grows in proportion to it, as one thread does the work."""
     page: str | None = None
@@ -64,7 +64,7 @@ class FitTopicsOptions(Common):
 
 def main(options: FitTopicsOptions) -> None:
     store = Store(options.store).require()
-    fit = TopicOptions(**{field.name: getattr(options, field.name) for field in fields(TopicOptions)})
+    fit = FitOptions(**{field.name: getattr(options, field.name) for field in fields(FitOptions)})
     work = FitTopics(store, options.name, fit, limit=options.limit)
     if options.plan:
         plan(store, work, options.page)

@@ -10,7 +10,7 @@ import numpy as np
 from runners import InlineRunner
 
 from indexing.store import Store
-from indexing.topics.options import TopicOptions
+from indexing.topics.options import FitOptions
 from indexing.topics.reader import Topics
 from indexing.topics.work import FitTopics
 from indexing.work.work import run_work
@@ -21,7 +21,7 @@ PLANTED = (
     ("court", "judge", "statute", "lawyer", "verdict", "appeal"),
 )
 SHARED = ("study", "report", "table", "figure", "author")
-SMALL = TopicOptions(min_passages=2, most_frequent=2, iterations=30, gamma=1.0, eta=0.5, seed=3, words=4)
+SMALL = FitOptions(min_passages=2, most_frequent=2, iterations=30, gamma=1.0, eta=0.5, seed=3, words=4)
 
 
 def planted_texts(count: int, seed: int = 0, topics: Sequence[Sequence[str]] = PLANTED) -> tuple[list[str], np.ndarray]:
@@ -43,7 +43,7 @@ def purity(assigned: Iterable[int], truth: Iterable[int]) -> float:
     return sum(best[f] == t for f, t in pairs) / len(pairs)
 
 
-def fit_small(root: Path, name: str = "topics", options: TopicOptions = SMALL, limit: int | None = None) -> Topics:
+def fit_small(root: Path, name: str = "topics", options: FitOptions = SMALL, limit: int | None = None) -> Topics:
     """Fits topics to the corpus of the store `root`/store, or makes their next generation."""
     store = Store(str(root / "store"))
     work = FitTopics(store, name, options, limit=limit)

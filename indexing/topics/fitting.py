@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from indexing.topics.options import TopicOptions
+from indexing.topics.options import FitOptions
 from retriever.errors import InputError
 
 MIN_DOCUMENTS = 50  # passages with words; fewer say nothing about topics
@@ -71,7 +71,7 @@ def choose_vocabulary(documents: Iterable[Sequence[str]], min_passages: int, mos
 
 
 def fit_tree(
-    documents: Sequence[Sequence[str]], options: TopicOptions, report: Callable[[int], object] = lambda done: None
+    documents: Sequence[Sequence[str]], options: FitOptions, report: Callable[[int], object] = lambda done: None
 ) -> FittedTree:
     """Fits topics to passages, in one thread: the same passages and options give the same tree.
 
@@ -112,7 +112,7 @@ def fit_tree(
     return _read_tree(model, vocabulary, numbers, len(documents), options)
 
 
-def _open_model(options: TopicOptions) -> Any:
+def _open_model(options: FitOptions) -> Any:
     """Returns an empty model of tomotopy."""
     tomotopy_version()
     import tomotopy
@@ -124,7 +124,7 @@ def _open_model(options: TopicOptions) -> Any:
 
 
 def _read_tree(
-    model: Any, vocabulary: tuple[str, ...], numbers: Sequence[int], num_documents: int, options: TopicOptions
+    model: Any, vocabulary: tuple[str, ...], numbers: Sequence[int], num_documents: int, options: FitOptions
 ) -> FittedTree:
     """Returns the tree of a fitted model, whose documents are the passages with these numbers."""
     word_numbers = {word: number for number, word in enumerate(vocabulary)}

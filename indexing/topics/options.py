@@ -17,7 +17,7 @@ PRIORS = (1e-6, 1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicOptions:
+class FitOptions:
     """The options of a fit. The defaults gave 9 topics on 9,217 abstracts of arXiv, and 13 on 4,020 news of Reuters.
 
     Attributes:
@@ -60,7 +60,7 @@ class TopicOptions:
                 f"parameter topics {self.topics}: the number of topics of hierarchical LDA is its outcome: leave it "
                 "out, or set parameter method lda"
             )
-        if self.method == "lda" and (self.depth, self.gamma) != (TopicOptions.depth, TopicOptions.gamma):
+        if self.method == "lda" and (self.depth, self.gamma) != (FitOptions.depth, FitOptions.gamma):
             raise InputError(
                 f"parameter depth {self.depth}, parameter gamma {self.gamma:g}: LDA has no tree: leave both out, or "
                 "set parameter method hlda"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from indexing.topics.fitting import FittedTree, top_nodes, tree_topics
-from indexing.topics.options import TopicOptions
+from indexing.topics.options import FitOptions
 from retriever.errors import InputError
 from retriever.topics.model import NO_TOPIC, TopicModel
 
@@ -46,7 +46,7 @@ class TopicTree:
     nodes: tuple[Node, ...]
 
 
-def build_topics(tree: FittedTree, options: TopicOptions) -> tuple[TopicTree, np.ndarray]:
+def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.ndarray]:
     """Returns the topics of a fitted tree, and those of the passages.
 
     A topic is a node of level 1; topics are ordered by the number of their passages, the largest first. A node with
@@ -108,7 +108,7 @@ def build_topics(tree: FittedTree, options: TopicOptions) -> tuple[TopicTree, np
 
 
 def _number_topics(
-    tree: FittedTree, counts: np.ndarray, probabilities: np.ndarray, assigned: np.ndarray, options: TopicOptions
+    tree: FittedTree, counts: np.ndarray, probabilities: np.ndarray, assigned: np.ndarray, options: FitOptions
 ) -> tuple[np.ndarray, list[int]]:
     """Returns the topic of each node of level 1 (int64 [nodes], -1 for other nodes), and the node of each topic."""
     sizes = np.bincount(assigned[assigned >= 0], minlength=len(tree.levels))

@@ -15,7 +15,7 @@ from indexing.corpus import Corpus, save_array
 from indexing.store import Store
 from indexing.topics.files import SUFFIX, read_topics, write_topics
 from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
-from indexing.topics.options import TopicOptions
+from indexing.topics.options import FitOptions
 from indexing.topics.tree import build_topics
 from indexing.work.growth import next_target
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
@@ -41,7 +41,7 @@ class FitTopics:
         complete: Whether the existing generations cover the corpus.
     """
 
-    def __init__(self, store: Store, name: str, options: TopicOptions, *, limit: int | None = None):
+    def __init__(self, store: Store, name: str, options: FitOptions, *, limit: int | None = None):
         """Checks the options, also against those of the existing generations.
 
         Args:
@@ -151,7 +151,7 @@ class FitStage(StageDefaults):
     """The stage that fits the topics: one unit, which starts again if it is interrupted."""
 
     corpus: Corpus
-    options: TopicOptions
+    options: FitOptions
     end: int
     title: str = "fit"
     noun: str = "iterations"
@@ -176,7 +176,7 @@ class FitTask:
 
     draft: Draft
     corpus: Corpus
-    options: TopicOptions
+    options: FitOptions
     end: int
     resources: Resources = ONE_CORE
     reports: bool = True

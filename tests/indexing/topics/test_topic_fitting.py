@@ -7,7 +7,7 @@ import pytest
 from planted_topics import SMALL, planted_texts, purity
 
 from indexing.topics.fitting import MIN_DOCUMENTS, FittedTree, choose_vocabulary, fit_tree, top_nodes, tree_topics
-from indexing.topics.options import TopicOptions
+from indexing.topics.options import FitOptions
 from retriever.errors import InputError
 from retriever.topics.words import topic_words
 
@@ -15,13 +15,13 @@ LDA = replace(SMALL, method="lda", topics=3)
 DEEP = replace(SMALL, depth=4)
 
 
-def fitted(options: TopicOptions, count: int = 90) -> tuple[FittedTree, np.ndarray]:
+def fitted(options: FitOptions, count: int = 90) -> tuple[FittedTree, np.ndarray]:
     texts, truth = planted_texts(count)
     return fit_tree([topic_words(text) for text in texts], options), truth
 
 
 @pytest.mark.parametrize("options", [SMALL, DEEP, LDA], ids=["hlda", "deep", "lda"])
-def test_planted_topics_are_found_again_with_the_same_seed(options: TopicOptions) -> None:
+def test_planted_topics_are_found_again_with_the_same_seed(options: FitOptions) -> None:
     tree, truth = fitted(options)
     topics = tree_topics(tree)
     assert purity(topics, truth) > 0.9
@@ -33,7 +33,7 @@ def test_planted_topics_are_found_again_with_the_same_seed(options: TopicOptions
 
 
 @pytest.mark.parametrize("options", [SMALL, DEEP], ids=["hlda", "deep"])
-def test_the_tokens_of_a_passage_are_on_one_path(options: TopicOptions) -> None:
+def test_the_tokens_of_a_passage_are_on_one_path(options: FitOptions) -> None:
     tree, _ = fitted(options)
     assert tree.levels.max() == options.depth - 1
     assert np.flatnonzero(tree.parents < 0).tolist() == np.flatnonzero(tree.levels == 0).tolist()
@@ -114,5 +114,5 @@ def test_options_out_of_range_are_refused() -> None:
         ({"merge_below": 0.5}, "parameter merge_below 0.5: expected a share from 0 to below 0.5"),
     ):
         with pytest.raises(InputError) as error:
-            TopicOptions(**change)
+            FitOptions(**change)
         assert str(error.value).startswith(message)

@@ -14,7 +14,7 @@ from small_stores import build_corpus, extend_corpus, shuffling_runner
 
 from indexing.corpus import Corpus, save_array
 from indexing.store import Store
-from indexing.topics.options import TopicOptions
+from indexing.topics.options import FitOptions
 from indexing.topics.page import render_page
 from indexing.topics.reader import Topics
 from indexing.topics.work import FITTED, FitTopics, passage_words, sample_rows
@@ -32,7 +32,7 @@ def make_store(root: Path, count: int = 90, deleted: tuple[int, ...] = ()) -> np
     return truth
 
 
-def fit(root: Path, runner: Runner, options: TopicOptions = SMALL) -> dict[str, str]:
+def fit(root: Path, runner: Runner, options: FitOptions = SMALL) -> dict[str, str]:
     """Fits topics/topics; returns the sha256 of each part."""
     store = Store(str(root / "store"))
     [artifact] = run_work(store, FitTopics(store, "topics", options), runner)
