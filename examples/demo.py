@@ -63,7 +63,7 @@ def main() -> None:
     show(store, "demo-hybrid")
     print(f"\nThe store is {store} (python jobs/store.py list --store {store}), the runs are results/demo-*.trec, the")
     print(
-        f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; a second run makes nothing again."
+        f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; a second run finds everything complete."
     )
     print(f"\nTo search it in a browser:  python jobs/serve_search.py --store {store}")
 
