@@ -62,9 +62,7 @@ def main() -> None:
     job("evaluate", *at, "--run", *(f"demo-{mode}" for mode in MODES), "--json", "results/demo.json", "--overwrite")
     show(store, "demo-hybrid")
     print(f"\nThe store is {store} (python jobs/store.py list --store {store}), the runs are results/demo-*.trec, the")
-    print(
-        f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; a second run finds everything complete."
-    )
+    print(f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; a second run has nothing to make.")
     print(f"\nTo search it in a browser:  python jobs/serve_search.py --store {store}")
 
 
