@@ -110,13 +110,19 @@ class Comparison:
 
     def source(self, task: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Returns the source that searches a trained task, and its search options; encodes the corpus if needed."""
-        if options.get("sides") == "query" and options["train"] == "prompts":
-            return f"exact:{options['embeddings']}", {"task": task}
+        if self.searches_kept(options):
+            kind = "splade" if options.get("pooling") == "splade" else "exact"
+            return f"{kind}:{options['embeddings']}", {"task": task}
         if options["train"] == "prompts":
             self.encode(task, task=task)
         else:
             self.encode(task, encoder=f"models/{task}", **self.encoding(options))
         return self.source_over(task, options), {}
+
+    @staticmethod
+    def searches_kept(options: dict[str, Any]) -> bool:
+        """Returns whether an arm trains prompts of queries only, so that passages keep the vectors of the store."""
+        return options.get("sides") == "query" and options["train"] == "prompts"
 
     def source_over(self, embeddings: str, options: dict[str, Any]) -> str:
         """Returns the source that searches embeddings exactly; builds the index of sparse ones if needed."""
@@ -137,8 +143,13 @@ class Comparison:
             values[other] = self.search(f"{other}-{task}".replace(":", "-"), hybrid(other, source), **search_options)
         return values
 
-    def sparsity(self, name: str) -> dict[str, float]:
-        """Returns how sparse the vectors of the test queries and of the corpus in sparse embeddings are."""
+    def sparsity(self, name: str, task: str | None = None) -> dict[str, float]:
+        """Returns how sparse the vectors of the test queries, with the prompt of a task, and of the corpus are.
+
+        Args:
+            name: The sparse embeddings of the corpus.
+            task: The task; None: that of the embeddings.
+        """
         from indexing.corpus import Corpus
         from indexing.hit_sources.options import SearchOptions
         from indexing.hit_sources.query_encoder import QueryEncoder
@@ -151,7 +162,7 @@ class Comparison:
         store = Store(self.store)
         embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
         texts = Queries.open(store, self.common.get("queries")).split(self.split).texts
-        queries: SparseVectors = QueryEncoder(store, embeddings, SearchOptions()).encode(texts, LocalRunner())
+        queries: SparseVectors = QueryEncoder(store, embeddings, SearchOptions(task=task)).encode(texts, LocalRunner())
         passages = [vectors for _, vectors in embeddings.between(0, embeddings.num_rows)]
         figures, shares = {}, {}
         for side, parts in (("queries", [queries]), ("passages", passages)):
@@ -281,7 +292,8 @@ def main() -> None:
             for other, values in comparison.measure(task, every).items():
                 runs.setdefault(f"{other}+{arm}" if other else arm, []).append(values)
             if every.get("pooling") == "splade":
-                document["sparsity"].setdefault(arm, []).append(comparison.sparsity(task))
+                of_task = (every["embeddings"], task) if comparison.searches_kept(every) else (task,)
+                document["sparsity"].setdefault(arm, []).append(comparison.sparsity(*of_task))
         for name, values_by_seed in runs.items():
             document["by_seed"][name] = [
                 {metric: float(v.mean()) for metric, v in run.items()} for run in values_by_seed

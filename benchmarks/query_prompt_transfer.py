@@ -3,7 +3,8 @@
     python benchmarks/query_prompt_transfer.py --data ../shared/data --folder W --json results/transfer.json
 
 The backbone, all-MiniLM-L6-v2, is frozen; passages keep its vectors. Five sets are tasks, each with at most --size
-training queries and 19 negatives of BM25's top 100 per query. There are four parts:
+training queries and 19 negatives of BM25's top 100 per query. At most --measured queries of a dev or test split are
+measured, among at most --passages passages. There are four parts:
 
 choose      trains on all sets with several settings; the mean nDCG@10 over the dev splits chooses
 zero-shot   leaves one set out of training and measures it on its test split (`-zero` in the paper: MiniLM as it is)
@@ -25,10 +26,11 @@ import argparse
 import itertools
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,8 @@ from gtr_recipe import MINILM, cpu_name, lines_of  # noqa: E402
 SETS = ("squad", "scifact", "medquad", "climate-fever-sent", "inscit")
 PARTS = ("choose", "zero-shot", "in-domain", "few-shot")
 ARMS = ("shared", "per-task", "hyper", "hyper-uniform", "hyper-free")
-SHAPING = ("sets", "size", "steps", "batch", "passage_length", "lengths")  # options that shape all figures of a file
+# Options that shape all figures of a file.
+SHAPING = ("sets", "size", "measured", "passages", "steps", "batch", "query_length", "passage_length", "lengths")
 MANY_SEEDS = ("shared", "hyper")  # arms that are trained with each of --seeds; others with the first one
 HELD_OUT = 200  # training queries of SciFact that are its dev split
 FEW_SHOT_SETS = ("squad", "medquad")  # sets with 2,304 training queries
@@ -72,14 +75,34 @@ class Run:
     settings: Mapping[str, Any]
 
 
-def write_set(data: Path, folder: Path, size: int, seed: int, *, hold_out: int = 0, skip: int = 0) -> Path:
-    """Writes a BEIR folder whose training split has at most `size` queries, drawn at random.
+@dataclass(frozen=True)
+class Limits:
+    """How much of a set is used; what is left out is drawn at random.
+
+    Attributes:
+        size: Number of training queries at most.
+        measured: Number of queries that the dev split and the test split each have at most.
+        passages: Number of passages at most, if fewer are judged.
+    """
+
+    size: int
+    measured: int
+    passages: int
+
+
+def draw(ids: Iterable[str], count: int) -> set[str]:
+    """Returns at most `count` of some ids, drawn at random."""
+    ordered = sorted(set(ids))
+    return {ordered[place] for place in np.random.default_rng(0).permutation(len(ordered))[:count]}
+
+
+def write_set(data: Path, folder: Path, limits: Limits, *, hold_out: int = 0, skip: int = 0) -> Path:
+    """Writes a BEIR folder with a part of a set.
 
     Args:
         data: The BEIR folder of the whole set.
         folder: The folder to write to; its name becomes the name of the queries.
-        size: Number of training queries.
-        seed: Seed of the draw.
+        limits: How much of the set is used.
         hold_out: Number of other training queries that become the dev split.
         skip: Number of drawn queries that are left out, because another set holds them.
     """
@@ -90,25 +113,30 @@ def write_set(data: Path, folder: Path, size: int, seed: int, *, hold_out: int =
         rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines()[1:]]
         judgements[file.stem] = [(row[0], row[1], row[2]) for row in rows]
     train = sorted({row[0] for row in judgements["train"] if int(row[2]) > 0})
-    order = [train[place] for place in np.random.default_rng(seed).permutation(len(train))]
+    order = [train[place] for place in np.random.default_rng(0).permutation(len(train))]
     if hold_out:
         held = set(order[:hold_out])
         judgements["dev"] = [row for row in judgements["train"] if row[0] in held]
-    kept = set(order[hold_out + skip : hold_out + skip + size])
+    kept = set(order[hold_out + skip : hold_out + skip + limits.size])
     judgements["train"] = [row for row in judgements["train"] if row[0] in kept]
+    for split in judgements.keys() - {"train"}:
+        drawn = draw((row[0] for row in judgements[split]), limits.measured)
+        judgements[split] = [row for row in judgements[split] if row[0] in drawn]
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     for split, rows_of in judgements.items():
         lines = ["query-id\tcorpus-id\tscore", *("\t".join(row) for row in rows_of)]
         (folder / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if not (folder / "corpus.jsonl.gz").exists():
-        os.symlink(data / "corpus.jsonl.gz", folder / "corpus.jsonl.gz")
-    judged = {row[0] for rows_of in judgements.values() for row in rows_of}
-    partial = folder / "queries.tmp"
-    with open(partial, "w", encoding="utf-8") as out:
-        for document in lines_of(data / "queries.jsonl.gz"):
-            if document["_id"] in judged:
-                out.write(json.dumps(document) + "\n")
-    os.replace(partial, folder / "queries.jsonl")
+    judged = {row[1] for rows_of in judgements.values() for row in rows_of}
+    others = {document["_id"] for document in lines_of(data / "corpus.jsonl.gz")} - judged
+    passages = judged | draw(others, max(limits.passages - len(judged), 0))
+    queries = {row[0] for rows_of in judgements.values() for row in rows_of}
+    for name, ids in (("corpus", passages), ("queries", queries)):
+        partial = folder / f"{name}.tmp"
+        with open(partial, "w", encoding="utf-8") as out:
+            for document in lines_of(data / f"{name}.jsonl.gz"):
+                if document["_id"] in ids:
+                    out.write(json.dumps(document) + "\n")
+        os.replace(partial, folder / f"{name}.jsonl")
     return folder
 
 
@@ -121,11 +149,10 @@ def prepare(options: argparse.Namespace) -> None:
     from jobs import build_bm25, encode_corpus, import_corpus, import_queries, mine_negatives
 
     data, folder = Path(options.data).resolve(), Path(options.folder)
+    limits = Limits(options.size, options.measured, options.passages)
     for name in options.sets:
         store = store_of(name, options)
-        source = write_set(
-            data / name, folder / "sets" / name, options.size, 0, hold_out=HELD_OUT if name == "scifact" else 0
-        )
+        source = write_set(data / name, folder / "sets" / name, limits, hold_out=HELD_OUT if name == "scifact" else 0)
         import_corpus.main(import_corpus.ImportCorpus(store=store, source=str(source)))
         build_bm25.main(build_bm25.BuildBm25(store=store))
         encode_corpus.main(
@@ -135,7 +162,9 @@ def prepare(options: argparse.Namespace) -> None:
         )
         queries = [name]
         if "few-shot" in options.parts and name in FEW_SHOT_SETS:
-            few = write_set(data / name, folder / "few" / f"{name}-few", max(options.few), 0, skip=options.size)
+            few = write_set(
+                data / name, folder / "few" / f"{name}-few", replace(limits, size=max(options.few)), skip=options.size
+            )
             import_queries.main(import_queries.ImportQueries(store=store, source=str(few)))
             queries.append(few.name)
         for each in queries:
@@ -175,6 +204,7 @@ def train(run: Run, options: argparse.Namespace) -> dict[str, Path]:
         "batch": options.batch,
         "steps": options.steps,
         "cpus": options.cpus,
+        "query_length": options.query_length,
         "passage_length": options.passage_length,
         "seed": run.seed,
         "checkpoint_every": options.steps,
@@ -256,7 +286,7 @@ class Measurement:
         """Returns the options of the encoders."""
         from retriever.options import EncoderOptions
 
-        return EncoderOptions(passage_length=self.options.passage_length)
+        return EncoderOptions(query_length=self.options.query_length, passage_length=self.options.passage_length)
 
     def of_prompt(self, folder: Path | None, name: str, split: str) -> dict[str, list[float]]:
         """Returns the metrics of each query of a set's split, with a prompt or without."""
@@ -440,10 +470,10 @@ def choose(measurement: Measurement, figures: Figures, options: argparse.Namespa
         return max(candidates, key=lambda settings: value(arm, settings))
 
     chosen = best("hyper", [{**chosen, "negatives_from": negatives} for negatives in ("own", "batch")])
-    chosen = best("hyper", [{**chosen, "lr": {**chosen["lr"], "hyper": lr}} for lr in (1e-3, 3e-4, 3e-3)])
+    chosen = best("hyper", [{**chosen, "lr": {**chosen["lr"], "hyper": lr}} for lr in (1e-3, 3e-3)])
     chosen = best("hyper", [{**chosen, "divergence_weight": weight} for weight in (1.0, 0.1, 3.0, 10.0)])
     chosen = best("hyper", [{**chosen, "length": length} for length in options.lengths])
-    for arm, rates in (("shared", (1e-2, 3e-3, 3e-2)), ("per-task", (1e-3, 3e-4, 3e-3))):
+    for arm, rates in (("shared", (1e-2, 3e-2)), ("per-task", (1e-3, 3e-3))):
         chosen = best(arm, [{**chosen, "lr": {**chosen["lr"], arm: lr}} for lr in rates])
     return chosen
 
@@ -496,6 +526,8 @@ def measure_in_domain(
             "negatives_from": "batch",
             "negatives_per_query": 1,
             "lr": options.fine_tune_lr,
+            "steps": options.fine_tune_steps,
+            "checkpoint_every": options.fine_tune_steps,
         }
         folders = train(Run(name, "fine-tune", tuple(options.sets), options.seeds[0], settings), options)
         values = {key: measurement.of_model(folders[name], key, "test") for key in options.sets}
@@ -533,10 +565,8 @@ def summarise(figures: Figures, options: argparse.Namespace) -> dict[str, Any]:
     values: dict[str, dict[str, np.ndarray]] = {}
     for arm in ("minilm", *options.arms):
         for key in options.sets:
-            names = [f"minilm-{key}"] if arm == "minilm" else [
-                name for seed in seeds_of(arm, options) if (name := f"zero-{key}-{arm}-{seed}") in runs
-            ]  # fmt: skip
-            if names and all(name in runs for name in names):
+            pattern = f"minilm-{key}" if arm == "minilm" else rf"zero-{key}-{arm}-\d+"
+            if names := [name for name in runs if re.fullmatch(pattern, name)]:  # of all seeds
                 table.setdefault(arm, {})[key] = float(figures.per_query(names, key).mean())
                 values.setdefault(arm, {})[key] = figures.per_query(names, key)
     differences = {}
@@ -560,9 +590,16 @@ def main() -> None:
     parser.add_argument("--folds", nargs="+", help="sets that are left out in turn (default: all)")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--size", type=int, default=1000, help="training queries of a set (default: %(default)s)")
+    parser.add_argument(
+        "--measured", type=int, default=1000, help="queries of a dev or test split at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--passages", type=int, default=1_000_000, help="passages of a set at most (default: %(default)s)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=300, help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="queries of a step (default: %(default)s)")
+    parser.add_argument("--query-length", type=int, default=64, help="tokens of a query (default: %(default)s)")
     parser.add_argument("--passage-length", type=int, default=256, help="tokens of a passage (default: %(default)s)")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[32, 10, 100], help="tokens of a prompt to choose from"
@@ -572,6 +609,7 @@ def main() -> None:
     )
     parser.add_argument("--fine-tune", action="store_true", help="in-domain: also fine-tune the whole backbone")
     parser.add_argument("--fine-tune-lr", type=float, default=2e-5, help="(default: %(default)s)")
+    parser.add_argument("--fine-tune-steps", type=int, default=300, help="(default: %(default)s)")
     parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1, help="(default: all cores)")
     parser.add_argument("--json", default="results/transfer.json", help="file of figures (default: %(default)s)")
     options = parser.parse_args()
