@@ -70,17 +70,17 @@ def test_a_batch_of_one_task_has_queries_of_one_set() -> None:
 
 def test_the_order_of_each_of_many_sets_is_made_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of 40 sets; the numbers of the queries follow from the orders."""
-    made: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     original = schedule._permutation
 
     def permutation(seed: int, epoch: int, number: int, size: int) -> np.ndarray:
-        made.append((epoch, number))
+        calls.append((epoch, number))
         return original(seed, epoch, number, size)
 
     monkeypatch.setattr(schedule, "_permutation", permutation)
     mixture = Mixture(tuple(map(str, range(40))), (8,) * 40, (1.0,) * 40)
-    drawn = np.concatenate([mixture.queries_at(3, step, 160)[0] for step in range(4)])  # two epochs of each set
-    assert sorted(made) == [(epoch, number) for epoch in range(2) for number in range(40)]
+    queries = np.concatenate([mixture.queries_at(3, step, 160)[0] for step in range(4)])  # two epochs of each set
+    assert sorted(calls) == [(epoch, number) for epoch in range(2) for number in range(40)]
     for number in range(40):
-        own = drawn[mixture.sets_of(drawn) == number] - 8 * number
-        assert own.tolist() == [*original(3, 0, number, 8), *original(3, 1, number, 8)]
+        of_set = queries[mixture.sets_of(queries) == number] - 8 * number
+        assert of_set.tolist() == [*original(3, 0, number, 8), *original(3, 1, number, 8)]
