@@ -208,6 +208,17 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
     assert several.incomplete() == []
 
 
+def test_a_sweep_whose_second_run_would_replace_a_prompt_is_refused_before_any_run(
+    world, several: Store, done: Done, refused: Done
+) -> None:
+    done(*command(world, "x-lr0.02-more", "--length", 4, "--steps", 1))
+    sizes = ("--prompt", "per-task", "--length", 4, "--prompt-bottleneck", 5, "--steps", 1)
+    sweep = ("--sweep", "lr=1e-2,2e-2", "--dev-split", "train", "--evaluate-every", 1)
+    line = refused(*command(world, "x", *sizes, *MORE, *sweep))
+    assert "prompts/x-lr0.02-more exists, and training makes a prompt of this name: give another --task" in line
+    assert several.names("prompts") == ["x-lr0.02-more"]
+
+
 def test_prompts_and_both_encoders_are_trained_together(world, several: Store, done: Done) -> None:
     """The encoder of passages makes a new index, and queries are encoded by the other one with the prompts."""
     ask = synthesised(world, "both", "--train", "all", "--sides", "untied", *SIZES, *MORE, "--steps", 2)
