@@ -51,7 +51,7 @@ class SynthesisTraining(Common):
     divergence_weight: float | None = None
     """With --prompt synthesised: add this times the prompt regulariser to the loss: the mean Jensen-Shannon divergence
     of the weights of two queries of one task, minus that of two queries of different tasks. Default: 1 if batches mix
-    several tasks, otherwise 0."""
+    several tasks (our choice; HYPER's 0.1 is the weight of sums over all pairs of a batch), otherwise 0."""
     alignment: bool = True
     """--no-alignment: leave the term of two queries of one task out of the prompt regulariser."""
     uniformity: bool = True
