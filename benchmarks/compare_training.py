@@ -61,7 +61,8 @@ class Comparison:
 
         from indexing.store import Store
 
-        task = "-".join([arm, *(f"{key}{value:g}" for key, value in point.items()), f"seed{seed}"]).replace("_", "-")
+        texts = [f"{key}{value}" if isinstance(value, str) else f"{key}{value:g}" for key, value in point.items()]
+        task = "-".join([arm, *texts, f"seed{seed}"]).replace("_", "-")
         job = train_retriever.TrainRetriever(store=self.store, task=task, **{**options, **point, "seed": seed})
         train_retriever.main(job)
         return task, float(Store(self.store).open(job.kind, task).notes["best"])

@@ -514,11 +514,10 @@ def measure_in_domain(
                 key: measurement.of_prompt(folders[f"{name}-{key}" if arm == "per-task" else name], key, "test")
                 for key in options.sets
             }
-            figures.add(name, values, time.perf_counter() - started)
             if arm in ("hyper", "hyper-free"):
                 weights = {key: measurement.attention(folders[name], key) for key in options.sets}
                 figures.document.setdefault("divergence", {})[name] = divergence_figures(weights)
-                figures.save()
+            figures.add(name, values, time.perf_counter() - started)  # last, since it marks the run as complete
     name = f"all-fine-tune-{options.seeds[0]}"
     if options.fine_tune and name not in figures.document["runs"]:
         started = time.perf_counter()

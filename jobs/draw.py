@@ -5,10 +5,12 @@ basic prompts over each set (HYPER, Fig. 2):
 
     python jobs/draw.py attention --store data/kilt --task hyper --queries nq fever wow --split dev
 
-rates: quality against queries per second (HYPER, Fig. 4), from files of evaluate:
+rates: quality against queries per second (HYPER, Fig. 4), from files of evaluate. --rate gives the rate of a run whose
+file has none, for example of runs/hyper:
 
     python jobs/evaluate.py --store data/kilt --source bm25 exact:base --rate-queries 1000 --json results/base.json
-    python jobs/draw.py rates --evaluation results/base.json --metric nDCG@10 --rate hyper=250
+    python jobs/evaluate.py --store data/kilt --run hyper --json results/hyper.json
+    python jobs/draw.py rates --evaluation results/base.json results/hyper.json --metric nDCG@10 --rate hyper=250
 
 points: passages as points in the plane, by t-SNE of their vectors, coloured by topic and by category (Topic-DPR, Fig.
 4). It needs scikit-learn (pip install ".[pictures]"):

@@ -88,6 +88,8 @@ def sweep(options: TrainRetriever) -> None:
         raise InputError(f"--sweep {' '.join(options.sweep)}: expected --dev-split too, which chooses a run, and "
                          "--evaluate-every")  # fmt: skip
     opened = {run.options.task: open_all(store, run.options) for run in runs}
+    for each in runs:
+        check_derived_names(store, each.options, opened[each.options.task])
     first = opened[runs[0].options.task]
     configs = [opened[run.options.task].config for run in runs]
     inputs = merge_inputs([(run.suffix, opened[run.options.task].inputs) for run in runs])

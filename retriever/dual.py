@@ -56,6 +56,9 @@ COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine lo
 TEMPERATURE_LR = 1e-3
 PROMPT_LR = 1e-3  # of HYPER's modules, if the backbone is trained too
 _CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
+# Bytes of the prompts of a chunk whose prompts are computed from each query. At 65,536 tokens a chunk may hold 4,096
+# queries, whose prompts of 100 tokens take 28 GiB over BERT-base.
+_PROMPT_BYTES = 1 << 31
 # The output of a batch that is the sum of the sparse vectors of a side.
 _TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}
 _ATTENTION = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
@@ -248,12 +251,21 @@ class DualSystem:
         if side == "query" and self.tuning.parametrisation == "synthesised":
             self._check_words(texts, tokens)
         names = [output] if side == "passage" or self.tuning.divergence is None else [output, _ATTENTION]
-        batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+        planned = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+        batches = [(some, width) for text_rows, width in planned for some in self._cut(text_rows, side)]
         filled = padded(tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id)
         return [
             Chunk(dict.fromkeys(names, rows[text_rows]), (side, ids, lengths), ids.numel())
             for text_rows, ids, lengths in filled
         ]
+
+    def _cut(self, texts: np.ndarray, side: Side) -> list[np.ndarray]:
+        """Returns the texts of a chunk in several ones if their computed prompts would take too much memory."""
+        provider = self._prompt(side)
+        if not isinstance(provider, SynthesisedPrompt):
+            return [texts]
+        most = max(1, _PROMPT_BYTES // provider.bytes_per_query)
+        return [texts[start : start + most] for start in range(0, len(texts), most)]
 
     def check_queries(self, texts: Sequence[str]) -> None:
         """Raises InputError for a query without a word, from which its prompt would be computed; names it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ class SynthesisTraining(Common):
     divergence_weight: float | None = None
     """With --prompt synthesised: add this times the prompt regulariser to the loss: the mean Jensen-Shannon divergence
     of the weights of two queries of one task, minus that of two queries of different tasks. Default: 1 if batches mix
-    several tasks, otherwise 0."""
+    several tasks (our choice; HYPER's 0.1 is the weight of sums over all pairs of a batch), otherwise 0."""
     alignment: bool = True
     """--no-alignment: leave the term of two queries of one task out of the prompt regulariser."""
     uniformity: bool = True
@@ -89,7 +90,7 @@ class SynthesisTraining(Common):
                     f"parameter init: its prompts have parameter {_OPTIONS[field]} {getattr(saved, field)}"
                     f", and {value} is given: leave it out"
                 )
-        return saved or SynthesisOptions(**set_values)
+        return saved or _options(**set_values)
 
     def per_task(self) -> SynthesisOptions:
         """Returns the options of a prompt for each task, as if there were one task.
@@ -99,7 +100,7 @@ class SynthesisTraining(Common):
         """
         sizes = {"length": self.length, "bottleneck": self.prompt_bottleneck}
         values: dict[str, Any] = {field: value for field, value in sizes.items() if value is not None}
-        return SynthesisOptions(prompts=1, hidden=1, mix="after", attention="uniform", **values)
+        return _options(prompts=1, hidden=1, mix="after", attention="uniform", **values)
 
     def divergence(self, attention: str, tasks: int, batches: str) -> DivergenceOptions | None:
         """Returns the options of the prompt regulariser; None if its weight is 0.
@@ -134,4 +135,16 @@ class SynthesisTraining(Common):
                 "so nothing is left to regularise: give --also-train with --batches mixed, or weight "
                 "0"
             )
+        if not (weight > 0 and math.isfinite(weight)):
+            raise InputError(f"--divergence-weight {weight:g}: expected 0 or more; correct it or leave it out")
         return DivergenceOptions(weight=weight, alignment=self.alignment, uniformity=self.uniformity)
+
+
+def _options(**values: Any) -> SynthesisOptions:
+    """Returns the options of the synthesiser. Raises InputError for a bad value, by the name of the job's option."""
+    try:
+        return SynthesisOptions(**values)
+    except InputError as error:
+        field, _, rest = str(error).partition("=")
+        value, _, expected = rest.partition(" of the prompts of queries: ")
+        raise InputError(f"parameter {_OPTIONS[field]} {value}: {expected}; correct it or leave it out") from None

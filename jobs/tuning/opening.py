@@ -360,9 +360,10 @@ def stored_passages(
             of = Store(each.store) if each.store else store
             result.append(passage_embeddings(of, spec, each.corpus, each.embeddings))
         except InputError as error:
-            if not each.store or each.store in str(error):
+            if not each.store:
                 raise
-            raise InputError(f"{each.store}: {error}") from None
+            message = str(error).replace("parameter embeddings", "embeddings=NAME in parameter also_train")
+            raise InputError(message if each.store in message else f"{each.store}: {message}") from None
     return result
 
 

@@ -75,7 +75,7 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
     --prompt synthesised: continue training its network, whose options are then the defaults."""
     prompt_dropout: float | None = None
     """Fraction of the prompt's values that are dropped out, with a separate mask for each text; default: 0.1, or 0 with
-    --prompt synthesised."""
+    --prompt synthesised or per-task."""
     position_offset: bool = False
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
@@ -133,9 +133,9 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
     lr: float | None = None
-    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for synthesised ones (HYPER) and those of topics,
-    4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer adafactor. Networks of prompts
-    that are trained with the backbone have 1e-3, regardless of it."""
+    """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for synthesised ones (HYPER), those of tasks
+    (per-task) and those of topics, 4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer
+    adafactor. Networks of prompts that are trained with the backbone have 1e-3, regardless of it."""
     warm_up: float | None = None
     """Fraction of the steps in which the learning rate rises; default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""

@@ -48,13 +48,12 @@ class Mixture:
         else:
             [chosen], [turn] = take_turns(shares, step, 1)
             sets, positions = np.full(batch, chosen), turn * batch + np.arange(batch)
-        sizes, firsts = np.array(self.sizes), self._firsts()
-        epochs, places = np.divmod(positions, sizes[sets])
-        queries = [
-            firsts[number] + _permutation(seed, int(epoch), int(number), int(sizes[number]))[place]
-            for number, epoch, place in zip(sets, epochs, places, strict=True)
-        ]
-        return np.array(queries, np.int64), epochs
+        epochs, places = np.divmod(positions, np.array(self.sizes)[sets])
+        queries = self._firsts()[sets]
+        for number, epoch in np.unique(np.stack([sets, epochs], axis=1), axis=0).tolist():
+            chosen = (sets == number) & (epochs == epoch)
+            queries[chosen] += self._order(seed, epoch, number)[places[chosen]]
+        return queries, epochs
 
     def sets_of(self, queries: np.ndarray) -> np.ndarray:
         """Returns the number of the set of each query, int64 [n]; its name is `tasks[number]`."""
@@ -63,6 +62,19 @@ class Mixture:
     def _firsts(self) -> np.ndarray:
         """Returns the first query of each set, int64 [sets]."""
         return np.cumsum([0, *self.sizes[:-1]])
+
+    def _order(self, seed: int, epoch: int, number: int) -> np.ndarray:
+        """Returns the order of the queries of a set in an epoch, int64 [queries]. That of its last epoch is kept."""
+        key, order = self._orders.get(number, (None, None))
+        if order is None or key != (seed, epoch):
+            order = _permutation(seed, epoch, number, self.sizes[number])
+            self._orders[number] = (seed, epoch), order
+        return order
+
+    @functools.cached_property
+    def _orders(self) -> dict[int, tuple[tuple[int, int], np.ndarray]]:
+        """The last used order of each set, with its seed and epoch. So memory is that of one order of all queries."""
+        return {}
 
 
 def take_turns(shares: np.ndarray, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,6 +102,5 @@ def take_turns(shares: np.ndarray, first: int, count: int) -> tuple[np.ndarray, 
     return sets[chosen], numbers[chosen]
 
 
-@functools.lru_cache(maxsize=16)
 def _permutation(seed: int, epoch: int, number: int, size: int) -> np.ndarray:
     return np.random.default_rng([seed, _ORDER, epoch, number]).permutation(size)

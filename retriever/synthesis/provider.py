@@ -49,6 +49,11 @@ class SynthesisedPrompt(nn.Module):
         self.register_buffer("_are_words", torch.from_numpy(are_words), persistent=False)
         self._pads_left, self.dropout = padding_side == "left", dropout
 
+    @property
+    def bytes_per_query(self) -> int:
+        """Bytes of a query's prompt in float32."""
+        return 4 * self.synthesiser.options.length * self.synthesiser.up.out_features
+
     def forward(self, inputs: PromptInputs) -> PromptRows:
         """Returns the prompts of queries; see PromptProvider."""
         return self.synthesise(inputs).rows

@@ -35,7 +35,7 @@ class Synthesiser(nn.Module):
     With x the maximum of the query's word embeddings, q = LayerNorm(W2^T GELU(W1 x)) (Eq. 1), and p^_i the maximum of
     basic prompt i over its tokens, the weights are a = softmax(q . p^_i / tau) (Eq. 2). The prefix encoder
     W_up tanh(W_dp p), position by position (Eq. 3), reads the sum of a_i p_i (mix "before"); or it reads each basic
-    prompt, and the sum is over its outputs (mix "after"). No layer has a bias.
+    prompt, and the sum is over its outputs (mix "after"). No linear layer has a bias.
 
     Args:
         shape: The shape of the backbone's keys and values.

@@ -14,8 +14,8 @@ from retriever.errors import TextsError
 class Words:
     """Finds the words of texts, and the maximum of their embeddings.
 
-    Words are the tokens that the tokenizer makes of the text: neither special ones, such as the first and the last
-    token, nor the one for unknown characters, which are the same in many texts.
+    Words are the tokens that the tokenizer makes of the text and of the prefix in front of it: neither special ones,
+    such as the first and the last token, nor the one for unknown characters, which are the same in many texts.
 
     Args:
         table: The embeddings of a backbone, [vocabulary, d].

@@ -158,6 +158,7 @@ def test_stored_vectors_of_two_stores_are_read(
     done("encode_corpus", *at, "--encoder", world.model, "--name", "again")
     line = refused(*command(ask, world, "x", option, more))
     assert line.startswith(f"error: {foreign.path}: the backbone made several embeddings of the passages: again, enc; ")
+    assert "name one with embeddings=NAME in --also-train" in line
     assert "embeddings/again" in done(*command(ask, world, "x", option, f"{more},embeddings=again", "--plan"))
     line = refused(*command((*TUNE, "none", "--plan"), world, "x", option, f"{more},embeddings=again"))
     assert "--also-train embeddings=again --sides tied: stored vectors of passages are for --sides query" in line

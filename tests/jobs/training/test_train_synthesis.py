@@ -136,12 +136,14 @@ def test_own_negatives_train_other_weights(world, mined: Store, done: Done, refu
     [
         (("--sides", "tied"), "--prompt synthesised --sides tied: only queries have computed prompts"),
         (("--position-offset",), "--prompt synthesised --position-offset: a text starts at its usual position"),
-        (("--basic-prompts", 0), "prompts=0 of the prompts of queries: expected at least 1"),
-        (("--length", 0), "length=0 of the prompts of queries: expected at least 1"),
+        (("--basic-prompts", 0), "--basic-prompts 0: expected at least 1"),
+        (("--length", 0), "--length 0: expected at least 1"),
+        (("--prompt", "per-task", "--length", 0), "--length 0: expected at least 1"),
+        (("--prompt-temperature", 0), "--prompt-temperature 0.0: expected more than 0"),
         (("--train", "all"), "--train all --prompt synthesised: expected --prompt none: fine-tuning trains no prompt"),
         (("--attention", "uniform", "--divergence-weight", 1), "--attention uniform --divergence-weight 1: all quer"),
         (("--no-alignment", "--divergence-weight", 1), "--no-alignment --divergence-weight 1: no batch has queries of"),
-        (("--divergence-weight", -1), "weight=-1.0 of the prompt regulariser: expected 0 or more"),
+        (("--divergence-weight", -1), "--divergence-weight -1: expected 0 or more"),
         (("--prompt", "matrix", "--mix", "after"), "--mix after --prompt matrix: is for prompts that are computed"),
         (("--no-uniformity",), "--no-uniformity: the prompt regulariser has weight 0 here, so nothing changes"),
         (("--prompt", "mlp", "--no-alignment"), "--no-alignment --prompt mlp: is for prompts that are computed"),
@@ -204,6 +206,17 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
     line = refused(*command(world, "x", *more, *MORE))
     assert "prompts/x-more exists, and training makes a prompt of this name: give another --task" in line
     assert several.incomplete() == []
+
+
+def test_a_sweep_whose_second_run_would_replace_a_prompt_is_refused_before_any_run(
+    world, several: Store, done: Done, refused: Done
+) -> None:
+    done(*command(world, "x-lr0.02-more", "--length", 4, "--steps", 1))
+    sizes = ("--prompt", "per-task", "--length", 4, "--prompt-bottleneck", 5, "--steps", 1)
+    sweep = ("--sweep", "lr=1e-2,2e-2", "--dev-split", "train", "--evaluate-every", 1)
+    line = refused(*command(world, "x", *sizes, *MORE, *sweep))
+    assert "prompts/x-lr0.02-more exists, and training makes a prompt of this name: give another --task" in line
+    assert several.names("prompts") == ["x-lr0.02-more"]
 
 
 def test_prompts_and_both_encoders_are_trained_together(world, several: Store, done: Done) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from retriever.mixture import schedule
 from retriever.mixture.schedule import Mixture, take_turns
 
 SHARES = [[1], [1, 1], [3, 1], [1, 2, 5], [0.001, 1, 7, 7], [1] * 9]
@@ -65,3 +66,21 @@ def test_a_batch_of_one_task_has_queries_of_one_set() -> None:
     assert Counter(each.pop() for each in sets) == {0: 6, 1: 3}
     first = np.concatenate([queries for queries, _ in drawn if queries[0] < 8])
     assert [sorted(first[start : start + 8].tolist()) for start in (0, 8, 16)] == [[*range(8)]] * 3
+
+
+def test_the_order_of_each_of_many_sets_is_made_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of 40 sets; the numbers of the queries follow from the orders."""
+    calls: list[tuple[int, int]] = []
+    original = schedule._permutation
+
+    def permutation(seed: int, epoch: int, number: int, size: int) -> np.ndarray:
+        calls.append((epoch, number))
+        return original(seed, epoch, number, size)
+
+    monkeypatch.setattr(schedule, "_permutation", permutation)
+    mixture = Mixture(tuple(map(str, range(40))), (8,) * 40, (1.0,) * 40)
+    queries = np.concatenate([mixture.queries_at(3, step, 160)[0] for step in range(4)])  # two epochs of each set
+    assert sorted(calls) == [(epoch, number) for epoch in range(2) for number in range(40)]
+    for number in range(40):
+        of_set = queries[mixture.sets_of(queries) == number] - 8 * number
+        assert of_set.tolist() == [*original(3, 0, number, 8), *original(3, 1, number, 8)]

@@ -16,6 +16,7 @@ from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, train, whole_and_resumed
 from two_workers import TwoWorkers
 
+from retriever import dual
 from retriever.dual import DualSystem, TuneOptions
 from retriever.encoder import Encoder
 from retriever.errors import InputError
@@ -66,6 +67,23 @@ def test_chunks_and_gradcache_give_the_gradient_of_the_whole_batch(bert: Path, m
         assert actual["loss"] == pytest.approx(whole["loss"], rel=1e-5)
         for name in whole.keys() - {"loss"}:
             torch.testing.assert_close(actual[name], whole[name], atol=1e-5, rtol=1e-3)
+
+
+def test_a_chunk_whose_prompts_take_much_memory_is_cut(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training and in evaluation: a chunk holds at most 5 queries, and passages are not cut."""
+    system = several_tasks(system_of(bert))
+    texts = make_data().queries[:12]
+    whole, vectors = gradients(system), system.encode(texts, "query")
+    [chunk] = system.chunks(texts, "query", np.arange(12))
+    provider: Any = system.prompts["query"]
+    prompts = provider(PromptInputs(*chunk.inputs[1:])).table
+    monkeypatch.setattr(dual, "_PROMPT_BYTES", 5 * 4 * prompts.numel() // 12 + 1)
+    assert [len(chunk.inputs[1]) for chunk in system.chunks(texts, "query", np.arange(12))] == [5, 5, 2]
+    assert len(system.chunks(texts, "passage", np.arange(12))) == 1
+    np.testing.assert_allclose(system.encode(texts, "query"), vectors, atol=1e-5)
+    actual = gradients(system)
+    for name in whole.keys() - {"loss"}:
+        torch.testing.assert_close(actual[name], whole[name], atol=1e-5, rtol=1e-3)
 
 
 def test_the_regulariser_is_that_of_the_tasks_of_the_batch(bert: Path) -> None:
