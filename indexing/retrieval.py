@@ -11,7 +11,7 @@ import numpy as np
 from indexing.artifact import Draft, Part
 from indexing.corpus import Corpus
 from indexing.exact import Hits
-from indexing.hit_sources.grammar import label
+from indexing.hit_sources.grammar import label, parse
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
 from indexing.queries import Queries
@@ -75,8 +75,12 @@ class SearchQueries:
         self.reranker_name = reranker or ""
         self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
         self.rerank_depth = rerank_depth
+        task = options.task if options else None
+        # Embeddings that were made for a task often have its name.
+        is_named = any(term.name == task for term in parse(self.source).terms)
         self.name = name or "-".join(
             [self.queries.artifact.key.partition("/")[2], split, label(self.source)]
+            + ([label(task)] if task and not is_named else [])
             + ([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else [])
         )
         self.config: dict[str, Any] = {

@@ -58,7 +58,7 @@ class Search(Common):
     overwrite: bool = False
     """Replace the file of --run if it has other content."""
     name: str | None = None
-    """Name of the run in the store; default: queries-split-source."""
+    """Name of the run in the store; default: queries-split-source, then the task unless the source has its name."""
     queries: str | None = None
     """Name of the query set in the store; may be left out if the store has only one."""
     embeddings: str | None = None

@@ -71,6 +71,8 @@ def test_an_interrupted_run_ends_with_the_bytes_of_an_undisturbed_one(
     assert (tuning["parametrisation"], tuning["length"], tuning["prompt_dropout"]) == ("synthesised", 4, 0.0)
     # The index of the backbone serves the task.
     ask = ("search", "--store", world.store, "--mode", "exact", "--queries", "tiny", "--embeddings", "enc", "--k", 5)
+    for name, more in {"tiny-test-exact-enc-whole": ("--task", "whole"), "tiny-test-exact-enc": ()}.items():
+        assert f"/runs/{name}\n" in done(*ask, *more, "--plan")
     done(*ask, "--task", "whole", "--name", "t")
     done(*ask, "--encoder", world.model, "--name", "plain")
     runs = [next(read_run(several.open("runs", name)))["score"].to_pylist() for name in ("t", "plain")]
