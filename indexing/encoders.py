@@ -68,6 +68,19 @@ class EncoderSpec:
                              "it was trained over, and search their embeddings with it as parameter task")  # fmt: skip
         return str(Path(folder).expanduser() / side)
 
+    def folder_for(self, prompt: TaskPrompt) -> str:
+        """Returns the folder of the encoder that a prompt is put into: that of queries, if each side has its own.
+
+        Raises:
+            InputError: If each side has its own, and the prompt is not one of queries alone.
+        """
+        if self.is_untied and prompt.matrices("passage"):
+            raise InputError(
+                f"{self.query_model or self.name}: each side has its own encoder, and the prompt is for passages too: "
+                "expected a prompt of queries"
+            )
+        return self.folder_of("query")
+
     @property
     def is_untied(self) -> bool:
         """Whether queries and passages have separate encoders."""
@@ -225,10 +238,11 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
     from retriever.prompts import check_backbone, check_offsets
     from retriever.recipe import describe, read_recipe
 
-    described = describe(spec.folder, spec.options)
+    folder = spec.folder_for(prompt)
+    described = describe(folder, spec.options)
     check_backbone(prompt, described)
-    check_offsets(read_recipe(resolve(spec.folder), spec.options), {side: prompt.offset(side) for side in SIDES})
-    prompt_settings = describe(spec.folder, _as_asked(prompt.options, spec.options))
+    check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
+    prompt_settings = describe(folder, _as_asked(prompt.options, spec.options))
     if differ := differences(described, prompt_settings):
         raise InputError(
             f"its prompt was trained with other settings than the encoder has: {differ}; serve embeddings "

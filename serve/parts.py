@@ -220,6 +220,8 @@ class EncoderPart(Part):
         side: Side = "query" if request.side == "query" else "passage"
         encoder = encoders[side]
         texts, tasks = list(request.texts), [slots[task] for task in request.tasks]
+        if encoder is not encoders["query"]:
+            tasks = [None] * len(texts)  # all prompts are of queries
         tokens, topics = encoder.tokenize(texts, side=side), encoder.topics_of(texts, side=side, task=tasks)
         refused = encoder.unusable_texts(tokens, side=side, task=tasks, topics=topics)
         vectors = encoder.forward(tokens, side=side, task=tasks, topics=topics, check=False)
@@ -244,7 +246,7 @@ class EncoderPart(Part):
         key = (release.encoder, release.fingerprints.get(release.encoder), repr(options))
         encoder = self._encoders.get(key, release.id, partial(start, "query"))
         encoders: dict[Side, Encoder] = {"query": encoder, "passage": encoder}
-        if spec.is_untied:  # its release has no prompts
+        if spec.is_untied:
             encoders["passage"] = self._encoders.get((*key, "passage"), release.id, partial(start, "passage"))
         slots: dict[str, str | None] = {}
         for task in release.tasks:

@@ -85,9 +85,10 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     Raises:
         InputError: If the prompt does not fit the backbone or its settings, or if its passages have other vectors.
     """
-    described = describe(spec.folder, spec.options)
+    folder = spec.folder_for(prompt)
+    described = describe(folder, spec.options)
     check_backbone(prompt, described)
-    check_offsets(read_recipe(resolve(spec.folder), spec.options), {side: prompt.offset(side) for side in SIDES})
+    check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
     for matrices in map(prompt.matrices, SIDES):
         if matrices and not 1 <= matrices[0].shape[3] <= MOST_TOKENS:
             raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MOST_TOKENS}")
@@ -98,10 +99,12 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
             )
     if prompt.synthesis is not None:
         check_synthesis(name, prompt.synthesis)
-    actual = describe(spec.folder, replace(prompt.options, dtype=spec.options.dtype, compile=spec.options.compile))
+    as_served = replace(prompt.options, dtype=spec.options.dtype, compile=spec.options.compile)
+    actual = describe(folder, as_served)
     if differ := differences(described, actual):
         raise InputError(f"task {name}: its prompt was trained with other settings than the release's: {differ}")
-    check_passages(name, task_config(actual, prompt, "passage"), vectors)
+    of_passages = describe(spec.folder_of("passage"), as_served) if spec.is_untied else actual
+    check_passages(name, task_config(of_passages, prompt, "passage"), vectors)
 
 
 def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:

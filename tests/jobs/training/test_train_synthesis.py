@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jobs.cli import human
 
+import numpy as np
 import pytest
 import torch
 from interruption import interrupt_at
@@ -17,11 +19,18 @@ from mined import weights
 from safetensors.torch import load_file
 from samples import write_queries
 
+from indexing.encoders import EncoderSpec
 from indexing.models import model_folder
 from indexing.runs import read_run
 from indexing.store import Store
+from retriever.encoder import Encoder
+from retriever.errors import InputError
+from retriever.options import EncoderOptions
 from retriever.prompts import load_prompt
 from retriever.training import Trainer
+from serve.calls.protocols import EncodeRequest
+from serve.parts import EncoderPart
+from serve.release import plan
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "none", "--batch", 8, "--cpus", 1, "--dtype", "float32", "--seed", 3)
@@ -224,13 +233,13 @@ def test_a_sweep_whose_second_run_would_replace_a_prompt_is_refused_before_any_r
 def test_prompts_and_both_encoders_are_trained_together(world, several: Store, done: Done) -> None:
     """The encoder of passages makes a new index, and queries are encoded by the other one with the prompts."""
     ask = synthesised(world, "both", "--train", "all", "--sides", "untied", *SIZES, *MORE, "--steps", 2)
-    plan = done(*ask, "--plan")
+    shown = done(*ask, "--plan")
     out = done(*ask)
     folder = model_folder(several.open("models", "both"))
     files = {path.relative_to(folder).parts[0]: load_file(path) for path in folder.rglob("*.safetensors")}
     assert files.keys() == {"query", "passage", "prompt"}
     size = 4 * sum(tensor.numel() for file in files.values() for tensor in file.values())
-    assert f"trains    {human(size)}, over" in plan
+    assert f"trains    {human(size)}, over" in shown
     assert "prompts/both-prompt: the prompts of queries, over the encoder of queries of" in out
     assert several.open("models", "both").config["loop"]["lr"] == 2e-5
     assert several.open("prompts", "both-prompt").inputs["model"]["artifact"] == "models/both"
@@ -241,3 +250,22 @@ def test_prompts_and_both_encoders_are_trained_together(world, several: Store, d
     done(*ask, "--task", "both-prompt", "--name", "t")
     runs = [next(read_run(several.open("runs", name)))["score"].to_pylist() for name in ("plain", "t")]
     assert runs[0] != runs[1]
+
+    release, excluded = plan(several, embeddings="both")
+    assert [task.name for task in release.tasks] == ["both-prompt", "default"]
+    assert excluded == {}
+    release.save(several)
+    served, texts = EncoderPart(several, threads=1, device="cpu"), ["moon soup", "river", "moon"]
+    options = EncoderOptions(**several.open("models", "both").notes["options"])
+    prompt = load_prompt(model_folder(several.open("prompts", "both-prompt")))
+    encoders = {side: Encoder(str(folder / side), options, tasks={}) for side in ("query", "passage")}
+    encoders["query"].put_task("t", prompt)
+    tasks = {"both-prompt": "t", "default": None}
+    for side, encoder in encoders.items():
+        for names in (["both-prompt"] * 3, ["default", "both-prompt", "default"]):
+            actual = served.encode(EncodeRequest(release.id, texts, names, side)).vectors
+            expected = encoder.encode(texts, side=side, task=[tasks[n] if side == "query" else None for n in names])
+            np.testing.assert_allclose(actual, expected, atol=1e-5)
+    of_passages = replace(prompt, synthesis=None, passage=torch.zeros(1, 2, 1, 4, 8))
+    with pytest.raises(InputError, match="models/both: each side has its own encoder, and the prompt is for passages"):
+        EncoderSpec(several, "models/both", options).folder_for(of_passages)
