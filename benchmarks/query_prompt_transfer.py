@@ -77,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of a set is used; what is left out is drawn at random.
+    """How much of a set is used; queries and passages are drawn at random.
 
     Attributes:
         size: Number of training queries at most.
@@ -117,11 +117,11 @@ def write_set(data: Path, folder: Path, limits: Limits, *, hold_out: int = 0, sk
     if hold_out:
         held = set(order[:hold_out])
         judgements["dev"] = [row for row in judgements["train"] if row[0] in held]
-    kept = set(order[hold_out + skip : hold_out + skip + limits.size])
-    judgements["train"] = [row for row in judgements["train"] if row[0] in kept]
+    training = set(order[hold_out + skip : hold_out + skip + limits.size])
+    judgements["train"] = [row for row in judgements["train"] if row[0] in training]
     for split in judgements.keys() - {"train"}:
-        drawn = draw((row[0] for row in judgements[split]), limits.measured)
-        judgements[split] = [row for row in judgements[split] if row[0] in drawn]
+        measured = draw((row[0] for row in judgements[split]), limits.measured)
+        judgements[split] = [row for row in judgements[split] if row[0] in measured]
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     for split, rows_of in judgements.items():
         lines = ["query-id\tcorpus-id\tscore", *("\t".join(row) for row in rows_of)]
