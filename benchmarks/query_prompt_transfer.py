@@ -16,8 +16,8 @@ mean for a task that is left out; `hyper`, a prompt for each query; `hyper-unifo
 prompts; `hyper-free`, without the regulariser of the weights. `fine-tune` trains all weights.
 
 SciFact has no dev split: 200 of its training queries are held out. The file of figures is written after each run, and a
-run that it holds is not repeated. Intervals are of the mean difference over the sets, by resampling queries within each
-set; the values of a query are means over the seeds.
+run that it holds is not repeated; tables in Markdown are beside it. Intervals are of the mean difference over the sets,
+by resampling queries within each set; the values of a query are means over the seeds.
 """
 
 from __future__ import annotations
@@ -52,6 +52,16 @@ FEW_SHOT_SETS = ("squad", "medquad")  # sets with 2,304 training queries
 FEW_SHOT_EPOCHS = 5
 NEGATIVES = 19
 METRICS = ("nDCG@10", "R@100")
+PAIRS = (  # arms whose difference is reported
+    ("shared", "minilm"),
+    ("per-task", "minilm"),
+    ("hyper", "minilm"),
+    ("hyper", "shared"),
+    ("hyper", "per-task"),
+    ("hyper", "hyper-uniform"),
+    ("hyper", "hyper-free"),
+    ("hyper", "fine-tune"),
+)
 DRAWS = 10_000  # of the bootstrap
 ATTENTION_QUERIES = 300  # per set, for divergences
 
@@ -557,26 +567,52 @@ def measure_few_shot(
                         time.perf_counter() - started)  # fmt: skip
 
 
-def summarise(figures: Figures, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the table of zero-shot figures, and intervals of the differences between arms."""
-    runs = figures.document["runs"]
-    table: dict[str, dict[str, float]] = {}
-    values: dict[str, dict[str, np.ndarray]] = {}
-    for arm in ("minilm", *options.arms):
-        for key in options.sets:
-            pattern = f"minilm-{key}" if arm == "minilm" else rf"zero-{key}-{arm}-\d+"
-            if names := [name for name in runs if re.fullmatch(pattern, name)]:  # of all seeds
-                table.setdefault(arm, {})[key] = float(figures.per_query(names, key).mean())
-                values.setdefault(arm, {})[key] = figures.per_query(names, key)
-    differences = {}
-    for one, other in (
-        ("hyper", "minilm"), ("hyper", "shared"), ("hyper", "per-task"), ("hyper", "hyper-uniform"),
-        ("hyper", "hyper-free"), ("shared", "minilm"),
-    ):  # fmt: skip
-        if one in values and other in values and set(values[one]) == set(values[other]) == set(options.sets):
-            pairs = [values[one][key] - values[other][key] for key in options.sets]
-            differences[f"{one} - {other}"] = interval(pairs)
-    return {"zero_shot": table, "differences": differences}
+def values_of(figures: Figures, part: str, arm: str, key: str) -> np.ndarray | None:
+    """Returns nDCG@10 of each test query of a set by an arm, the mean over seeds: float64 [queries]; None: no run."""
+    pattern = {"zero-shot": rf"zero-{key}-{arm}-\d+", "in-domain": rf"all-{arm}-\d+"}[part]
+    pattern = f"minilm-{key}" if arm == "minilm" else pattern
+    names = [name for name in figures.document["runs"] if re.fullmatch(pattern, name)]
+    return figures.per_query(names, key) if names else None
+
+
+def summarise(figures: Figures, sets: Sequence[str]) -> dict[str, Any]:
+    """Returns, for zero-shot and in-domain, a table of nDCG@10 and intervals of the differences between arms."""
+    summary: dict[str, Any] = {}
+    for part in ("zero-shot", "in-domain"):
+        values: dict[str, dict[str, np.ndarray]] = {}
+        for arm, key in itertools.product(("minilm", *ARMS, "fine-tune"), sets):
+            if (of_set := values_of(figures, part, arm, key)) is not None:
+                values.setdefault(arm, {})[key] = of_set
+        values = {arm: of_arm for arm, of_arm in values.items() if len(of_arm) == len(sets)}
+        differences = {}
+        for one, other in PAIRS:
+            if one in values and other in values:
+                pairs = {key: values[one][key] - values[other][key] for key in sets}
+                by_set = {key: interval([pair]) for key, pair in pairs.items()}
+                differences[f"{one} - {other}"] = {**by_set, "mean": interval(list(pairs.values()))}
+        table = {arm: {key: float(of_set.mean()) for key, of_set in of_arm.items()} for arm, of_arm in values.items()}
+        summary[part] = {"nDCG@10": table, "differences": differences}
+    return summary
+
+
+def tables(document: Mapping[str, Any], sets: Sequence[str]) -> str:
+    """Returns the figures as tables in Markdown."""
+    lines = [f"{document['cpu']}. Chosen: {json.dumps(document['chosen'])}"]
+    for part, summary in document["summary"].items():
+        lines += ["", f"| {part}, nDCG@10 | {' | '.join(sets)} | mean |", "| --- " * (len(sets) + 2) + "|"]
+        for arm, of_arm in summary["nDCG@10"].items():
+            numbers = [of_arm[key] for key in sets]
+            lines.append(f"| {arm} | {' | '.join(f'{number:.3f}' for number in [*numbers, np.mean(numbers)])} |")
+        lines += ["", f"| {part}, difference | {' | '.join(sets)} | mean |", "| --- " * (len(sets) + 2) + "|"]
+        for pair, of_pair in summary["differences"].items():
+            cells = [f"{of['mean']:+.3f} [{of['low']:+.3f}, {of['high']:+.3f}]" for of in of_pair.values()]
+            lines.append(f"| {pair} | {' | '.join(cells)} |")
+    if divergence := document.get("divergence"):
+        lines += ["", "| divergence of weights, nats | within a set | between sets | effective basic prompts |"]
+        lines += ["| --- " * 4 + "|"]
+        for name, of in divergence.items():
+            lines.append(f"| {name} | {of['within']:.2g} | {of['between']:.2g} | {of['effective_prompts']:.1f} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -634,9 +670,11 @@ def main() -> None:
         measure_in_domain(measurement, figures, chosen, options)
     if "few-shot" in options.parts:
         measure_few_shot(measurement, figures, chosen, options)
-    figures.document |= {"options": vars(options), "cpu": cpu_name(), "summary": summarise(figures, options)}
+    figures.document |= {"options": vars(options), "cpu": cpu_name(), "summary": summarise(figures, options.sets)}
     figures.save()
-    print(json.dumps(figures.document["summary"], indent=1))
+    shown = tables(figures.document, options.sets)
+    Path(options.json).with_suffix(".md").write_text(shown)
+    print(shown, end="")
 
 
 if __name__ == "__main__":
