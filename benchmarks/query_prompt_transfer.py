@@ -16,8 +16,8 @@ mean for a task that is left out; `hyper`, a prompt for each query; `hyper-unifo
 prompts; `hyper-free`, without the regulariser of the weights. `fine-tune` trains all weights.
 
 SciFact has no dev split: 200 of its training queries are held out. The file of figures is written after each run, and a
-run that it holds is not repeated; tables in Markdown are beside it. Intervals are of the mean difference over the sets,
-by resampling queries within each set; the values of a query are means over the seeds.
+run that it holds is not repeated; tables in Markdown are in the same folder. Intervals are of the mean difference over
+the sets, by resampling queries within each set; the values of a query are means over the seeds.
 """
 
 from __future__ import annotations
