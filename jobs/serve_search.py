@@ -152,9 +152,18 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
     release, excluded = plan(store, embeddings=options.embeddings, index=options.index, bm25=options.bm25,
                          tasks=options.tasks, reranker=options.rerank, before=before,
                          sources=options.sources)  # fmt: skip
-    for reason in excluded.values():
+    for reason in [*excluded.values(), *incomplete_artifacts(store)]:
         say(f"left out  {reason}")
     return release, before is None or release.id != before.id
+
+
+def incomplete_artifacts(store: Store) -> list[str]:
+    """Returns a line for each artifact that could be served and was begun, but is not complete."""
+    return [
+        f"{store.url}/{key}: was begun and is not complete: run the command that makes it again, then add --renew"
+        for key in store.incomplete()
+        if key.partition("/")[0] in ("bm25", "embeddings", "index", "prompts")
+    ]
 
 
 def begin(store: Store, release: Release, tag: str | None) -> None:

@@ -175,3 +175,18 @@ def test_a_prompt_that_cannot_be_opened_is_named_and_not_its_fingerprint(
     with pytest.raises(InputError, match=r"^task wild: the vector of text 0") as raised:
         EncoderPart(store, threads=1).prepare(release.id)
     assert not re.search(r"[0-9a-f]{20}", str(raised.value))
+
+
+def test_an_index_that_was_begun_is_named(
+    served: Path, tmp_path: Path, done: Done, documented: Callable[..., None]
+) -> None:
+    store = Store(str(shutil.copytree(served / "store", tmp_path / "store")))
+    with pytest.raises(KeyboardInterrupt), store.create("index", "half/g0000", config={}, inputs={}):
+        raise KeyboardInterrupt
+    out = done("serve_search", "--store", store.url, "--embeddings", "enc", "--renew", "--plan")
+    line = (
+        f"left out  {store.url}/index/half/g0000: was begun and is not complete: run the command that makes it again, "
+        "then add --renew"
+    )
+    assert line in out
+    documented("Serving a store", "an index whose build was interrupted: the others are served", line, 0)
