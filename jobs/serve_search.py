@@ -26,6 +26,8 @@ from serve.http.limits import HttpLimits
 from serve.release import Opened, Release, discard, last_release, live_release, make_current, plan
 from serve.security import Tokens, check_binding
 
+NO_RERANKER = "none"  # in place of the name of a re-ranker
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSearch(HttpLimits, Common):
@@ -48,7 +50,8 @@ class ServeSearch(HttpLimits, Common):
     tasks: list[str] | None = None
     """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
     rerank: str | None = None
-    """Cross-encoder for re-ranking: a Hugging Face name, a folder, or models/NAME of the store."""
+    """Cross-encoder for re-ranking: a Hugging Face name, a folder, or models/NAME of the store; default: that of the
+    live release. none: no re-ranking."""
     renew: bool = False
     """Make a new release of the store's current artifacts: to serve a new index, or if the release is damaged."""
     threads: int | None = None
@@ -117,6 +120,8 @@ def main(options: ServeSearch) -> None:
         dense = [f"index/{task.index}"] if task.index else dense
         lexical = [f"bm25/{task.bm25}"] if task.bm25 else []
         say(f"task      {task.name}: {', '.join([*dense, *lexical, *task.sources])}")
+    if release.reranker:
+        say(f"re-ranker {release.reranker}")
     if options.plan:
         return
     if options.topology == "local":
@@ -149,9 +154,19 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
             raise InputError(f"{store.url} has a live release, {before.id}: leave out what is to be in one, or add "
                              "--renew")  # fmt: skip
         return before, False
-    release, excluded = plan(store, embeddings=options.embeddings, index=options.index, bm25=options.bm25,
-                         tasks=options.tasks, reranker=options.rerank, before=before,
-                         sources=options.sources)  # fmt: skip
+    reranker = options.rerank
+    if reranker is None:
+        reranker = before.reranker if before else None
+    release, excluded = plan(
+        store,
+        embeddings=options.embeddings,
+        index=options.index,
+        bm25=options.bm25,
+        tasks=options.tasks,
+        reranker=None if reranker == NO_RERANKER else reranker,
+        before=before,
+        sources=options.sources,
+    )
     for reason in [*excluded.values(), *incomplete_artifacts(store)]:
         say(f"left out  {reason}")
     return release, before is None or release.id != before.id

@@ -21,7 +21,7 @@ from retriever.errors import InputError
 from retriever.prompts import TaskPrompt, backbone_of
 from serve.local import open_local
 from serve.parts import EncoderPart
-from serve.release import plan
+from serve.release import current, make_current, plan
 
 Done = Callable[..., str]
 WORDS = {
@@ -190,3 +190,15 @@ def test_an_index_that_was_begun_is_named(
     )
     assert line in out
     documented("Serving a store", "an index whose build was interrupted: the others are served", line, 0)
+
+
+def test_a_new_release_has_the_re_ranker_of_the_live_one_unless_an_option_says_otherwise(
+    served: Path, tmp_path: Path, done: Done
+) -> None:
+    store = Store(str(shutil.copytree(served / "store", tmp_path / "store")))
+    release, _ = plan(store, embeddings="enc", reranker="some/cross-encoder")
+    assert make_current(store, release, None if (live := current(store)) is None else live[1])
+    ask = ("serve_search", "--store", store.url, "--embeddings", "enc", "--renew", "--plan")
+    assert "re-ranker some/cross-encoder\n" in done(*ask)
+    assert "re-ranker another/cross-encoder\n" in done(*ask, "--rerank", "another/cross-encoder")
+    assert "re-ranker" not in done(*ask, "--rerank", "none")
