@@ -111,7 +111,7 @@ class Comparison:
 
     def source(self, task: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Returns the source that searches a trained task, and its search options; encodes the corpus if needed."""
-        if self.searches_kept(options):
+        if self.keeps_passages(options):
             kind = "splade" if options.get("pooling") == "splade" else "exact"
             return f"{kind}:{options['embeddings']}", {"task": task}
         if options["train"] == "prompts":
@@ -121,8 +121,8 @@ class Comparison:
         return self.source_over(task, options), {}
 
     @staticmethod
-    def searches_kept(options: dict[str, Any]) -> bool:
-        """Returns whether an arm trains prompts of queries only, so that passages keep the vectors of the store."""
+    def keeps_passages(options: dict[str, Any]) -> bool:
+        """Returns whether an arm trains prompts of queries only, so that passages keep the vectors of --embeddings."""
         return options.get("sides") == "query" and options["train"] == "prompts"
 
     def source_over(self, embeddings: str, options: dict[str, Any]) -> str:
@@ -293,7 +293,7 @@ def main() -> None:
             for other, values in comparison.measure(task, every).items():
                 runs.setdefault(f"{other}+{arm}" if other else arm, []).append(values)
             if every.get("pooling") == "splade":
-                of_task = (every["embeddings"], task) if comparison.searches_kept(every) else (task,)
+                of_task = (every["embeddings"], task) if comparison.keeps_passages(every) else (task,)
                 document["sparsity"].setdefault(arm, []).append(comparison.sparsity(*of_task))
         for name, values_by_seed in runs.items():
             document["by_seed"][name] = [

@@ -60,7 +60,10 @@ PAIRS = (  # arms whose difference is reported
     ("hyper", "per-task"),
     ("hyper", "hyper-uniform"),
     ("hyper", "hyper-free"),
-    ("hyper", "fine-tune"),
+    ("fine-tune", "minilm"),
+    ("fine-tune", "shared"),
+    ("fine-tune", "hyper"),
+    ("fine-tune", "hyper-free"),
 )
 DRAWS = 10_000  # of the bootstrap
 ATTENTION_QUERIES = 300  # per set, for divergences

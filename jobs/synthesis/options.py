@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jobs.cli import Common
 
 from retriever.errors import InputError
-from retriever.synthesis.options import DivergenceOptions, SynthesisOptions
+from retriever.synthesis.options import DivergenceOptions, SynthesisOptions, find_bad_value
 
 # The option of each field of SynthesisOptions.
 _OPTIONS = {
@@ -142,9 +142,9 @@ class SynthesisTraining(Common):
 
 def _options(**values: Any) -> SynthesisOptions:
     """Returns the options of the synthesiser. Raises InputError for a bad value, by the name of the job's option."""
-    try:
-        return SynthesisOptions(**values)
-    except InputError as error:
-        field, _, rest = str(error).partition("=")
-        value, _, expected = rest.partition(" of the prompts of queries: ")
-        raise InputError(f"parameter {_OPTIONS[field]} {value}: {expected}; correct it or leave it out") from None
+    if (bad := find_bad_value(values)) is not None:
+        field, expected = bad
+        raise InputError(
+            f"parameter {_OPTIONS[field]} {values[field]}: expected {expected}; correct it or leave it out"
+        )
+    return SynthesisOptions(**values)

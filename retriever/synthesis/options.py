@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from retriever.errors import InputError
 
@@ -37,16 +38,27 @@ class SynthesisOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that no synthesiser can have."""
-        for name in ("prompts", "length", "hidden", "bottleneck"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} of the prompts of queries: expected at least 1")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise InputError(f"temperature={self.temperature} of the prompts of queries: expected more than 0")
-        for name, allowed in (("mix", get_args(Mix)), ("attention", get_args(Attention))):
-            if getattr(self, name) not in allowed:
-                raise InputError(
-                    f"{name}={getattr(self, name)!r} of the prompts of queries: expected {' or '.join(allowed)}"
-                )
+        if (bad := find_bad_value(vars(self))) is not None:
+            name, expected = bad
+            raise InputError(f"{name}={getattr(self, name)!r} of the prompts of queries: expected {expected}")
+
+
+def find_bad_value(values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns the first field whose value no synthesiser can have, and what is expected; None if all are good.
+
+    Args:
+        values: Values of fields of SynthesisOptions by name; some fields may be missing.
+    """
+    for name in ("prompts", "length", "hidden", "bottleneck"):
+        if values.get(name, 1) < 1:
+            return name, "at least 1"
+    temperature = values.get("temperature", math.e)
+    if not (temperature > 0 and math.isfinite(temperature)):
+        return "temperature", "more than 0"
+    for name, allowed in (("mix", get_args(Mix)), ("attention", get_args(Attention))):
+        if values.get(name, allowed[0]) not in allowed:
+            return name, " or ".join(allowed)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

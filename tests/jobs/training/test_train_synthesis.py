@@ -19,6 +19,8 @@ from mined import weights
 from safetensors.torch import load_file
 from samples import write_queries
 
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec
 from indexing.models import model_folder
 from indexing.runs import read_run
@@ -30,6 +32,7 @@ from retriever.prompts import load_prompt
 from retriever.training import Trainer
 from serve.calls.protocols import EncodeRequest
 from serve.parts import EncoderPart
+from serve.registry import check_prompt
 from serve.release import plan
 
 Done = Callable[..., str]
@@ -266,6 +269,9 @@ def test_prompts_and_both_encoders_are_trained_together(world, several: Store, d
             actual = served.encode(EncodeRequest(release.id, texts, names, side)).vectors
             expected = encoder.encode(texts, side=side, task=[tasks[n] if side == "query" else None for n in names])
             np.testing.assert_allclose(actual, expected, atol=1e-5)
+    spec = EncoderSpec(several, "models/both", options)
+    embeddings = Embeddings.open(several, "both", Corpus.open(several))
+    check_prompt("t", prompt, spec, embeddings)  # of a prompt that comes over HTTP
     of_passages = replace(prompt, synthesis=None, passage=torch.zeros(1, 2, 1, 4, 8))
     with pytest.raises(InputError, match="models/both: each side has its own encoder, and the prompt is for passages"):
-        EncoderSpec(several, "models/both", options).folder_for(of_passages)
+        check_prompt("t", of_passages, spec, embeddings)
