@@ -155,8 +155,8 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
                              "--renew")  # fmt: skip
         return before, False
     reranker = options.rerank
-    if reranker is None:
-        reranker = before.reranker if before else None
+    if reranker is None and before is not None:
+        reranker = live_reranker(store, before)
     release, excluded = plan(
         store,
         embeddings=options.embeddings,
@@ -170,6 +170,19 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
     for reason in [*excluded.values(), *incomplete_artifacts(store)]:
         say(f"left out  {reason}")
     return release, before is None or release.id != before.id
+
+
+def live_reranker(store: Store, live: Release) -> str | None:
+    """Returns the re-ranker of the live release. Raises InputError if it was of the store and cannot be opened."""
+    kind, _, name = (live.reranker or "").partition("/")
+    if kind == "models" and name:
+        try:
+            store.open(kind, name)
+        except InputError as error:
+            raise InputError(
+                f"{error}; the live release re-ranks with it: name another one with --rerank, or --rerank none"
+            ) from error
+    return live.reranker
 
 
 def incomplete_artifacts(store: Store) -> list[str]:

@@ -193,12 +193,20 @@ def test_an_index_that_was_begun_is_named(
 
 
 def test_a_new_release_has_the_re_ranker_of_the_live_one_unless_an_option_says_otherwise(
-    served: Path, tmp_path: Path, done: Done
+    served: Path, tmp_path: Path, done: Done, refused: Done
 ) -> None:
     store = Store(str(shutil.copytree(served / "store", tmp_path / "store")))
-    release, _ = plan(store, embeddings="enc", reranker="some/cross-encoder")
-    assert make_current(store, release, None if (live := current(store)) is None else live[1])
+
+    def make_live(reranker: str) -> None:
+        release, _ = plan(store, embeddings="enc")
+        live = current(store)
+        assert make_current(store, replace(release, reranker=reranker), None if live is None else live[1])
+
+    make_live("some/cross-encoder")
     ask = ("serve_search", "--store", store.url, "--embeddings", "enc", "--renew", "--plan")
     assert "re-ranker some/cross-encoder\n" in done(*ask)
     assert "re-ranker another/cross-encoder\n" in done(*ask, "--rerank", "another/cross-encoder")
+    assert "re-ranker" not in done(*ask, "--rerank", "none")
+    make_live("models/gone")
+    assert "the live release re-ranks with it: name another one with --rerank, or --rerank none" in refused(*ask)
     assert "re-ranker" not in done(*ask, "--rerank", "none")
