@@ -217,7 +217,8 @@ def differences(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passa
 
     def in_words(key: str) -> str:
         if key in _CONTENTS:
-            return f"another {key}"
+            is_plural = key in ("weights", "tokenizer_args")
+            return f"{'other' if is_plural else 'another'} {key}"
         return f"{key} {_short(actual.get(key))} instead of {_short(expected.get(key))}"
 
     return ", ".join(map(in_words, differing(expected, actual, passages=passages)))

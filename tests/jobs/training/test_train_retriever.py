@@ -163,7 +163,7 @@ def test_embeddings_that_do_not_fit_are_refused(
     assert "embeddings/few covers 100 of the 240 passages" in refused(*probe, "--embeddings", "few")
     other = save_tiny_bert(world.store.parent / "other", seed=9)
     line = refused(*probe, "--backbone", other, "--embeddings", "enc")
-    assert "embeddings/enc are not those of the backbone, which would have another weights" in line
+    assert "embeddings/enc are not those of the backbone, which would have other weights" in line
     assert "embeddings/none" in refused(*probe, "--embeddings", "none")
     for name in ("enc", "again", "few"):
         for generation in mined.generations("embeddings", name):
