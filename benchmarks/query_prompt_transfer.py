@@ -36,10 +36,12 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gtr_recipe import MINILM, cpu_name, lines_of  # noqa: E402
+from benchmarks.common.bootstrap import interval_over_sets
+from benchmarks.common.files import read_documents, write_documents, write_json
+from benchmarks.common.machine import cpu_name
+from benchmarks.common.models import MINILM
 
 SETS = ("squad", "scifact", "medquad", "climate-fever-sent", "inscit")
 PARTS = ("choose", "zero-shot", "in-domain", "few-shot")
@@ -65,7 +67,6 @@ PAIRS = (  # arms whose difference is reported
     ("fine-tune", "hyper"),
     ("fine-tune", "hyper-free"),
 )
-DRAWS = 10_000  # of the bootstrap
 ATTENTION_QUERIES = 300  # per set, for divergences
 
 
@@ -140,16 +141,12 @@ def write_set(data: Path, folder: Path, limits: Limits, *, hold_out: int = 0, sk
         lines = ["query-id\tcorpus-id\tscore", *("\t".join(row) for row in rows_of)]
         (folder / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     judged = {row[1] for rows_of in judgements.values() for row in rows_of}
-    others = {document["_id"] for document in lines_of(data / "corpus.jsonl.gz")} - judged
+    others = {document["_id"] for document in read_documents(data / "corpus.jsonl.gz")} - judged
     passages = judged | draw(others, max(limits.passages - len(judged), 0))
     queries = {row[0] for rows_of in judgements.values() for row in rows_of}
     for name, ids in (("corpus", passages), ("queries", queries)):
-        partial = folder / f"{name}.tmp"
-        with open(partial, "w", encoding="utf-8") as out:
-            for document in lines_of(data / f"{name}.jsonl.gz"):
-                if document["_id"] in ids:
-                    out.write(json.dumps(document) + "\n")
-        os.replace(partial, folder / f"{name}.jsonl")
+        documents = (each for each in read_documents(data / f"{name}.jsonl") if each["_id"] in ids)
+        write_documents(folder / f"{name}.jsonl", documents)
     return folder
 
 
@@ -362,23 +359,6 @@ def divergence_figures(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def interval(differences: Sequence[np.ndarray], seed: int = 0) -> dict[str, float]:
-    """Returns the mean over sets of the mean difference over queries, with a 95% interval.
-
-    Args:
-        differences: Of each set, the difference of each query, float64 [queries].
-        seed: Seed of the draws.
-    """
-    random = np.random.default_rng(seed)
-    drawn = np.zeros(DRAWS)
-    for values in differences:
-        counts = random.multinomial(len(values), np.full(len(values), 1 / len(values)), size=DRAWS)
-        drawn += counts @ values / len(values) / len(differences)
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    mean = float(np.mean([values.mean() for values in differences]))
-    return {"mean": mean, "low": float(low), "high": float(high)}
-
-
 class Figures:
     """The file of figures: runs by name, each with the metrics of each query by set.
 
@@ -418,11 +398,8 @@ class Figures:
 
     def save(self) -> None:
         """Writes both files."""
-        for file, content in ((self.queries_file, self.queries), (self.file, self.document)):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(".tmp")
-            partial.write_text(json.dumps(content, indent=None if file == self.queries_file else 1) + "\n")
-            os.replace(partial, file)
+        write_json(self.queries_file, self.queries, indent=None)
+        write_json(self.file, self.document)
 
     def mean(self, name: str) -> float:
         """Returns the mean nDCG@10 over the sets of a run."""
@@ -591,8 +568,8 @@ def summarise(figures: Figures, sets: Sequence[str]) -> dict[str, Any]:
         for one, other in PAIRS:
             if one in values and other in values:
                 pairs = {key: values[one][key] - values[other][key] for key in sets}
-                by_set = {key: interval([pair]) for key, pair in pairs.items()}
-                differences[f"{one} - {other}"] = {**by_set, "mean": interval(list(pairs.values()))}
+                by_set = {key: interval_over_sets([pair]) for key, pair in pairs.items()}
+                differences[f"{one} - {other}"] = {**by_set, "mean": interval_over_sets(list(pairs.values()))}
         table = {arm: {key: float(of_set.mean()) for key, of_set in of_arm.items()} for arm, of_arm in values.items()}
         summary[part] = {"nDCG@10": table, "differences": differences}
     return summary

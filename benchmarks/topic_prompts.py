@@ -43,11 +43,14 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gtr_recipe import MINILM, cpu_name, lines_of, write_json  # noqa: E402
-from query_prompt_transfer import interval  # noqa: E402
+from benchmarks.common.bootstrap import interval_over_sets
+from benchmarks.common.files import read_documents, write_documents, write_json
+from benchmarks.common.machine import cpu_name
+from benchmarks.common.models import MINILM
+
+ROOT = Path(__file__).resolve().parents[1]
 
 SETS = ("reuters-topics", "arxiv-topics")
 PARTS = ("choose", "main", "controls", "text", "serve")
@@ -121,7 +124,7 @@ def write_part(data: Path, folder: Path, limit: int | None) -> Path:
     """
     if limit is None or (folder / "queries.jsonl").exists():  # written last
         return data if limit is None else folder
-    documents = list(lines_of(data / "corpus.jsonl.gz"))
+    documents = list(read_documents(data / "corpus.jsonl.gz"))
     chosen = np.sort(np.random.default_rng(0).permutation(len(documents))[:limit])
     kept = {documents[place]["_id"] for place in chosen}
     judged = set()
@@ -131,16 +134,10 @@ def write_part(data: Path, folder: Path, limit: int | None) -> Path:
         lines = [line for line in lines if line.split("\t")[1] in kept]
         judged |= {line.split("\t")[0] for line in lines}
         (folder / "qrels" / file.name).write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
-    write_jsonl(folder / "corpus.jsonl", [documents[place] for place in chosen])
-    queries = [query for query in lines_of(data / "queries.jsonl.gz") if query["_id"] in judged]
-    write_jsonl(folder / "queries.jsonl", queries)
+    write_documents(folder / "corpus.jsonl", [documents[place] for place in chosen])
+    queries = [query for query in read_documents(data / "queries.jsonl.gz") if query["_id"] in judged]
+    write_documents(folder / "queries.jsonl", queries)
     return folder
-
-
-def write_jsonl(file: Path, documents: Sequence[Mapping[str, Any]]) -> None:
-    partial = file.with_suffix(".tmp")
-    partial.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
-    os.replace(partial, file)
 
 
 class Data:
@@ -263,16 +260,16 @@ class Data:
             (folder / "qrels" / file.name).write_bytes(file.read_bytes())
         ids = self.corpus.ids(np.arange(self.corpus.num_rows)).tolist()
         corpus = put_words(self._source_documents("corpus"), ids, self.of_passages("topics"))
-        write_jsonl(folder / "corpus.jsonl", corpus)
+        write_documents(folder / "corpus.jsonl", corpus)
         splits = self.queries.splits
         query_ids = [id for split in splits for id in self.queries.split(split).ids]
         topics = np.concatenate([self.of_queries("topics", split, protocol) for split in splits])
-        write_jsonl(folder / "queries.jsonl", put_words(self._source_documents("queries"), query_ids, topics))
+        write_documents(folder / "queries.jsonl", put_words(self._source_documents("queries"), query_ids, topics))
 
     def _source_documents(self, name: str) -> list[dict[str, Any]]:
         if (self.source / f"{name}.jsonl").exists():
             return [json.loads(line) for line in (self.source / f"{name}.jsonl").read_text().splitlines()]
-        return list(lines_of(self.source / f"{name}.jsonl.gz"))
+        return list(read_documents(self.source / f"{name}.jsonl.gz"))
 
 
 class Measurement:
@@ -643,9 +640,9 @@ def summarise(figures: Figures) -> dict[str, Any]:
                         continue
                     differences.setdefault(arm, {})[data] = difference(figures, names["topic"], of, has_seeds=has_seeds)
             for arm, by_set in differences.items():
-                intervals = {data: interval([values]) for data, values in by_set.items()}
+                intervals = {data: interval_over_sets([values]) for data, values in by_set.items()}
                 if len(by_set) > 1:
-                    intervals["all sets"] = interval(list(by_set.values()))
+                    intervals["all sets"] = interval_over_sets(list(by_set.values()))
                 of_protocol["topic_minus"][arm] = intervals
     return summary
 

@@ -1,0 +1,7 @@
+"""Helpers that several benchmarks share; they are no benchmarks themselves.
+
+files       data sets in BEIR form, and figures as JSON
+bootstrap   95% intervals of means over queries
+machine     the name of the CPU
+models      the backbone of most experiments
+"""
