@@ -191,6 +191,7 @@ def with_rates(settings: Settings, arm: str, rates: Sequence[float]) -> list[Set
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the benchmark."""
     parser.add_argument("--data", required=True, help="folder with the BEIR folders of all sets")
     parser.add_argument("--folder", required=True, help="folder of stores and models")
     parser.add_argument("--parts", nargs="+", default=["choose", "zero-shot", "in-domain"], choices=PARTS)

@@ -155,7 +155,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class TestedArm:
+class PlannedArm:
     """An arm on the test splits.
 
     Attributes:
@@ -171,7 +171,7 @@ class TestedArm:
     protocols: Sequence[str | None] = (None,)
 
 
-def tested_arms(chosen: Mapping[str, Settings], options: argparse.Namespace) -> list[TestedArm]:
+def planned_arms(chosen: Mapping[str, Settings], options: argparse.Namespace) -> list[PlannedArm]:
     """Returns the arms on the test splits, the important ones first.
 
     Args:
@@ -182,49 +182,50 @@ def tested_arms(chosen: Mapping[str, Settings], options: argparse.Namespace) -> 
     arms = []
     if "main" in options.only:
         arms += [
-            TestedArm("bm25", None, first),
-            TestedArm("none", None, first),
-            TestedArm("dptdr", chosen["dptdr"], options.seeds),
-            TestedArm("topic", chosen["topic"], options.seeds, options.protocols),
+            PlannedArm("bm25", None, first),
+            PlannedArm("none", None, first),
+            PlannedArm("dptdr", chosen["dptdr"], options.seeds),
+            PlannedArm("topic", chosen["topic"], options.seeds, options.protocols),
         ]
     if "controls" in options.only:
         with_pairs = {**chosen["dptdr"], "alpha": chosen["topic"]["alpha"]}
-        arms += [TestedArm(arm, chosen["topic"], first, options.control_protocols) for arm in CONTROLS]
-        arms += [TestedArm("dptdr-queries", with_pairs, first)]
+        arms += [PlannedArm(arm, chosen["topic"], first, options.control_protocols) for arm in CONTROLS]
+        arms += [PlannedArm("dptdr-queries", with_pairs, first)]
     if "text" in options.only:
         arms += [
-            TestedArm("fine-tune", chosen["fine-tune"], first),
-            TestedArm("words", chosen["fine-tune"], first, options.protocols),
-            TestedArm("random-words", chosen["fine-tune"], first),
+            PlannedArm("fine-tune", chosen["fine-tune"], first),
+            PlannedArm("words", chosen["fine-tune"], first, options.protocols),
+            PlannedArm("random-words", chosen["fine-tune"], first),
         ]
     return arms
 
 
-def test_runs(model: str, chosen: Mapping[str, Settings], options: argparse.Namespace) -> list[Run]:
-    """Returns the runs on the test splits with one backbone; the arguments are those of `tested_arms`."""
+def planned_runs(model: str, chosen: Mapping[str, Settings], options: argparse.Namespace) -> list[Run]:
+    """Returns the runs on the test splits with one backbone; the arguments are those of `planned_arms`."""
     runs = []
-    for tested in tested_arms(chosen, options):
-        backbone = "" if tested.arm == "bm25" else model
+    for planned in planned_arms(chosen, options):
+        backbone = "" if planned.arm == "bm25" else model
         runs += [
             Run(
-                name=run_name(backbone, data, tested.arm, protocol, seed),
-                arm=tested.arm,
+                name=run_name(backbone, data, planned.arm, protocol, seed),
+                arm=planned.arm,
                 data=data,
                 model=backbone,
                 seed=seed,
                 protocol=protocol,
                 split="test",
-                steps=0 if tested.settings is None else options.steps,
-                settings=tested.settings or {},
+                steps=0 if planned.settings is None else options.steps,
+                settings=planned.settings or {},
             )
             for data in options.sets
-            for protocol in tested.protocols
-            for seed in tested.seeds
+            for protocol in planned.protocols
+            for seed in planned.seeds
         ]
     return runs
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the benchmark."""
     parser.add_argument("--data", help="folder with the BEIR folders of all sets; needed except for --only serve")
     parser.add_argument("--folder", help="folder of stores and models; needed except for --only serve")
     parser.add_argument("--backbone", help="folder of the small backbone (see small_backbone.py)")
@@ -289,7 +290,7 @@ def main() -> None:
             if model not in chosen:
                 parser.error(f"--only {' '.join(options.only)}: {options.json} has no settings of {model}: add choose")
             print(f"chosen: {chosen[model]}", flush=True)
-            for run in test_runs(model, chosen[model], options):
+            for run in planned_runs(model, chosen[model], options):
                 experiment.finish(run)
                 document["summary"] = summarise(figures)
                 figures.save()
