@@ -62,7 +62,7 @@ def main() -> None:
         for split in ("train", "dev", "test"):
             pairs = [(query, passage) for query, passage, _ in read_qrels(source / f"qrels/{split}.tsv")]
             wanted = getattr(options, split)
-            judged = []
+            judged: list[tuple[str, str]] = []
             for place in random.permutation(len(pairs)):
                 query, passage = pairs[place]
                 answers = queries[query]["metadata"]["answers"]

@@ -63,7 +63,7 @@ def training_options(run: Run, store: str, backbone: str, options: argparse.Name
 
 def topic_options(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the options of the job for prompts of topics."""
-    of_topics = {
+    of_topics: dict[str, Any] = {
         "prompt": "topics",
         "topics": run.topics,
         "query_topics": run.protocol,
