@@ -70,7 +70,7 @@ def topic_options(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         "wordless_queries": "prior",
         "topic_loss": run.arm != "no-topic-loss",
     }
-    if run.arm not in ("alpha-0", "no-topic-loss"):  # the job refuses options of a loss that there is not
+    if run.arm not in ("alpha-0", "no-topic-loss"):  # without this loss, the job refuses its options
         of_topics |= {"topic_sample": options.topic_sample or None, "topic_margin": run.settings["margin"]}
     return of_topics
 
