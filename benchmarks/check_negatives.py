@@ -9,26 +9,18 @@ plain lower-case text between word boundaries.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import re
 import sys
 import unicodedata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Returns the objects of a file of JSON lines, which may be compressed as NAME.gz."""
-    packed = file.with_name(f"{file.name}.gz")
-    with gzip.open(packed, "rt", encoding="utf-8") if packed.exists() else open(file, encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+from benchmarks.common.files import read_documents, read_qrels
 
 
 def plain(text: str) -> str:
@@ -47,11 +39,10 @@ def main() -> None:
     from indexing.corpus import Corpus
     from indexing.store import Store
 
-    texts = {passage["_id"]: plain(passage["text"]) for passage in read_lines(options.source / "corpus.jsonl")}
-    answers = {query["_id"]: query["metadata"]["answers"] for query in read_lines(options.source / "queries.jsonl")}
+    texts = {passage["_id"]: plain(passage["text"]) for passage in read_documents(options.source / "corpus.jsonl")}
+    answers = {query["_id"]: query["metadata"]["answers"] for query in read_documents(options.source / "queries.jsonl")}
     relevant: dict[str, set[str]] = {}
-    for line in (options.source / f"qrels/{options.split}.tsv").read_text().splitlines()[1:]:
-        query, passage, score = line.split("\t")
+    for query, passage, score in read_qrels(options.source / f"qrels/{options.split}.tsv"):
         if int(score) > 0:
             relevant.setdefault(query, set()).add(passage)
     store = Store(options.store)

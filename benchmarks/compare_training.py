@@ -29,12 +29,13 @@ from typing import Any
 
 import numpy as np
 import yaml
-from gtr_recipe import cpu_name, write_json
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from retriever.errors import Diverged  # noqa: E402
+from benchmarks.common.bootstrap import interval
+from benchmarks.common.files import write_json
+from benchmarks.common.machine import cpu_name
+from retriever.errors import Diverged
 
 Values = dict[str, np.ndarray]
 """Values of each metric, float64 [queries]."""
@@ -208,13 +209,6 @@ class Comparison:
         tested = relevant(self.split)
         judged = sorted(set(queries.qrels(self.split).column(0).to_pylist()))
         return np.array([bool(tested.get(query, set()) & trained) for query in judged])
-
-
-def interval(values: np.ndarray, draws: int = 2_000) -> list[float]:
-    """Returns the mean of values float64 [queries] and the ends of its interval."""
-    random = np.random.default_rng(0)
-    means = [values[random.integers(0, len(values), len(values))].mean() for _ in range(draws)]
-    return [float(values.mean()), *map(float, np.percentile(means, [2.5, 97.5]))]
 
 
 def report(means: dict[str, Values], pairs: list[list[str]], metrics: list[str]) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.check_negatives import plain, read_lines  # noqa: E402
+from benchmarks.check_negatives import plain
+from benchmarks.common.files import read_documents
 
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.01)
 
@@ -39,8 +39,8 @@ def main() -> None:
     store = Store(options.store)
     corpus, pool = Corpus.open(store), store.open("candidates", options.candidates)
     scores = store.generations("scores", options.scores)[0]
-    answers = {query["_id"]: query["metadata"]["answers"] for query in read_lines(options.source / "queries.jsonl")}
-    texts = {passage["_id"]: plain(passage["text"]) for passage in read_lines(options.source / "corpus.jsonl")}
+    answers = {query["_id"]: query["metadata"]["answers"] for query in read_documents(options.source / "queries.jsonl")}
+    texts = {passage["_id"]: plain(passage["text"]) for passage in read_documents(options.source / "corpus.jsonl")}
     probabilities: list[float] = []
     has_answer: list[bool] = []
     for part in pool.group("part"):

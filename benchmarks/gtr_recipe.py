@@ -20,9 +20,7 @@ Every step runs through the jobs, so an interrupted run resumes; the JSON file i
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import os
 import re
 import statistics
 import sys
@@ -33,11 +31,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import Judgement, read_documents, read_qrels, write_documents, write_json, write_qrels
+from benchmarks.common.machine import cpu_name
+from benchmarks.common.models import MINILM
 
 VOCABULARY = 8_192  # pieces of the Unigram tokenizer
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 PAIRS = ("reuters", "medquad")  # sets whose judged pairs stage 1 takes
 MORE_PAIRS = ("arxiv",)
 ZERO_SHOT = ("scifact", "pubmedqa", "climate-fever-sent")
@@ -70,26 +70,6 @@ def cells(models: Iterable[str], arms: Iterable[str]) -> Iterator[Cell]:
             yield Cell(model, stages["stage1"], stages["stage2"].removeprefix("ft"))
 
 
-def lines_of(file: Path) -> Iterator[dict[str, Any]]:
-    """Yields the documents of a BEIR file."""
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
-
-
-def write_lines(file: Path, documents: Iterable[dict[str, Any]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w", encoding="utf-8") as out:
-        for document in documents:
-            out.write(json.dumps(document) + "\n")
-
-
-def write_qrels(file: Path, pairs: Iterable[tuple[str, str]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["query-id\tcorpus-id\tscore", *(f"{query}\t{passage}\t1" for query, passage in pairs)]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def write_passage_pairs(corpus: Path, folder: Path, options: argparse.Namespace) -> Path:
     """Writes pairs of sentences of each passage as a BEIR folder: one is a query, the other its passage.
 
@@ -103,15 +83,17 @@ def write_passage_pairs(corpus: Path, folder: Path, options: argparse.Namespace)
     if (folder / "qrels" / "train.tsv").exists():  # written last
         return folder
     rip = RipOptions(steps=1, unit=options.unit, max_length=options.length, seed=options.seed, pooling="mean")
-    texts = [document["text"] for document in lines_of(corpus)]
+    texts = [document["text"] for document in read_documents(corpus)]
     rows = np.flatnonzero(eligible(texts, rip))
     pairs = {
         (int(row), draw): pair_of(texts[row], rip, draw, int(row)) for draw in range(options.draws) for row in rows
     }
     numbered = [(f"{row}-{draw}", pair) for (row, draw), pair in pairs.items()]
-    write_lines(folder / "corpus.jsonl", ({"_id": f"p{name}", "title": "", "text": pair[1]} for name, pair in numbered))
-    write_lines(folder / "queries.jsonl", ({"_id": f"q{name}", "text": pair[0]} for name, pair in numbered))
-    write_qrels(folder / "qrels" / "train.tsv", ((f"q{name}", f"p{name}") for name, _ in numbered))
+    write_documents(
+        folder / "corpus.jsonl", ({"_id": f"p{name}", "title": "", "text": pair[1]} for name, pair in numbered)
+    )
+    write_documents(folder / "queries.jsonl", ({"_id": f"q{name}", "text": pair[0]} for name, pair in numbered))
+    write_qrels(folder / "qrels" / "train.tsv", (Judgement(f"q{name}", f"p{name}") for name, _ in numbered))
     return folder
 
 
@@ -119,16 +101,18 @@ def write_share(data: Path, folder: Path, percentage: int, options: argparse.Nam
     """Writes a share of SQuAD's training queries as a BEIR query set. A smaller share is part of a larger one."""
     if (folder / "qrels" / "train.tsv").exists():
         return folder
-    with open(data / "qrels" / "train.tsv", encoding="utf-8") as lines:
-        judged = [tuple(line.split("\t")[:2]) for line in list(lines)[1:]]
-    queries = sorted({query for query, _ in judged})
+    judgements = read_qrels(data / "qrels" / "train.tsv")
+    queries = sorted({judgement.query for judgement in judgements})
     order = np.random.default_rng(options.seed).permutation(len(queries))[: options.queries]
-    kept = {queries[place] for place in order[: max(1, len(order) * percentage // 100)]}
-    write_lines(
+    drawn = {queries[place] for place in order[: max(1, len(order) * percentage // 100)]}
+    write_documents(
         folder / "queries.jsonl",
-        (document for document in lines_of(data / "queries.jsonl.gz") if document["_id"] in kept),
+        (document for document in read_documents(data / "queries.jsonl.gz") if document["_id"] in drawn),
     )
-    write_qrels(folder / "qrels" / "train.tsv", ((query, passage) for query, passage in judged if query in kept))
+    write_qrels(
+        folder / "qrels" / "train.tsv",
+        (Judgement(judgement.query, judgement.passage) for judgement in judgements if judgement.query in drawn),
+    )
     return folder
 
 
@@ -198,7 +182,9 @@ def save_model(name: str, options: argparse.Namespace) -> Path:
     tokenizer = Path(options.folder) / "models" / "tokenizer"
     if not (tokenizer / "tokenizer_config.json").exists():
         files = [Path(options.data) / part / "corpus.jsonl.gz" for part in (*PAIRS, "squad")]
-        save_tokenizer(tokenizer, (document["text"] for file in files for document in lines_of(file)), options.length)
+        save_tokenizer(
+            tokenizer, (document["text"] for file in files for document in read_documents(file)), options.length
+        )
     layers, hidden = name.removeprefix("t5-").split("x")
     return save_random_t5(folder, tokenizer, int(layers), int(hidden), options.seed)
 
@@ -367,21 +353,6 @@ def count_parameters(folder: str) -> int:
 
     files = [file for place in (Path(folder), *Path(folder).glob("*_Dense")) for file in weight_files(place)]
     return sum(int(np.prod(shape)) for file in files for shape in tensor_shapes(file).values())
-
-
-def cpu_name() -> str:
-    """Returns the name of the CPU."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
-
-
-def write_json(file: Path, document: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    whole = file.with_suffix(".tmp")
-    whole.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(whole, file)
 
 
 def show(title: str, sets: dict[str, dict[str, float]]) -> None:

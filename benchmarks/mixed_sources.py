@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from gtr_recipe import cpu_name, write_json
 from serving import cpu_seconds, load_requests, request, start
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import write_json
+from benchmarks.common.machine import cpu_name
 
 MIXED = "mixed"
 

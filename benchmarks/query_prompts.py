@@ -16,11 +16,9 @@ are reported, as JSON and as a table in Markdown.
 from __future__ import annotations
 
 import argparse
-import gzip
 import itertools
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -31,16 +29,18 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import read_documents
+from benchmarks.common.machine import cpu_name
+from retriever.encoder import Encoder
+from retriever.options import EncoderOptions
+from retriever.prompts import TaskPrompt, backbone_of
+from retriever.synthesis.options import Mix, SynthesisOptions
+from retriever.synthesis.saved import SavedSynthesis
+from retriever.synthesis.synthesiser import Synthesiser
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from retriever.encoder import Encoder  # noqa: E402
-from retriever.options import EncoderOptions  # noqa: E402
-from retriever.prompts import TaskPrompt, backbone_of  # noqa: E402
-from retriever.synthesis.options import Mix, SynthesisOptions  # noqa: E402
-from retriever.synthesis.saved import SavedSynthesis  # noqa: E402
-from retriever.synthesis.synthesiser import Synthesiser  # noqa: E402
-
 MIXES: tuple[Mix, ...] = get_args(Mix)
 Name = TypeVar("Name", bound=Hashable)  # of a function that is measured
 
@@ -59,8 +59,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 def read_texts(file: str, count: int) -> list[str]:
     """Returns the first `count` queries of a compressed BEIR file."""
-    with gzip.open(file, "rt") as lines:
-        return [json.loads(line)["text"] for line in itertools.islice(lines, count)]
+    return [document["text"] for document in itertools.islice(read_documents(Path(file)), count)]
 
 
 def fixed_prompt(encoder: Encoder, length: int, seed: int) -> TaskPrompt:
@@ -202,12 +201,7 @@ def device_name(device: torch.device) -> str:
     """Returns the name of the GPU, or of the CPU with the number of its cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
+    return f"{cpu_name()}, {os.cpu_count()} cores"
 
 
 def tables(document: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ with its tokenizer, which `encode_corpus` and all training jobs open. An interru
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import shutil
 import sys
@@ -18,8 +17,9 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import read_documents, write_documents
 
 VOCABULARY = 8_192  # word pieces, lower case
 
@@ -27,13 +27,12 @@ VOCABULARY = 8_192  # word pieces, lower case
 def merge(files: list[str], folder: Path) -> Path:
     """Writes the passages of all files as one BEIR corpus, whose ids are file and line; returns its folder."""
     target = folder / "general"
-    target.mkdir(parents=True, exist_ok=True)
-    with open(target / "corpus.jsonl", "w", encoding="utf-8") as out:
-        for number, name in enumerate(files):
-            with gzip.open(name, "rt", encoding="utf-8") as lines:
-                for place, line in enumerate(lines):
-                    text = json.loads(line)["text"]
-                    out.write(json.dumps({"_id": f"{number}-{place}", "text": text}) + "\n")
+    documents = (
+        {"_id": f"{number}-{place}", "text": document["text"]}
+        for number, file in enumerate(files)
+        for place, document in enumerate(read_documents(Path(file)))
+    )
+    write_documents(target / "corpus.jsonl", documents)
     return target
 
 

@@ -26,17 +26,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gtr_recipe import cpu_name, write_json, write_lines
 from scipy import sparse
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from indexing.corpus import Corpus  # noqa: E402
-from indexing.sparse.embeddings import SparseEmbeddings  # noqa: E402
-from indexing.sparse.index import ImpactIndex  # noqa: E402
-from indexing.store import Store, generation  # noqa: E402
-from retriever.sparse.vectors import SparseVectors, concatenate  # noqa: E402
+from benchmarks.common.files import write_documents, write_json
+from benchmarks.common.machine import cpu_name
+from indexing.corpus import Corpus
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.index import ImpactIndex
+from indexing.store import Store, generation
+from retriever.sparse.vectors import SparseVectors, concatenate
 
 WORDS = 30_522  # of the vocabulary of random vectors; BERT's
 BLOCK = 64  # queries whose products are in memory at a time
@@ -96,7 +96,7 @@ def make_random_store(url: str, passages: int, words: int) -> None:
 
     raw = Path(f"{url}-raw") / "corpus.jsonl"
     if not raw.exists():
-        write_lines(raw, ({"_id": str(number), "title": "", "text": f"word{number}"} for number in range(passages)))
+        write_documents(raw, ({"_id": str(number), "title": "", "text": f"word{number}"} for number in range(passages)))
     import_corpus.main(import_corpus.ImportCorpus(store=url, source=str(raw.parent)))
     store = Store(url)
     corpus = Corpus.open(store)

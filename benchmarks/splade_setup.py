@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from gtr_recipe import write_lines, write_qrels
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import Judgement, write_documents, write_qrels
+from benchmarks.common.models import MINILM
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 BACKBONES = {"small": str(ROOT / "examples/backbone"), "minilm": MINILM}
 LENGTH = 128  # tokens of a passage
 
@@ -50,11 +51,11 @@ def write_pairs(store_url: str, folder: Path, seed: int) -> Path:
             number = int(random.integers(len(sentences)))
             rest = " ".join(sentences[:number] + sentences[number + 1 :])
             pairs[f"sentence-{passage.row}"] = sentences[number], rest
-    write_lines(
+    write_documents(
         folder / "corpus.jsonl", ({"_id": name, "title": "", "text": text} for name, (_, text) in pairs.items())
     )
-    write_lines(folder / "queries.jsonl", ({"_id": name, "text": query} for name, (query, _) in pairs.items()))
-    write_qrels(folder / "qrels" / "train.tsv", ((name, name) for name in pairs))
+    write_documents(folder / "queries.jsonl", ({"_id": name, "text": query} for name, (query, _) in pairs.items()))
+    write_qrels(folder / "qrels" / "train.tsv", (Judgement(name, name) for name in pairs))
     return folder
 
 

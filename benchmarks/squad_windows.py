@@ -10,13 +10,15 @@ in MS MARCO, but they can be counted. Queries are sampled by the seed; one whose
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-from collections.abc import Iterator
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import Judgement, read_documents, read_qrels, write_qrels
 
 
 def windows(words: list[str], size: int, stride: int) -> list[str]:
@@ -31,13 +33,6 @@ def holds(text: str, answers: list[str]) -> bool:
     """Returns whether a text holds one of the answers, without regard to case and spacing."""
     lowered = " ".join(text.lower().split())
     return any(" ".join(answer.lower().split()) in lowered for answer in answers)
-
-
-def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file of JSON lines."""
-    with gzip.open(file, "rt", encoding="utf-8") as opened:
-        for line in opened:
-            yield json.loads(line)
 
 
 def main() -> None:
@@ -55,19 +50,19 @@ def main() -> None:
     (out / "qrels").mkdir(parents=True, exist_ok=True)
     cut: dict[str, list[tuple[str, str]]] = {}
     with open(out / "corpus.jsonl", "w", encoding="utf-8") as file:
-        for passage in lines(source / "corpus.jsonl.gz"):
+        for passage in read_documents(source / "corpus.jsonl.gz"):
             texts = windows(passage["text"].split(), options.size, options.stride)
             cut[passage["_id"]] = [(f"{passage['_id']}-{place}", text) for place, text in enumerate(texts)]
             for id, text in cut[passage["_id"]]:
                 file.write(json.dumps({"_id": id, "title": passage["title"], "text": text}) + "\n")
-    queries = {query["_id"]: query for query in lines(source / "queries.jsonl.gz")}
+    queries = {query["_id"]: query for query in read_documents(source / "queries.jsonl.gz")}
     random = np.random.default_rng(options.seed)
     unjudged: list[int] = []  # the number of unjudged positives of each query
     with open(out / "queries.jsonl", "w", encoding="utf-8") as file:
         for split in ("train", "dev", "test"):
-            pairs = [line.split("\t")[:2] for line in (source / f"qrels/{split}.tsv").read_text().splitlines()[1:]]
+            pairs = [(query, passage) for query, passage, _ in read_qrels(source / f"qrels/{split}.tsv")]
             wanted = getattr(options, split)
-            judged = []
+            judged: list[tuple[str, str]] = []
             for place in random.permutation(len(pairs)):
                 query, passage = pairs[place]
                 answers = queries[query]["metadata"]["answers"]
@@ -76,8 +71,7 @@ def main() -> None:
                     judged.append((query, positives[random.integers(len(positives))]))
                     unjudged.append(len(positives) - 1)
                     file.write(json.dumps(queries[query]) + "\n")
-            rows = [f"{query}\t{window}\t1\n" for query, window in sorted(judged)]
-            (out / f"qrels/{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+            write_qrels(out / f"qrels/{split}.tsv", (Judgement(query, window) for query, window in sorted(judged)))
     count = sum(len(texts) for texts in cut.values())
     print(f"{count:,} windows of {len(cut):,} passages, {len(unjudged):,} queries, each with "
           f"{np.mean(unjudged):.2f} unjudged positives")  # fmt: skip

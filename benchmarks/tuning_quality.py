@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.bootstrap import interval
+from benchmarks.common.files import write_json
 
 METRICS = ["RR@10", "R@5", "R@20", "R@100", "Answer@5", "Answer@20", "Answer@100"]
 METHODS = ("prompt", "finetune")
@@ -112,18 +114,6 @@ def measure(
     ids = queries.split(options.split).ids
     metrics_of = measure_of(store, queries, queries.qrels(options.split), ids, metrics)
     return metrics_of(evaluate.load(store, run, queries, options.split))
-
-
-def interval(values: np.ndarray, draws: int = 2_000) -> list[float]:
-    """Returns the mean over queries and the ends of its 95% interval, by a bootstrap.
-
-    Args:
-        values: float64 [queries].
-        draws: Number of bootstrap samples.
-    """
-    random = np.random.default_rng(0)
-    means = [values[random.integers(0, len(values), len(values))].mean() for _ in range(draws)]
-    return [float(values.mean()), *map(float, np.percentile(means, [2.5, 97.5]))]
 
 
 def main() -> None:
@@ -225,8 +215,7 @@ def main() -> None:
         f"{second} - {first}": {m: interval(means[second][m] - means[first][m]) for m in means[first]}
         for first, second in itertools.combinations(means, 2)
     }
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+    write_json(Path(options.json), document)
     print(json.dumps({"dev": document["dev"], "lr": document["lr"]}))
     for kind in ("test", "differences"):
         for name, intervals in document[kind].items():

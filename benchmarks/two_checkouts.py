@@ -31,8 +31,12 @@ from pathlib import Path
 
 import uvloop
 from encode import read_passages
-from gtr_recipe import cpu_name, write_json
 from serving import load, start
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import write_json
+from benchmarks.common.machine import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
 ENCODE = """

@@ -33,6 +33,7 @@ ALLOWED = (
     "huggingface_hub",
     "retriever",
     "indexing",
+    "benchmarks",
 )
 HIDDEN = (
     "ray",

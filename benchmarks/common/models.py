@@ -1,0 +1,3 @@
+"""The backbone of most experiments."""
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
