@@ -15,7 +15,7 @@ controls  with the first seed: `random`: random topics of equal sizes, in traini
           passages and of queries are shuffled after training; `swapped`: each topic has the prompt of another one
           after training; `alpha-0`: `topic` without the loss of pairs of queries and that of topics; `no-topic-loss`:
           without the latter; `lda`: topics of LDA, as many of them; `dptdr-queries`: `dptdr` with the loss of pairs of
-          queries
+          queries; `dptdr-mlp`: `dptdr` whose prompt is the output of a network, like those of topics
 text      with the first seed, all weights are trained: `fine-tune`; `words`: the words of its topic are in front of
           each query and passage; `random-words`: those of a random topic, drawn for each text (Topic-DPR, Table 2)
 serve     random prompts: 20 tasks with topics beside 20 fixed and 20 computed ones in mixed batches of one encoder
@@ -44,7 +44,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.topics.figures import Figures
-from benchmarks.topics.runs import CHOSEN_BY, CONTROLS, PROTOCOLS, Run, run_name
+from benchmarks.topics.runs import CHOSEN_BY, CONTROLS, ONE_PROMPT, PROTOCOLS, Run, run_name
 from benchmarks.topics.summary import summarise
 from benchmarks.topics.tables import tables
 
@@ -57,13 +57,14 @@ PARTS = ("choose", "main", "controls", "text", "serve")
 START = {"lr": 1e-3, "temperature": 0.05, "alpha": 0.1, "margin": 0.1, "length": 32}
 CANDIDATES: dict[str, dict[str, tuple[float, ...]]] = {
     "topic": {
-        "lr": (1e-3, 3e-3, 3e-4),
+        "lr": (1e-3, 3e-3, 3e-4, 1e-2),
         "temperature": (0.05, 0.1, 0.02),
         "alpha": (0.1, 0.03, 0.3),
         "margin": (0.1, 0.3),
         "length": (32, 16),
     },
-    "dptdr": {"lr": (1e-2, 3e-2, 3e-3), "temperature": (0.05, 0.1, 0.02)},
+    "dptdr": {"lr": (1e-2, 3e-2, 1e-1, 3e-3), "temperature": (0.05, 0.1, 0.02)},
+    "dptdr-mlp": {"lr": (1e-3, 3e-3, 1e-2, 3e-4)},
     "fine-tune": {"lr": (1e-4, 2e-5, 5e-4)},
 }
 SERVED_TASKS = 20  # of each kind
@@ -112,8 +113,10 @@ class Experiment:
         topic = self.choose_settings("topic", START)
         dptdr = self.choose_settings("dptdr", {**START, "length": topic["length"]})
         chosen = {"topic": topic, "dptdr": dptdr}
+        start = {**START, "length": topic["length"], "temperature": dptdr["temperature"]}
+        if "controls" in self.options.only:
+            chosen["dptdr-mlp"] = self.choose_settings("dptdr-mlp", start)
         if "text" in self.options.only:
-            start = {**START, "length": topic["length"], "temperature": dptdr["temperature"]}
             chosen["fine-tune"] = self.choose_settings("fine-tune", start)
         return chosen
 
@@ -134,7 +137,7 @@ class Experiment:
     def dev_quality(self, arm: str, settings: Settings) -> float:
         """Returns the mean MAP@50 of an arm over the dev splits; makes the runs if needed."""
         named = "-".join(f"{key}{settings[key]:g}" for key in CANDIDATES[arm])
-        if arm == "dptdr":
+        if arm in ONE_PROMPT:
             named += f"-length{settings['length']:g}"
         qualities = []
         for data in self.options.choose_sets:
@@ -189,6 +192,7 @@ def planned_arms(chosen: Mapping[str, Settings], options: argparse.Namespace) ->
         ]
     if "controls" in options.only:
         with_pairs = {**chosen["dptdr"], "alpha": chosen["topic"]["alpha"]}
+        arms += [PlannedArm("dptdr-mlp", chosen["dptdr-mlp"], first)]
         arms += [PlannedArm(arm, chosen["topic"], first, options.control_protocols) for arm in CONTROLS]
         arms += [PlannedArm("dptdr-queries", with_pairs, first)]
     if "text" in options.only:

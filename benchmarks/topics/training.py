@@ -10,7 +10,7 @@ from jobs import train_retriever
 from jobs.tuning.opening import open_all
 from jobs.tuning.options import TrainRetriever
 
-from benchmarks.topics.runs import ALL_WEIGHTS, PROMPTS_OF_TOPICS, WITH_WORDS, Run
+from benchmarks.topics.runs import ALL_WEIGHTS, ONE_PROMPT, PROMPTS_OF_TOPICS, WITH_WORDS, Run
 from indexing.store import Store
 from indexing.tuning import TuneMaker
 from retriever.topics.controls import random_topics
@@ -38,10 +38,11 @@ def training_options(run: Run, store: str, backbone: str, options: argparse.Name
     if run.arm in ALL_WEIGHTS:
         trained = {"train": "all"}
     else:
-        trained = {"train": "prompts", "prompt": "matrix", "length": int(run.settings["length"])}
+        prompt = "mlp" if run.arm == "dptdr-mlp" else "matrix"
+        trained = {"train": "prompts", "prompt": prompt, "length": int(run.settings["length"])}
     if run.arm in PROMPTS_OF_TOPICS:
         trained |= topic_options(run, options)
-    has_pairs_of_queries = run.arm not in ("dptdr", "alpha-0", *ALL_WEIGHTS)
+    has_pairs_of_queries = run.arm not in ("alpha-0", *ONE_PROMPT, *ALL_WEIGHTS)
     return TrainRetriever(
         store=store,
         task=run.name,
