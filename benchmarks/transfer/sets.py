@@ -63,7 +63,7 @@ def prepare(options: argparse.Namespace) -> None:
         if "few-shot" in options.parts and name in FEW_SHOT_SETS:
             few = f"{name}-few"
             few_limits = replace(limits, size=max(options.few))
-            source = write_set(data / name, folder / "few" / few, few_limits, skip=options.size)
+            source = write_few_shot(data / name, folder / "few" / few, source, few_limits)
             import_queries.main(import_queries.ImportQueries(store=store, source=str(source)))
             mine(store, few, drop_answers=name == "squad")
 
@@ -84,7 +84,7 @@ def mine(store: str, queries: str, *, drop_answers: bool) -> None:
     )
 
 
-def write_set(data: Path, folder: Path, limits: Limits, *, hold_out: int = 0, skip: int = 0) -> Path:
+def write_set(data: Path, folder: Path, limits: Limits, *, hold_out: int = 0) -> Path:
     """Returns a BEIR folder with a part of a set; writes it if needed.
 
     Args:
@@ -92,12 +92,11 @@ def write_set(data: Path, folder: Path, limits: Limits, *, hold_out: int = 0, sk
         folder: The folder to write to; its name becomes the name of the queries.
         limits: How much of the set is used.
         hold_out: Number of other training queries that become the dev split.
-        skip: Number of training queries that are left out, because another part of the set holds them.
     """
     if (folder / "queries.jsonl").exists():  # written last
         return folder
     whole = {file.stem: read_qrels(file) for file in sorted((data / "qrels").glob("*.tsv"))}
-    judgements = draw_judgements(whole, limits, hold_out, skip)
+    judgements = draw_judgements(whole, limits, hold_out)
     for split, of_split in judgements.items():
         write_qrels(folder / "qrels" / f"{split}.tsv", of_split)
     queries = {judgement.query for of_split in judgements.values() for judgement in of_split}
@@ -109,23 +108,51 @@ def write_set(data: Path, folder: Path, limits: Limits, *, hold_out: int = 0, sk
     return folder
 
 
+def write_few_shot(data: Path, folder: Path, part: Path, limits: Limits) -> Path:
+    """Returns a BEIR folder with other training queries of a set, whose passages a part of it has; writes it if needed.
+
+    Args:
+        data: The BEIR folder of the whole set.
+        folder: The folder to write to; its name becomes the name of the queries.
+        part: The BEIR folder of the part, whose training queries are left out.
+        limits: How much of the set is used.
+
+    Raises:
+        ValueError: If the part has the passages of fewer queries than `limits.size`.
+    """
+    if (folder / "queries.jsonl").exists():  # written last
+        return folder
+    passages = {document["_id"] for document in read_documents(part / "corpus.jsonl")}
+    used = {judgement.query for judgement in read_qrels(part / "qrels" / "train.tsv")}
+    judgements = read_qrels(data / "qrels" / "train.tsv")
+    unusable = used | {judgement.query for judgement in judgements if judgement.passage not in passages}
+    chosen = draw({judgement.query for judgement in judgements if int(judgement.score) > 0} - unusable, limits.size)
+    if len(chosen) < limits.size:
+        raise ValueError(
+            f"{data.name}: found {len(chosen):,} other training queries whose passages are used, expected "
+            f"{limits.size:,}: give a larger --passages, or a smaller --few or --size"
+        )
+    write_qrels(folder / "qrels" / "train.tsv", of_queries(judgements, chosen))
+    copy_documents(data / "queries.jsonl", folder / "queries.jsonl", chosen)
+    return folder
+
+
 def draw_judgements(
-    judgements: Mapping[str, Sequence[Judgement]], limits: Limits, hold_out: int, skip: int
+    judgements: Mapping[str, Sequence[Judgement]], limits: Limits, hold_out: int
 ) -> dict[str, list[Judgement]]:
-    """Returns the judgements of the queries of a part of a set by split; the other arguments are those of `write_set`.
+    """Returns the judgements of the queries of a part of a set by split.
 
     Args:
         judgements: The judgements of the whole set by split.
         limits: How much of the set is used.
         hold_out: Number of other training queries that become the dev split.
-        skip: Number of training queries that are left out.
     """
     train = sorted({judgement.query for judgement in judgements["train"] if int(judgement.score) > 0})
     order = [train[place] for place in np.random.default_rng(0).permutation(len(train))]
     measured = {split: of_split for split, of_split in judgements.items() if split != "train"}
     if hold_out:
         measured["dev"] = of_queries(judgements["train"], order[:hold_out])
-    drawn = {"train": of_queries(judgements["train"], order[hold_out + skip : hold_out + skip + limits.size])}
+    drawn = {"train": of_queries(judgements["train"], order[hold_out : hold_out + limits.size])}
     for split, of_split in measured.items():
         drawn[split] = of_queries(of_split, draw((judgement.query for judgement in of_split), limits.measured))
     return drawn
