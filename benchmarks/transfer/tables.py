@@ -14,7 +14,8 @@ from benchmarks.common.markdown import header, interval_text, row
 from benchmarks.transfer.figures import Figures
 from benchmarks.transfer.runs import ARMS
 
-PARTS = ("zero-shot", "in-domain")  # parts with a table
+PARTS = ("zero-shot", "in-domain")  # parts with a table of sets
+FEW_SHOT = "few-shot"
 PAIRS = (  # arms whose difference is reported
     ("shared", "minilm"),
     ("per-task", "minilm"),
@@ -31,9 +32,9 @@ PAIRS = (  # arms whose difference is reported
 
 
 def summarise(figures: Figures, sets: Sequence[str]) -> dict[str, Any]:
-    """Returns, for zero-shot and in-domain, a table of nDCG@10 and intervals of the differences between arms.
+    """Returns nDCG@10 and intervals of the differences between arms: of zero-shot, in-domain and few-shot runs.
 
-    Arms that are not measured on all sets are left out.
+    For zero-shot and in-domain, arms that are not measured on all sets are left out.
     """
     summary: dict[str, Any] = {}
     for part in PARTS:
@@ -52,7 +53,30 @@ def summarise(figures: Figures, sets: Sequence[str]) -> dict[str, Any]:
                 if one in values and other in values
             },
         }
+    summary[FEW_SHOT] = summarise_few_shot(figures)
     return summary
+
+
+def summarise_few_shot(figures: Figures) -> list[dict[str, Any]]:
+    """Returns, for each set and number of its training queries, nDCG@10 of `shared` and `hyper`, and the difference."""
+    pattern = r"few-(?P<data>.+)-(?P<size>\d+)-hyper"
+    matches = [match for name in figures.document["runs"] if (match := re.fullmatch(pattern, name))]
+    rows: list[dict[str, Any]] = []
+    for data, size in sorted((match["data"], int(match["size"])) for match in matches):
+        names = {arm: f"few-{data}-{size}-{arm}" for arm in ("shared", "hyper")}
+        if not all(figures.has(name) for name in names.values()):
+            continue
+        values = {arm: figures.per_query([name], data) for arm, name in names.items()}
+        means = {arm: float(of_arm.mean()) for arm, of_arm in values.items()}
+        rows.append(
+            {
+                "set": data,
+                "queries": size,
+                **means,
+                "difference": interval_over_sets([values["hyper"] - values["shared"]]),
+            }
+        )
+    return rows
 
 
 def names_of(figures: Figures, part: str, arm: str, data: str) -> list[str]:
@@ -83,7 +107,8 @@ def difference(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -
 def tables(document: Mapping[str, Any], sets: Sequence[str]) -> str:
     """Returns the figures as tables in Markdown."""
     lines = [f"{document['cpu']}. Chosen: {json.dumps(document['chosen'])}"]
-    for part, summary in document["summary"].items():
+    for part in PARTS:
+        summary = document["summary"][part]
         lines += ["", *header(f"{part}, nDCG@10", *sets, "mean")]
         for arm, by_set in summary["nDCG@10"].items():
             means = [by_set[data] for data in sets]
@@ -91,6 +116,11 @@ def tables(document: Mapping[str, Any], sets: Sequence[str]) -> str:
         lines += ["", *header(f"{part}, difference", *sets, "mean")]
         for pair, intervals in summary["differences"].items():
             lines.append(row(pair, *(interval_text(interval, 3) for interval in intervals.values())))
+    if rows := document["summary"].get(FEW_SHOT):
+        lines += ["", *header("few-shot, nDCG@10", "training queries", "shared", "hyper", "hyper - shared")]
+        for of in rows:
+            means = f"{of['shared']:.3f}", f"{of['hyper']:.3f}"
+            lines.append(row(of["set"], of["queries"], *means, interval_text(of["difference"], 3)))
     if divergence := document.get("divergence"):
         titles = "divergence of weights, nats", "within a set", "between sets", "effective basic prompts"
         lines += ["", *header(*titles)]
