@@ -15,7 +15,8 @@ controls  with the first seed: `random`: random topics of equal sizes, in traini
           passages and of queries are shuffled after training; `swapped`: each topic has the prompt of another one
           after training; `alpha-0`: `topic` without the loss of pairs of queries and that of topics; `no-topic-loss`:
           without the latter; `lda`: topics of LDA, as many of them; `dptdr-queries`: `dptdr` with the loss of pairs of
-          queries; `dptdr-mlp`: `dptdr` whose prompt is the output of a network, like those of topics
+          queries; `dptdr-mlp`: `dptdr` whose prompt is the output of a network, like those of topics; `same-topic`:
+          `dptdr` of `main`, if the scores of passages with the topic of the query rise by a weight after training
 text      with the first seed, all weights are trained: `fine-tune`; `words`: the words of its topic are in front of
           each query and passage; `random-words`: those of a random topic, drawn for each text (Topic-DPR, Table 2)
 serve     random prompts: 20 tasks with topics beside 20 fixed and 20 computed ones in mixed batches of one encoder
@@ -31,6 +32,7 @@ have. The metrics of each query are in a second file, .queries.json.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -44,7 +46,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.topics.figures import Figures
-from benchmarks.topics.runs import CHOSEN_BY, CONTROLS, ONE_PROMPT, PROTOCOLS, Run, run_name
+from benchmarks.topics.runs import CHOSEN_BY, CONTROLS, ONE_PROMPT, PROTOCOLS, SAME_TOPIC, Run, run_name
 from benchmarks.topics.summary import summarise
 from benchmarks.topics.tables import tables
 
@@ -65,6 +67,7 @@ CANDIDATES: dict[str, dict[str, tuple[float, ...]]] = {
     },
     "dptdr": {"lr": (1e-2, 3e-2, 1e-1, 3e-3), "temperature": (0.05, 0.1, 0.02)},
     "dptdr-mlp": {"lr": (1e-3, 3e-3, 1e-2, 3e-4)},
+    SAME_TOPIC: {"weight": (0.1, 0.03, 0.3, 1.0)},
     "fine-tune": {"lr": (1e-4, 2e-5, 5e-4)},
 }
 SERVED_TASKS = 20  # of each kind
@@ -116,6 +119,9 @@ class Experiment:
         start = {**START, "length": topic["length"], "temperature": dptdr["temperature"]}
         if "controls" in self.options.only:
             chosen["dptdr-mlp"] = self.choose_settings("dptdr-mlp", start)
+            for data in self.options.choose_sets:  # its prompts are those of `dptdr`
+                self.finish(self.test_run("dptdr", data, None, self.options.seeds[0], dptdr))
+            chosen[SAME_TOPIC] = self.choose_settings(SAME_TOPIC, {})
         if "text" in self.options.only:
             chosen["fine-tune"] = self.choose_settings("fine-tune", start)
         return chosen
@@ -147,7 +153,7 @@ class Experiment:
                 data=data,
                 model=self.model,
                 seed=self.options.seeds[0],
-                protocol="own" if arm == "topic" else None,
+                protocol="own" if arm in ("topic", SAME_TOPIC) else None,
                 split="dev",
                 steps=self.options.choose_steps,
                 settings=settings,
@@ -155,6 +161,29 @@ class Experiment:
             self.finish(run)
             qualities.append(self.figures.document["runs"][run.name]["metrics"][CHOSEN_BY])
         return float(np.mean(qualities))
+
+    def test_run(self, arm: str, data: str, protocol: str | None, seed: int, settings: Settings | None) -> Run:
+        """Returns a run on the test split; the arguments are those of a Run, with None if nothing is trained."""
+        backbone = "" if arm == "bm25" else self.model
+        return Run(
+            name=run_name(backbone, data, arm, protocol, seed),
+            arm=arm,
+            data=data,
+            model=backbone,
+            seed=seed,
+            protocol=protocol,
+            split="test",
+            steps=0 if settings is None else self.options.steps,
+            settings=settings or {},
+        )
+
+    def finish_planned(self, chosen: Mapping[str, Settings]) -> None:
+        """Makes the runs on the test splits, and keeps their summary."""
+        for planned in planned_arms(chosen, self.options):
+            for data, protocol, seed in itertools.product(self.options.sets, planned.protocols, planned.seeds):
+                self.finish(self.test_run(planned.arm, data, protocol, seed, planned.settings))
+                self.figures.document["summary"] = summarise(self.figures)
+                self.figures.save()
 
 
 @dataclass(frozen=True)
@@ -192,6 +221,7 @@ def planned_arms(chosen: Mapping[str, Settings], options: argparse.Namespace) ->
         ]
     if "controls" in options.only:
         with_pairs = {**chosen["dptdr"], "alpha": chosen["topic"]["alpha"]}
+        arms += [PlannedArm(SAME_TOPIC, chosen[SAME_TOPIC], first, options.control_protocols)]
         arms += [PlannedArm("dptdr-mlp", chosen["dptdr-mlp"], first)]
         arms += [PlannedArm(arm, chosen["topic"], first, options.control_protocols) for arm in CONTROLS]
         arms += [PlannedArm("dptdr-queries", with_pairs, first)]
@@ -202,30 +232,6 @@ def planned_arms(chosen: Mapping[str, Settings], options: argparse.Namespace) ->
             PlannedArm("random-words", chosen["fine-tune"], first),
         ]
     return arms
-
-
-def planned_runs(model: str, chosen: Mapping[str, Settings], options: argparse.Namespace) -> list[Run]:
-    """Returns the runs on the test splits with one backbone; the arguments are those of `planned_arms`."""
-    runs = []
-    for planned in planned_arms(chosen, options):
-        backbone = "" if planned.arm == "bm25" else model
-        runs += [
-            Run(
-                name=run_name(backbone, data, planned.arm, protocol, seed),
-                arm=planned.arm,
-                data=data,
-                model=backbone,
-                seed=seed,
-                protocol=protocol,
-                split="test",
-                steps=0 if planned.settings is None else options.steps,
-                settings=planned.settings or {},
-            )
-            for data in options.sets
-            for protocol in planned.protocols
-            for seed in planned.seeds
-        ]
-    return runs
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -294,10 +300,7 @@ def main() -> None:
             if model not in chosen:
                 parser.error(f"--only {' '.join(options.only)}: {options.json} has no settings of {model}: add choose")
             print(f"chosen: {chosen[model]}", flush=True)
-            for run in planned_runs(model, chosen[model], options):
-                experiment.finish(run)
-                document["summary"] = summarise(figures)
-                figures.save()
+            experiment.finish_planned(chosen[model])
     if "serve" in options.only and "serve" not in document:
         from benchmarks.topics.serving import measure_serving
 

@@ -15,7 +15,7 @@ from jobs import encode_corpus, evaluate, search
 import numpy as np
 
 from benchmarks.common.models import MINILM
-from benchmarks.topics.runs import ALL_WEIGHTS, METRICS, WITH_WORDS, Run, Values, run_name
+from benchmarks.topics.runs import ALL_WEIGHTS, METRICS, SAME_TOPIC, WITH_WORDS, Run, Values, run_name
 from benchmarks.topics.sets import TopicSet, prepare_set
 from benchmarks.topics.training import text_options, train
 from benchmarks.topics.words import store_with_words
@@ -65,6 +65,8 @@ class Measurement:
         if run.arm in ("shuffled", "swapped"):  # they use the prompts of `topic`
             prompts = run_name(run.model, run.data, "topic", run.protocol, run.seed)
             return self._search_with_topics(run, prompts, *control_topics(run, topic_set))
+        if run.arm == SAME_TOPIC:
+            return self._search_same_topic(run)
         train(run, topic_set.url, self._backbones[run.model], self._options)
         if run.arm == "random":
             return self._search_with_topics(run, run.name, *control_topics(run, topic_set))
@@ -121,15 +123,40 @@ class Measurement:
         else:
             texts = encoder.compose(*topic_set.passages())
             passages = encode_with_topics(encoder, prompt, texts, "passage", of_passages).astype(np.float16)
-        split = topic_set.queries.split(run.split)
-        queries = encode_with_topics(encoder, prompt, split.texts, "query", of_queries)
-        hits = exact_search(queries, [(0, passages)], min(HITS, len(passages)), threads=self._options.cpus)
-        file = str(self._folder / "runs" / f"{run.name}-{run.split}.trec")
-        write_trec([hits_table(split.ids, hits, topic_set.corpus.ids(hits.rows))], file, "run", overwrite=True)
-        values = self._evaluate(run, topic_set.url, file, None)
+        texts = topic_set.queries.split(run.split).texts
+        queries = encode_with_topics(encoder, prompt, texts, "query", of_queries)
+        values = self._search_vectors(run, queries, passages)
         if run.split != "test":
             return values
         return replace(values, vectors=measure_vectors(topic_set, run.split, queries, passages))
+
+    def _search_same_topic(self, run: Run) -> Values:
+        """Measures the prompt of `dptdr`, if the scores of passages with the topic of the query rise by a weight."""
+        topic_set = self.sets[run.data]
+        prompts = run_name(run.model, run.data, "dptdr", None, run.seed)
+        prompt = load_prompt(model_folder(topic_set.store.open("prompts", prompts)))
+        encoder = open_encoder(self._backbones[run.model], prompt.options, self._options.cpus)
+        queries = encode_with_topics(encoder, prompt, topic_set.queries.split(run.split).texts, "query", None)
+        embeddings = Embeddings.open(topic_set.store, prompts, topic_set.corpus)
+        passages = embeddings.take(np.arange(embeddings.num_rows))
+        # The product of two such columns is the weight if the topics are the same, and 0 otherwise.
+        columns = np.sqrt(run.settings["weight"]) * np.eye(topic_set.topics["topics"].model.num_topics)
+        of_queries = columns[topic_set.topics_of_queries("topics", run.split, run.protocol)]
+        of_passages = columns[topic_set.topics_of_passages("topics")]
+        return self._search_vectors(
+            run,
+            np.hstack([queries, of_queries]).astype(np.float32),
+            np.hstack([passages, of_passages]).astype(np.float16),
+        )
+
+    def _search_vectors(self, run: Run, queries: np.ndarray, passages: np.ndarray) -> Values:
+        """Measures exact search of vectors; those of queries are float32 [q, dim], of passages float16 [n, dim]."""
+        topic_set = self.sets[run.data]
+        hits = exact_search(queries, [(0, passages)], min(HITS, len(passages)), threads=self._options.cpus)
+        ids = topic_set.queries.split(run.split).ids
+        file = str(self._folder / "runs" / f"{run.name}-{run.split}.trec")
+        write_trec([hits_table(ids, hits, topic_set.corpus.ids(hits.rows))], file, "run", overwrite=True)
+        return self._evaluate(run, topic_set.url, file, None)
 
     def _evaluate(self, run: Run, store: str, hits: str, embeddings: str | None) -> Values:
         """Measures hits, which are a run of the store or a TREC file, and embeddings."""
@@ -163,16 +190,16 @@ def open_encoder(model: str, options: EncoderOptions, cpus: int) -> Encoder:
 
 
 def encode_with_topics(
-    encoder: Encoder, prompt: TaskPrompt, texts: Sequence[str], side: Side, topics: np.ndarray
+    encoder: Encoder, prompt: TaskPrompt, texts: Sequence[str], side: Side, topics: np.ndarray | None
 ) -> np.ndarray:
-    """Returns the vectors of texts with prompts of topics.
+    """Returns the vectors of texts with prompts of topics, or with one prompt.
 
     Args:
         encoder: The open backbone.
         prompt: The prompts.
         texts: The texts.
         side: query or passage.
-        topics: The topic of each text, int64 [texts].
+        topics: The topic of each text, int64 [texts]; None: there is one prompt.
 
     Returns:
         float32 [texts, dim].

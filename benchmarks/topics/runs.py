@@ -14,6 +14,7 @@ CHOSEN_BY = "MAP@50"
 CONTROLS = ("random", "shuffled", "swapped", "alpha-0", "no-topic-loss", "lda")
 PROMPTS_OF_TOPICS = ("topic", *CONTROLS)  # arms with a prompt for each topic
 ONE_PROMPT = ("dptdr", "dptdr-mlp")  # arms with one prompt for all texts, trained with the loss of queries and passages
+SAME_TOPIC = "same-topic"  # dptdr, and a weight for passages of the query's topic
 WITH_WORDS = ("words", "random-words")  # arms with words of topics in front of the texts
 ALL_WEIGHTS = ("fine-tune", *WITH_WORDS)  # arms that train all weights
 
@@ -31,7 +32,7 @@ class Run:
         protocol: own or judged; None for an arm without topics.
         split: dev or test.
         steps: Steps of the training run.
-        settings: lr, temperature, alpha, margin and length.
+        settings: lr, temperature, alpha, margin and length; weight for `same-topic`.
     """
 
     name: str
