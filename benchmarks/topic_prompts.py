@@ -15,8 +15,8 @@ controls  with the first seed: `random`: random topics of equal sizes, in traini
           passages and of queries are shuffled after training; `swapped`: each topic has the prompt of another one
           after training; `alpha-0`: `topic` without the loss of pairs of queries and that of topics; `no-topic-loss`:
           without the latter; `lda`: topics of LDA, as many of them; `dptdr-queries`: `dptdr` with the loss of pairs of
-          queries; `dptdr-mlp`: `dptdr` whose prompt is the output of a network, like those of topics; `same-topic`:
-          `dptdr` of `main`, if the scores of passages with the topic of the query rise by a weight after training
+          queries; `dptdr-mlp`: `dptdr` whose prompt is the output of a network, like those of topics. With each seed:
+          `same-topic`: `dptdr` of `main`, if the scores of passages with the topic of the query rise by a weight
 text      with the first seed, all weights are trained: `fine-tune`; `words`: the words of its topic are in front of
           each query and passage; `random-words`: those of a random topic, drawn for each text (Topic-DPR, Table 2)
 serve     random prompts: 20 tasks with topics beside 20 fixed and 20 computed ones in mixed batches of one encoder
@@ -221,7 +221,7 @@ def planned_arms(chosen: Mapping[str, Settings], options: argparse.Namespace) ->
         ]
     if "controls" in options.only:
         with_pairs = {**chosen["dptdr"], "alpha": chosen["topic"]["alpha"]}
-        arms += [PlannedArm(SAME_TOPIC, chosen[SAME_TOPIC], first, options.control_protocols)]
+        arms += [PlannedArm(SAME_TOPIC, chosen[SAME_TOPIC], options.seeds, options.control_protocols)]
         arms += [PlannedArm("dptdr-mlp", chosen["dptdr-mlp"], first)]
         arms += [PlannedArm(arm, chosen["topic"], first, options.control_protocols) for arm in CONTROLS]
         arms += [PlannedArm("dptdr-queries", with_pairs, first)]
