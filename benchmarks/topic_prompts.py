@@ -178,12 +178,12 @@ class Experiment:
         )
 
     def finish_planned(self, chosen: Mapping[str, Settings]) -> None:
-        """Makes the runs on the test splits, and keeps their summary."""
+        """Makes the runs on the test splits. The summary, whose intervals take seconds, is made after the last one."""
         for planned in planned_arms(chosen, self.options):
             for data, protocol, seed in itertools.product(self.options.sets, planned.protocols, planned.seeds):
                 self.finish(self.test_run(planned.arm, data, protocol, seed, planned.settings))
-                self.figures.document["summary"] = summarise(self.figures)
-                self.figures.save()
+        self.figures.document["summary"] = summarise(self.figures)
+        self.figures.save()
 
 
 @dataclass(frozen=True)
