@@ -104,14 +104,14 @@ def write_share(data: Path, folder: Path, percentage: int, options: argparse.Nam
     judgements = read_qrels(data / "qrels" / "train.tsv")
     queries = sorted({judgement.query for judgement in judgements})
     order = np.random.default_rng(options.seed).permutation(len(queries))[: options.queries]
-    drawn = {queries[place] for place in order[: max(1, len(order) * percentage // 100)]}
+    in_share = {queries[place] for place in order[: max(1, len(order) * percentage // 100)]}
     write_documents(
         folder / "queries.jsonl",
-        (document for document in read_documents(data / "queries.jsonl.gz") if document["_id"] in drawn),
+        (document for document in read_documents(data / "queries.jsonl.gz") if document["_id"] in in_share),
     )
     write_qrels(
         folder / "qrels" / "train.tsv",
-        (Judgement(judgement.query, judgement.passage) for judgement in judgements if judgement.query in drawn),
+        (Judgement(judgement.query, judgement.passage) for judgement in judgements if judgement.query in in_share),
     )
     return folder
 

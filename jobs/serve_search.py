@@ -173,7 +173,7 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
 
 
 def live_reranker(store: Store, live: Release) -> str | None:
-    """Returns the re-ranker of the live release. Raises InputError if it was of the store and cannot be opened."""
+    """Returns the re-ranker of the live release. Raises InputError if it is a model of the store that is gone."""
     kind, _, name = (live.reranker or "").partition("/")
     if kind == "models" and name:
         try:

@@ -8,5 +8,5 @@ measurement   trains and measures runs
 figures       the file of figures
 summary       means over seeds, and intervals of differences between arms
 tables        the figures as tables in Markdown
-serving       tasks with topics beside other tasks in mixed batches
+serving       mixed batches of tasks with prompts of topics and of other tasks
 """

@@ -54,7 +54,7 @@ def metric_table(
 
     Args:
         arms: The means of each arm.
-        differences: The interval of `topic` less each arm; None or missing: there is none.
+        differences: The interval of `topic` less each arm; None or missing if there is nothing to compare.
         random_ranking: The expected values of a random ranking by metric.
     """
     lines = header("arm", "seeds", *METRICS, "topic less it, MAP@50")

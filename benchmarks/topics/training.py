@@ -84,10 +84,10 @@ def text_options(options: argparse.Namespace, arm: str) -> dict[str, Any]:
 
 def train_random_topics(store: Store, options: TrainRetriever) -> None:
     """Trains prompts of topics whose texts have random topics, unless the store has them."""
-    opened = open_all(store, options)
-    maker = RandomTopicsMaker(**{field.name: getattr(opened.maker, field.name) for field in fields(opened.maker)})
-    config = opened.config | {"control": "random topics"}
-    train_retriever.train(store, options, replace(opened, maker=maker, config=config))
+    job = open_all(store, options)
+    maker = RandomTopicsMaker(**{field.name: getattr(job.maker, field.name) for field in fields(job.maker)})
+    config = job.config | {"control": "random topics"}
+    train_retriever.train(store, options, replace(job, maker=maker, config=config))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,16 +109,15 @@ def write_set(data: Path, folder: Path, limits: Limits, *, hold_out: int = 0) ->
 
 
 def write_few_shot(data: Path, folder: Path, part: Path, limits: Limits) -> Path:
-    """Returns a BEIR folder with other training queries of a set, whose passages a part of it has; writes it if needed.
+    """Returns a BEIR folder with training queries that a part of a set lacks, and whose passages it has.
+
+    Writes it if needed. Ends the program if the part has the passages of fewer queries than `limits.size`.
 
     Args:
         data: The BEIR folder of the whole set.
         folder: The folder to write to; its name becomes the name of the queries.
         part: The BEIR folder of the part, whose training queries are left out.
         limits: How much of the set is used.
-
-    Raises:
-        ValueError: If the part has the passages of fewer queries than `limits.size`.
     """
     if (folder / "queries.jsonl").exists():  # written last
         return folder
@@ -128,7 +127,7 @@ def write_few_shot(data: Path, folder: Path, part: Path, limits: Limits) -> Path
     unusable = used | {judgement.query for judgement in judgements if judgement.passage not in passages}
     chosen = draw({judgement.query for judgement in judgements if int(judgement.score) > 0} - unusable, limits.size)
     if len(chosen) < limits.size:
-        raise ValueError(
+        raise SystemExit(
             f"{data.name}: found {len(chosen):,} other training queries whose passages are used, expected "
             f"{limits.size:,}: give a larger --passages, or a smaller --few or --size"
         )
@@ -152,10 +151,10 @@ def draw_judgements(
     measured = {split: of_split for split, of_split in judgements.items() if split != "train"}
     if hold_out:
         measured["dev"] = of_queries(judgements["train"], order[:hold_out])
-    drawn = {"train": of_queries(judgements["train"], order[hold_out : hold_out + limits.size])}
+    parts = {"train": of_queries(judgements["train"], order[hold_out : hold_out + limits.size])}
     for split, of_split in measured.items():
-        drawn[split] = of_queries(of_split, draw((judgement.query for judgement in of_split), limits.measured))
-    return drawn
+        parts[split] = of_queries(of_split, draw((judgement.query for judgement in of_split), limits.measured))
+    return parts
 
 
 def of_queries(judgements: Iterable[Judgement], queries: Iterable[str]) -> list[Judgement]:
@@ -184,10 +183,10 @@ class EvaluationSet:
     """
 
     def __init__(self, name: str, store: str):
-        opened = Store(store)
-        self._corpus = Corpus.open(opened)
-        self._embeddings = Embeddings.open(opened, EMBEDDINGS, self._corpus)
-        self._queries = Queries.open(opened, name)
+        of_set = Store(store)
+        self._corpus = Corpus.open(of_set)
+        self._embeddings = Embeddings.open(of_set, EMBEDDINGS, self._corpus)
+        self._queries = Queries.open(of_set, name)
 
     def texts(self, split: str) -> list[str]:
         """Returns the queries of a split."""

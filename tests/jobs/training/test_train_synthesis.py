@@ -271,7 +271,7 @@ def test_prompts_and_both_encoders_are_trained_together(world, several: Store, d
             np.testing.assert_allclose(actual, expected, atol=1e-5)
     spec = EncoderSpec(several, "models/both", options)
     embeddings = Embeddings.open(several, "both", Corpus.open(several))
-    check_prompt("t", prompt, spec, embeddings)  # of a prompt that comes over HTTP
+    check_prompt("t", prompt, spec, embeddings)  # what a server checks of a prompt that it receives
     of_passages = replace(prompt, synthesis=None, passage=torch.zeros(1, 2, 1, 4, 8))
     with pytest.raises(InputError, match="models/both: each side has its own encoder, and the prompt is for passages"):
         check_prompt("t", of_passages, spec, embeddings)
