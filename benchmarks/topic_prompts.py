@@ -70,6 +70,7 @@ CANDIDATES: dict[str, dict[str, tuple[float, ...]]] = {
     SAME_TOPIC: {"weight": (0.1, 0.03, 0.3, 1.0)},
     "fine-tune": {"lr": (1e-4, 2e-5, 5e-4)},
 }
+SETTINGS = tuple(dict.fromkeys(key for values in CANDIDATES.values() for key in values))
 SERVED_TASKS = 20  # of each kind
 # Options that shape all figures of a file.
 SHAPING = (
@@ -117,8 +118,10 @@ class Experiment:
         dptdr = self.choose_settings("dptdr", {**START, "length": topic["length"]})
         chosen = {"topic": topic, "dptdr": dptdr}
         start = {**START, "length": topic["length"], "temperature": dptdr["temperature"]}
-        if "controls" in self.options.only:
+        controls = self.options.controls if "controls" in self.options.only else ()
+        if "dptdr-mlp" in controls:
             chosen["dptdr-mlp"] = self.choose_settings("dptdr-mlp", start)
+        if SAME_TOPIC in controls:
             for data in self.options.choose_sets:  # its prompts are those of `dptdr`
                 self.finish(self.test_run("dptdr", data, None, self.options.seeds[0], dptdr))
             chosen[SAME_TOPIC] = self.choose_settings(SAME_TOPIC, {})
@@ -135,8 +138,8 @@ class Experiment:
         """
         candidates = CANDIDATES[arm]
         settings = {**start, **{key: values[0] for key, values in candidates.items()}}
-        for key, values in candidates.items():
-            variants = [{**settings, key: value} for value in values]
+        for key in [key for key in candidates if key in self.options.choose_settings]:
+            variants = [{**settings, key: value} for value in candidates[key]]
             settings = max(variants, key=lambda variant: self.dev_quality(arm, variant))
         return settings
 
@@ -220,11 +223,7 @@ def planned_arms(chosen: Mapping[str, Settings], options: argparse.Namespace) ->
             PlannedArm("topic", chosen["topic"], options.seeds, options.protocols),
         ]
     if "controls" in options.only:
-        with_pairs = {**chosen["dptdr"], "alpha": chosen["topic"]["alpha"]}
-        arms += [PlannedArm(SAME_TOPIC, chosen[SAME_TOPIC], options.seeds, options.control_protocols)]
-        arms += [PlannedArm("dptdr-mlp", chosen["dptdr-mlp"], first)]
-        arms += [PlannedArm(arm, chosen["topic"], first, options.control_protocols) for arm in CONTROLS]
-        arms += [PlannedArm("dptdr-queries", with_pairs, first)]
+        arms += [planned_control(arm, chosen, options) for arm in options.controls]
     if "text" in options.only:
         arms += [
             PlannedArm("fine-tune", chosen["fine-tune"], first),
@@ -232,6 +231,18 @@ def planned_arms(chosen: Mapping[str, Settings], options: argparse.Namespace) ->
             PlannedArm("random-words", chosen["fine-tune"], first),
         ]
     return arms
+
+
+def planned_control(arm: str, chosen: Mapping[str, Settings], options: argparse.Namespace) -> PlannedArm:
+    """Returns a control on the test splits; the other arguments are those of `planned_arms`."""
+    first = options.seeds[:1]
+    if arm == SAME_TOPIC:
+        return PlannedArm(arm, chosen[SAME_TOPIC], options.seeds, options.control_protocols)
+    if arm == "dptdr-mlp":
+        return PlannedArm(arm, chosen[arm], first)
+    if arm == "dptdr-queries":
+        return PlannedArm(arm, {**chosen["dptdr"], "alpha": chosen["topic"]["alpha"]}, first)
+    return PlannedArm(arm, chosen["topic"], first, options.control_protocols)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -245,6 +256,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--models", nargs="+", choices=["minilm", "small"], help="the backbones (default: all that are given)"
     )
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS, help="(default: both)")
+    parser.add_argument("--controls", nargs="+", default=list(CONTROLS), choices=CONTROLS, help="(default: all)")
     parser.add_argument(
         "--control-protocols", nargs="+", default=["own"], choices=PROTOCOLS, help="of the controls (default: own)"
     )
@@ -252,6 +264,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=600, help="steps of a training run (default: %(default)s)")
     parser.add_argument("--choose-steps", type=int, default=200, help="the same, of `choose` (default: %(default)s)")
     parser.add_argument("--choose-sets", nargs="+", help="the sets on whose dev splits it chooses (default: all)")
+    parser.add_argument(
+        "--choose-settings",
+        nargs="+",
+        default=list(SETTINGS),
+        choices=SETTINGS,
+        help="what it chooses; other settings have the first of their values (default: all)",
+    )
     parser.add_argument("--batch", type=int, default=32, help="queries of a step (default: %(default)s)")
     parser.add_argument("--passage-length", type=int, default=128, help="tokens of a passage (default: %(default)s)")
     parser.add_argument(

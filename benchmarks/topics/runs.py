@@ -11,10 +11,11 @@ import numpy as np
 PROTOCOLS = ("own", "judged")
 METRICS = ("Acc@1", "Acc@10", "MRR@100", "MAP@10", "MAP@50")
 CHOSEN_BY = "MAP@50"
-CONTROLS = ("random", "shuffled", "swapped", "alpha-0", "no-topic-loss", "lda")
-PROMPTS_OF_TOPICS = ("topic", *CONTROLS)  # arms with a prompt for each topic
+TOPIC_CONTROLS = ("random", "shuffled", "swapped", "alpha-0", "no-topic-loss", "lda")
+PROMPTS_OF_TOPICS = ("topic", *TOPIC_CONTROLS)  # arms with a prompt for each topic
 ONE_PROMPT = ("dptdr", "dptdr-mlp")  # arms with one prompt for all texts, trained with the loss of queries and passages
 SAME_TOPIC = "same-topic"  # dptdr, and a weight for passages of the query's topic
+CONTROLS = (SAME_TOPIC, "dptdr-mlp", *TOPIC_CONTROLS, "dptdr-queries")
 WITH_WORDS = ("words", "random-words")  # arms with words of topics in front of the texts
 ALL_WEIGHTS = ("fine-tune", *WITH_WORDS)  # arms that train all weights
 
