@@ -6,27 +6,30 @@
 A query is a title and a passage the text below it; a passage is relevant if it has a category of the query. The
 backbones are frozen: all-MiniLM-L6-v2 (`minilm`), and the one in the folder of --backbone (`small`). The parts:
 
-choose    trains with several settings, one after the other; the mean MAP@50 over the dev splits of the sets
-          chooses, for topics by the protocol `own`. As many words of a topic make its prompt as fill its length
+choose    tries several values of one setting after another, in shorter training runs with the first seed; the mean
+          MAP@50 over the dev splits of the sets decides, for topics by the protocol `own`
 main      on the test splits, with each of --seeds: `dptdr`, one prompt for all texts, trained with the loss of queries
           and passages alone; `topic`, a prompt of equal length for each topic, with all losses. Also `bm25`, the
           backbone without a prompt (`none`), and the expected values of a random ranking
-controls  with the first seed: `random`: random topics of equal sizes, in training and in search; `shuffled`: those of
-          passages and of queries are shuffled after training; `swapped`: each topic has the prompt of another one
-          after training; `alpha-0`: `topic` without the loss of pairs of queries and that of topics; `no-topic-loss`:
-          without the latter; `lda`: topics of LDA, as many of them; `dptdr-queries`: `dptdr` with the loss of pairs of
-          queries; `dptdr-mlp`: `dptdr` whose prompt is the output of a network, like those of topics. With each seed:
-          `same-topic`: `dptdr` of `main`, if the scores of passages with the topic of the query rise by a weight
+controls  with the first seed: `random`: random topics of equal sizes, in training and in search (by `own`, the random
+          topic of a query does not depend on its passage); `shuffled`: the topics of passages, and those of queries,
+          are shuffled after training; `swapped`: each topic has the prompt of another one after training; `alpha-0`:
+          `topic` without the loss of pairs of queries and that of topics; `no-topic-loss`: without the latter; `lda`:
+          as many topics, by LDA; `dptdr-queries`: `dptdr` with the loss of pairs of queries; `dptdr-mlp`: `dptdr` whose
+          prompt is the output of a network, like those of topics. With each seed: `same-topic`: the prompt of `dptdr`,
+          and a weight is added to the score of each passage that has the topic of the query. `shuffled` and `swapped`
+          need the runs of `topic` in `main` (with the same protocol), and `same-topic` those of `dptdr`
 text      with the first seed, all weights are trained: `fine-tune`; `words`: the words of its topic are in front of
           each query and passage; `random-words`: those of a random topic, drawn for each text (Topic-DPR, Table 2)
 serve     random prompts: 20 tasks with topics beside 20 fixed and 20 computed ones in mixed batches of one encoder
 
 There are two protocols, in training and in search: `own`, the topic of a query is inferred from its text; `judged`, it
-is that of its judged passage, as in the paper, which tells the query where its passage is.
+is that of its judged passage, as in the paper, which tells the query where its passage is. Topics of passages and BM25
+always come from whole passages; encoders get the first --passage-length tokens.
 
 The file of figures is written after each run, and a run that it holds is not repeated. Intervals are of the mean
 difference of MAP@50 over queries, which are resampled; the values of a query are means over the seeds that both arms
-have. The metrics of each query are in a second file, .queries.json.
+have. They do not contain the variation between seeds. The metrics of each query are in a second file, .queries.json.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ SHAPING = (
 )
 
 Settings = Mapping[str, float]
-"""lr, temperature, alpha, margin and length."""
+"""lr, temperature, alpha, margin and length; weight alone for `same-topic`."""
 
 
 @dataclass(frozen=True)
@@ -249,44 +252,82 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the benchmark."""
     parser.add_argument("--data", help="folder with the BEIR folders of all sets; needed except for --only serve")
     parser.add_argument("--folder", help="folder of stores and models; needed except for --only serve")
-    parser.add_argument("--backbone", help="folder of the small backbone (see small_backbone.py)")
-    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, help="the parts (default: all)")
-    parser.add_argument("--sets", nargs="+", default=list(SETS), help="the sets (default: %(default)s)")
+    parser.add_argument("--backbone", help="folder of the backbone `small` (see small_backbone.py)")
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, help="parts to run (default: all)")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), help="sets to run on (default: %(default)s)")
     parser.add_argument(
-        "--models", nargs="+", choices=["minilm", "small"], help="the backbones (default: all that are given)"
+        "--models",
+        nargs="+",
+        choices=["minilm", "small"],
+        help="backbones (default: minilm; small too with --backbone)",
     )
-    parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS, help="(default: both)")
-    parser.add_argument("--controls", nargs="+", default=list(CONTROLS), choices=CONTROLS, help="(default: all)")
     parser.add_argument(
-        "--control-protocols", nargs="+", default=["own"], choices=PROTOCOLS, help="of the controls (default: own)"
+        "--protocols",
+        nargs="+",
+        default=list(PROTOCOLS),
+        choices=PROTOCOLS,
+        help="main and text: how the topic of a query is found (default: both protocols)",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: %(default)s)")
+    parser.add_argument(
+        "--controls", nargs="+", default=list(CONTROLS), choices=CONTROLS, help="controls to run (default: all)"
+    )
+    parser.add_argument(
+        "--control-protocols",
+        nargs="+",
+        default=["own"],
+        choices=PROTOCOLS,
+        help="controls: how the topic of a query is found (default: own)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2],
+        help="seeds of the training runs; choose and most controls use the first one (default: %(default)s)",
+    )
     parser.add_argument("--steps", type=int, default=600, help="steps of a training run (default: %(default)s)")
-    parser.add_argument("--choose-steps", type=int, default=200, help="the same, of `choose` (default: %(default)s)")
-    parser.add_argument("--choose-sets", nargs="+", help="the sets on whose dev splits it chooses (default: all)")
+    parser.add_argument(
+        "--choose-steps", type=int, default=200, help="steps of a training run of choose (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--choose-sets", nargs="+", help="choose: sets of --sets on whose dev splits it chooses (default: all of them)"
+    )
     parser.add_argument(
         "--choose-settings",
         nargs="+",
         default=list(SETTINGS),
         choices=SETTINGS,
-        help="what it chooses; other settings have the first of their values (default: all)",
+        help="choose: settings to choose; others keep the first of their values (default: all)",
     )
-    parser.add_argument("--batch", type=int, default=32, help="queries of a step (default: %(default)s)")
-    parser.add_argument("--passage-length", type=int, default=128, help="tokens of a passage (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=32, help="queries per step (default: %(default)s)")
     parser.add_argument(
-        "--topic-sample", type=int, default=2, help="topics of the loss of topics in each step; 0: all (default: 2)"
+        "--passage-length", type=int, default=128, help="maximum tokens per passage (default: %(default)s)"
     )
-    parser.add_argument("--words", type=int, default=64, help="words of a topic in its fit (default: %(default)s)")
-    parser.add_argument("--iterations", type=int, default=100, help="of the fits of topics (default: %(default)s)")
-    parser.add_argument("--text-words", type=int, default=10, help="words in front of a text (default: %(default)s)")
-    parser.add_argument("--limit", type=int, help="use N passages of each set, and their queries, for a trial")
+    parser.add_argument(
+        "--topic-sample", type=int, default=2, help="topics drawn per step for the loss of topics; 0: all (default: 2)"
+    )
+    parser.add_argument(
+        "--words", type=int, default=64, help="words per topic, from which its prompt is made (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        default=100,
+        help="iterations of Gibbs sampling in a fit of topics (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--text-words", type=int, default=10, help="text: words in front of each text (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--limit", type=int, help="use N passages of each set, and their queries, for a trial; needs its own --folder"
+    )
     parser.add_argument("--count", type=int, default=640, help="serve: number of queries (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="serve: number of rounds (default: %(default)s)")
     parser.add_argument("--served-topics", type=int, default=10, help="serve: topics of a task (default: %(default)s)")
     parser.add_argument(
         "--served-length", type=int, default=32, help="serve: tokens of a prompt (default: %(default)s)"
     )
-    parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1, help="threads (default: all cores)")
+    parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1, help="CPU threads (default: all cores)")
     parser.add_argument("--json", default="results/topic_prompts.json", help="file of figures (default: %(default)s)")
 
 
@@ -299,6 +340,8 @@ def main() -> None:
     options.models = options.models or (["minilm", "small"] if options.backbone else ["minilm"])
     if "small" in options.models and not options.backbone:
         parser.error("--models small: give its folder with --backbone")
+    if "choose" in options.only and (missing := set(options.choose_sets) - set(options.sets)):
+        parser.error(f"--choose-sets {' '.join(sorted(missing))}: not in --sets: add it there")
     needs_data = options.only != ["serve"]
     if needs_data and not (options.data and options.folder):
         parser.error("--data and --folder: needed for all parts but serve")
