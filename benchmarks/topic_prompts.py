@@ -25,7 +25,7 @@ serve     random prompts: 20 tasks with topics beside 20 fixed and 20 computed o
 
 There are two protocols, in training and in search: `own`, the topic of a query is inferred from its text; `judged`, it
 is that of its judged passage, as in the paper, which tells the query where its passage is. Topics of passages and BM25
-always come from whole passages; encoders get the first --passage-length tokens.
+come from whole passages, and encoders get the first --passage-length tokens: with --passage-words, all have equal text.
 
 The file of figures is written after each run, and a run that it holds is not repeated. Intervals are of the mean
 difference of MAP@50 over queries, which are resampled; the values of a query are means over the seeds that both arms
@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import sys
 import time
@@ -68,7 +69,7 @@ CANDIDATES: dict[str, dict[str, tuple[float, ...]]] = {
         "margin": (0.1, 0.3),
         "length": (32, 16),
     },
-    "dptdr": {"lr": (1e-2, 3e-2, 1e-1, 3e-3), "temperature": (0.05, 0.1, 0.02)},
+    "dptdr": {"lr": (1e-2, 3e-2, 1e-1, 3e-3, 3e-1), "temperature": (0.05, 0.1, 0.02)},
     "dptdr-mlp": {"lr": (1e-3, 3e-3, 1e-2, 3e-4)},
     SAME_TOPIC: {"weight": (0.1, 0.03, 0.3, 1.0)},
     "fine-tune": {"lr": (1e-4, 2e-5, 5e-4)},
@@ -81,6 +82,7 @@ SHAPING = (
     "choose_steps",
     "batch",
     "passage_length",
+    "passage_words",
     "topic_sample",
     "words",
     "iterations",
@@ -185,7 +187,11 @@ class Experiment:
 
     def finish_planned(self, chosen: Mapping[str, Settings]) -> None:
         """Makes the runs on the test splits. The summary, whose intervals take seconds, is made after the last one."""
-        for planned in planned_arms(chosen, self.options):
+        try:
+            arms = planned_arms(chosen, self.options)
+        except KeyError as error:
+            raise SystemExit(f"no settings of {error.args[0]}: add the part choose, with the same parts") from error
+        for planned in arms:
             for data, protocol, seed in itertools.product(self.options.sets, planned.protocols, planned.seeds):
                 self.finish(self.test_run(planned.arm, data, protocol, seed, planned.settings))
         self.figures.document["summary"] = summarise(self.figures)
@@ -299,9 +305,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=SETTINGS,
         help="choose: settings to choose; others keep the first of their values (default: all)",
     )
+    parser.add_argument("--settings-of", help="instead of choose: a file of figures that has the settings of the arms")
     parser.add_argument("--batch", type=int, default=32, help="queries per step (default: %(default)s)")
     parser.add_argument(
         "--passage-length", type=int, default=128, help="maximum tokens per passage (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--passage-words", type=int, help="keep the first N words of each passage, in its topics and for BM25 too"
     )
     parser.add_argument(
         "--topic-sample", type=int, default=2, help="topics drawn per step for the loss of topics; 0: all (default: 2)"
@@ -340,6 +350,8 @@ def main() -> None:
     options.models = options.models or (["minilm", "small"] if options.backbone else ["minilm"])
     if "small" in options.models and not options.backbone:
         parser.error("--models small: give its folder with --backbone")
+    if "choose" in options.only and options.settings_of:
+        parser.error("--settings-of: leave out the part choose, or this option")
     if "choose" in options.only and (missing := set(options.choose_sets) - set(options.sets)):
         parser.error(f"--choose-sets {' '.join(sorted(missing))}: not in --sets: add it there")
     needs_data = options.only != ["serve"]
@@ -355,6 +367,8 @@ def main() -> None:
             {name: topic_set.describe() for name, topic_set in measurement.sets.items()}
         )
         chosen: dict[str, Any] = document.setdefault("chosen", {})
+        if options.settings_of:
+            chosen.update(json.loads(Path(options.settings_of).read_text())["chosen"])
         for model in options.models:
             experiment = Experiment(model, options, measurement, figures)
             if "choose" in options.only:

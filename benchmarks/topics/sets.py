@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def prepare_set(name: str, options: argparse.Namespace) -> TopicSet:
     source = Path(options.data).resolve() / name
     if options.limit is not None:
         source = write_part(source, folder / "sets" / name, options.limit)
+    if options.passage_words is not None:
+        source = write_beginnings(source, folder / "beginnings" / name, options.passage_words)
     import_corpus.main(import_corpus.ImportCorpus(store=url, source=str(source)))
     build_bm25.main(build_bm25.BuildBm25(store=url))
     fit: dict[str, Any] = {"store": url, "words": options.words, "iterations": options.iterations}
@@ -112,6 +115,27 @@ def prepare_set(name: str, options: argparse.Namespace) -> TopicSet:
     num_topics = Topics.open(Store(url), "topics").model.num_topics
     fit_topics.main(fit_topics.FitTopicsOptions(name="lda", method="lda", topics=num_topics, **fit))
     return TopicSet(name, url, source)
+
+
+def write_beginnings(source: Path, folder: Path, num_words: int) -> Path:
+    """Returns a BEIR folder with the first words of each passage of a set; writes it if needed.
+
+    Args:
+        source: The BEIR folder of the set.
+        folder: The folder to write to; its name becomes the name of the queries.
+        num_words: Number of words.
+    """
+    if not (folder / "corpus.jsonl").exists():  # written last
+        shutil.copytree(source / "qrels", folder / "qrels", dirs_exist_ok=True)
+        write_documents(folder / "queries.jsonl", read_documents(source / "queries.jsonl"))
+        write_documents(
+            folder / "corpus.jsonl",
+            (
+                document | {"text": " ".join(document["text"].split()[:num_words])}
+                for document in read_documents(source / "corpus.jsonl")
+            ),
+        )
+    return folder
 
 
 def write_part(source: Path, folder: Path, limit: int) -> Path:

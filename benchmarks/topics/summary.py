@@ -58,13 +58,14 @@ def names_by_arm(figures: Figures, model: str, data: str, protocol: str) -> dict
 
 
 def means_of(figures: Figures, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the means of metrics and of measures of vectors over some runs, and the deviation of MAP@50."""
+    """Returns the means of metrics and of measures of vectors over some runs; of several, the sample deviation of MAP@50 too."""
     records = [figures.document["runs"][name] for name in names]
     means: dict[str, Any] = {
         metric: float(np.mean([record["metrics"][metric] for record in records])) for metric in METRICS
     }
     means["seeds"] = len(records)
-    means["deviation"] = float(np.std([record["metrics"][CHOSEN_BY] for record in records]))
+    if len(records) > 1:
+        means["deviation"] = float(np.std([record["metrics"][CHOSEN_BY] for record in records], ddof=1))
     if all(record["vectors"] for record in records):
         means["vectors"] = {
             measure: float(np.mean([record["vectors"][measure] for record in records]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +27,46 @@ from serve.release import current, make_current, plan
 from serve.tasks import search_of_mode
 from serve.work import Asked, search_all
 
-Done = Callable[..., str]
 MODEL = model_of_words(WORDS[::2], 3)  # the other words are unknown
 WORDLESS = f"{WORDS[1]} {WORDS[3]}"
 EXACT = ("--dtype", "float32", "--compile", "never")
 
 
-@pytest.fixture
-def root(served: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(served, tmp_path / "root"))
+@dataclass(frozen=True)
+class Topical:
+    """A served root with the task `topical` of its store, whose passages are encoded by their topics."""
+
+    root: Path
+    prompt: TaskPrompt
 
 
-@pytest.fixture
-def prompt(root: Path, model: str, done: Done) -> TaskPrompt:
-    """Serves the task `topical` of the store, whose passages are encoded by their topics."""
+@pytest.fixture(scope="module")
+def topical(
+    served: Path, model: str, tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
+) -> Topical:
+    root = Path(shutil.copytree(served, tmp_path_factory.mktemp("topical") / "root"))
     store = Store(str(root / "store"))
     prompt = store_topic_task(store, model, "topical", MODEL, OPTIONS)
-    done("encode_corpus", "--store", store.url, "--task", "topical", *EXACT)
+    assert call_job("encode_corpus", "--store", store.url, "--task", "topical", *EXACT) == 0
     live = current(store)
     release, left = plan(store, index="idx")
     assert not left
     assert make_current(store, release, live and live[1])
-    return prompt
+    return Topical(root, prompt)
 
 
 @pytest.fixture
-def local(root: Path, prompt: TaskPrompt) -> LocalService:
+def prompt(topical: Topical) -> TaskPrompt:
+    return topical.prompt
+
+
+@pytest.fixture
+def root(topical: Topical, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(topical.root, tmp_path / "root"))
+
+
+@pytest.fixture
+def local(root: Path) -> LocalService:
     return open_local(Store(str(root / "store")), threads=2)
 
 
