@@ -58,7 +58,10 @@ def names_by_arm(figures: Figures, model: str, data: str, protocol: str) -> dict
 
 
 def means_of(figures: Figures, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the means of metrics and of measures of vectors over some runs; of several, the sample deviation of MAP@50 too."""
+    """Returns the means of metrics and of measures of vectors over some runs.
+
+    If there are several, `deviation` is the standard deviation of MAP@50, with n - 1.
+    """
     records = [figures.document["runs"][name] for name in names]
     means: dict[str, Any] = {
         metric: float(np.mean([record["metrics"][metric] for record in records])) for metric in METRICS
