@@ -54,7 +54,7 @@ def store_topic_task(
     spec = EncoderSpec(store, backbone, options)
     topics = random_saved_topics(model=model, wordless=wordless)
     prompt = TaskPrompt(backbone_of(spec.describe("query")), options, None, None, topics=topics)
-    config: Mapping[str, object] = {"backbone": spec.describe("query"), "by": "hand"}
+    config: Mapping[str, object] = {"backbone": spec.describe("query"), "by": "hand", "wordless": wordless}
     with (
         store.create("prompts", name, inputs=inputs, config=config) as draft,
         tempfile.TemporaryDirectory() as folder,

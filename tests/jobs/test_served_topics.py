@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +17,12 @@ from serving import OPTIONS, K, computed_prompt, query_texts, task_files, upload
 from stored_topics import model_of_words, store_topic_task
 from topic_prompts import random_saved_topics
 
+from indexing.corpus import Corpus
+from indexing.embeddings import Embeddings
 from indexing.store import Store
 from retriever.encoder import Encoder, describe
 from retriever.errors import InputError
+from retriever.options import Side
 from retriever.prompts import TaskPrompt, backbone_of
 from serve.engine import Query
 from serve.local import LocalService, open_local
@@ -34,10 +37,17 @@ EXACT = ("--dtype", "float32", "--compile", "never")
 
 @dataclass(frozen=True)
 class Topical:
-    """A served root with the task `topical` of its store, whose passages are encoded by their topics."""
+    """A served root with two tasks of its store, whose passages are encoded by their topics.
+
+    Attributes:
+        root: The root.
+        prompt: The prompts of the task `topical`.
+        guessing: The same of the task `guessing`, in which a query without a known word has the most probable topic.
+    """
 
     root: Path
     prompt: TaskPrompt
+    guessing: TaskPrompt
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +57,14 @@ def topical(
     root = Path(shutil.copytree(served, tmp_path_factory.mktemp("topical") / "root"))
     store = Store(str(root / "store"))
     prompt = store_topic_task(store, model, "topical", MODEL, OPTIONS)
-    assert call_job("encode_corpus", "--store", store.url, "--task", "topical", *EXACT) == 0
+    guessing = store_topic_task(store, model, "guessing", MODEL, OPTIONS, wordless="prior")
+    for task in ("topical", "guessing"):
+        assert call_job("encode_corpus", "--store", store.url, "--task", task, *EXACT) == 0
     live = current(store)
     release, left = plan(store, index="idx")
     assert not left
     assert make_current(store, release, live and live[1])
-    return Topical(root, prompt)
+    return Topical(root, prompt, guessing)
 
 
 @pytest.fixture
@@ -70,6 +82,26 @@ def local(root: Path) -> LocalService:
     return open_local(Store(str(root / "store")), threads=2)
 
 
+def vectors_of(prompt: TaskPrompt, model: str, texts: list[str], side: Side = "query") -> np.ndarray:
+    """Returns the vectors of texts by the encoder alone, float32 [texts, dim]."""
+    encoder = Encoder(model, OPTIONS, tasks={"task": prompt})
+    return encoder.encode(texts, side=side, task="task")
+
+
+def assert_are_the_best(hits: list[list[tuple[str, float]]], root: Path, task: str, vectors: np.ndarray) -> None:
+    """Asserts that hits are the best passages of a store by the products of vectors, float32 [queries, dim]."""
+    store = Store(str(root / "store"))
+    corpus = Corpus.open(store)
+    embeddings = Embeddings.open(store, task, corpus)
+    rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
+    scores = vectors @ embeddings.take(rows).astype(np.float32).T
+    ids = corpus.ids(rows).tolist()
+    for own, of_query in zip(hits, scores, strict=True):
+        best = np.sort(of_query)[::-1][: len(own)]
+        np.testing.assert_allclose([score for _, score in own], best, rtol=1e-3)
+        np.testing.assert_allclose([of_query[ids.index(id)] for id, _ in own], best, rtol=1e-3)
+
+
 def known_texts(root: Path) -> list[str]:
     texts = [text for text in query_texts(root).values() if MODEL.infer([text])[0] >= 0]
     assert len({*MODEL.infer(texts[:6])}) == 3
@@ -80,6 +112,11 @@ def hits_of(client: Any, task: str, texts: list[str]) -> list[list[tuple[str, fl
     answer = client.post("/v1/search", json={"queries": texts, "task": task, "mode": "exact", "k": K})
     assert answer.status_code == 200, answer.text
     return [[(hit["id"], hit["score"]) for hit in result["hits"]] for result in answer.json()["results"]]
+
+
+def live_tasks(local: LocalService) -> set[str]:
+    assert local.live is not None
+    return {*local.live.tasks}
 
 
 def assert_close(actual: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
@@ -104,10 +141,12 @@ def test_a_mixed_batch_has_the_hits_of_single_task_calls(
         assert answer.json()["length"] == {"query": 5, "passage": 5}
         names = ("topical", "again", "computed", "fixed", "default")
         alone = {name: hits_of(client, name, texts) for name in names}
-        assert len({json.dumps(hits) for hits in alone.values()}) == 4
+        for name, other_name in itertools.combinations(("topical", "computed", "fixed", "default"), 2):
+            assert alone[name] != alone[other_name]
         for own, other in zip(alone["again"], alone["topical"], strict=True):
             assert_close(own, other)
-        vectors = Encoder(model, OPTIONS, tasks={"t": prompt}).encode(texts, task="t")
+        vectors = vectors_of(prompt, model, texts)
+        assert_are_the_best(alone["topical"], root, "topical", vectors)
         rows = client.post("/v1/embeddings", json={"model": "topical", "input": texts}).json()["data"]
         np.testing.assert_allclose([row["embedding"] for row in rows], vectors, atol=1e-5)
         live = local.live
@@ -123,11 +162,12 @@ def test_a_mixed_batch_has_the_hits_of_single_task_calls(
 
 
 def test_a_query_without_a_known_word_fails_alone(
-    root: Path, local: LocalService, documented: Callable[..., None]
+    root: Path, local: LocalService, model: str, topical: Topical, documented: Callable[..., None]
 ) -> None:
-    fine = known_texts(root)[0]
+    fine, other = known_texts(root)[:2]
     with serving(local) as client:
-        expected = hits_of(client, "topical", [fine])[0]
+        expected = hits_of(client, "topical", [fine, other])
+        assert expected[0] != expected[1]
         answer = client.post("/v1/search", json={"queries": [fine, WORDLESS], "task": "topical", "mode": "exact"})
         message = answer.json()["error"]["message"]
         assert answer.status_code == 400
@@ -137,16 +177,21 @@ def test_a_query_without_a_known_word_fails_alone(
         assert live is not None
         task = live.tasks["topical"]
         search = search_of_mode(task, "exact")
-        asked = [Asked(live.release, Query(text, task, K, search, 4e9)) for text in (fine, WORDLESS, fine)]
+        asked = [Asked(live.release, Query(text, task, K, search, 4e9)) for text in (fine, WORDLESS, other)]
         answers = search_all(local.engine, asked)
         assert [answered.error is None for answered in answers] == [True, False, True]
         assert isinstance(answers[1].error, InputError)
-        assert_close([(hit.id, hit.score) for hit in answers[2].hits], expected)
+        for answered, hits in zip((answers[0], answers[2]), expected, strict=True):
+            assert_close([(hit.id, hit.score) for hit in answered.hits], hits)
         answer = client.post("/v1/embeddings", json={"model": "topical", "input": [fine, WORDLESS]})
         assert answer.status_code == 400
         assert answer.json()["error"]["message"].startswith("task topical: text 1 has no word that the topics of its")
         passages = {"model": "topical", "input": [WORDLESS], "input_type": "passage"}
-        assert client.post("/v1/embeddings", json=passages).status_code == 200
+        [row] = client.post("/v1/embeddings", json=passages).json()["data"]
+        vectors = vectors_of(topical.prompt, model, [WORDLESS], "passage")
+        np.testing.assert_allclose([row["embedding"]], vectors, atol=1e-5)
+        guessed = hits_of(client, "guessing", [WORDLESS])
+        assert_are_the_best(guessed, root, "guessing", vectors_of(topical.guessing, model, [WORDLESS]))
         local.check_parts(live.release)
         assert client.get("/readyz").json()["ready"]
 
@@ -166,3 +211,4 @@ def test_uploads_that_do_not_fit_are_refused(
         refused("bad", upload(tmp_path / "other", other), {"index": "topical"}, "(another prompt)")
         monkeypatch.setattr("serve.registry.MOST_KEPT", 1000)
         refused("bad", given, {"index": "topical"}, "3 prompts of topics with 1,920 numbers, expected up to 1,000")
+        assert "bad" not in live_tasks(local)
