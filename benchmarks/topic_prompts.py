@@ -50,7 +50,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.topics.figures import Figures
-from benchmarks.topics.runs import CHOSEN_BY, CONTROLS, ONE_PROMPT, PROTOCOLS, SAME_TOPIC, Run, run_name
+from benchmarks.topics.runs import (
+    CHOSEN_BY,
+    CONTROLS,
+    ONE_PROMPT,
+    PROTOCOLS,
+    SAME_TOPIC,
+    WITH_PROMPTS_OF,
+    Run,
+    run_name,
+)
 from benchmarks.topics.summary import summarise
 from benchmarks.topics.tables import tables
 
@@ -193,9 +202,23 @@ class Experiment:
             raise SystemExit(f"no settings of {error.args[0]}: add the part choose, with the same parts") from error
         for planned in arms:
             for data, protocol, seed in itertools.product(self.options.sets, planned.protocols, planned.seeds):
+                self.check_prompts(planned.arm, data, protocol, seed, chosen)
                 self.finish(self.test_run(planned.arm, data, protocol, seed, planned.settings))
         self.figures.document["summary"] = summarise(self.figures)
         self.figures.save()
+
+    def check_prompts(
+        self, arm: str, data: str, protocol: str | None, seed: int, chosen: Mapping[str, Settings]
+    ) -> None:
+        """Ends the program if an arm uses the prompts of another one, and the file lacks its run with these settings.
+
+        The first arguments are those of a Run.
+        """
+        if (other := WITH_PROMPTS_OF.get(arm)) is None:
+            return
+        run = self.test_run(other, data, None if other in ONE_PROMPT else protocol, seed, chosen[other])
+        if not self.figures.has(run):
+            raise SystemExit(f"{arm}: uses the prompts of {run.name}, which is not in the file: add the part main")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ PROMPTS_OF_TOPICS = ("topic", *TOPIC_CONTROLS)  # arms with a prompt for each to
 ONE_PROMPT = ("dptdr", "dptdr-mlp")  # arms with one prompt for all texts, trained with the loss of queries and passages
 SAME_TOPIC = "same-topic"  # dptdr, and a weight for passages of the query's topic
 CONTROLS = (SAME_TOPIC, "dptdr-mlp", *TOPIC_CONTROLS, "dptdr-queries")
+WITH_PROMPTS_OF = {"shuffled": "topic", "swapped": "topic", SAME_TOPIC: "dptdr"}  # controls that train nothing
 WITH_WORDS = ("words", "random-words")  # arms with words of topics in front of the texts
 ALL_WEIGHTS = ("fine-tune", *WITH_WORDS)  # arms that train all weights
 
