@@ -380,6 +380,12 @@ def main() -> None:
     needs_data = options.only != ["serve"]
     if needs_data and not (options.data and options.folder):
         parser.error("--data and --folder: needed for all parts but serve")
+    given = {}
+    if options.settings_of:
+        try:
+            given = json.loads(Path(options.settings_of).read_text())["chosen"]
+        except (OSError, ValueError, KeyError) as error:
+            parser.error(f"--settings-of {options.settings_of}: not a file of figures with chosen settings: {error!r}")
     figures = Figures(Path(options.json), {name: getattr(options, name) for name in SHAPING})
     document = figures.document
     if needs_data:
@@ -390,8 +396,7 @@ def main() -> None:
             {name: topic_set.describe() for name, topic_set in measurement.sets.items()}
         )
         chosen: dict[str, Any] = document.setdefault("chosen", {})
-        if options.settings_of:
-            chosen.update(json.loads(Path(options.settings_of).read_text())["chosen"])
+        chosen |= given
         for model in options.models:
             experiment = Experiment(model, options, measurement, figures)
             if "choose" in options.only:
