@@ -104,9 +104,11 @@ def prepare_set(name: str, options: argparse.Namespace) -> TopicSet:
     url = str(folder / "stores" / name)
     source = Path(options.data).resolve() / name
     if options.limit is not None:
-        source = write_part(source, folder / "sets" / name, options.limit)
+        source = write_part(source, folder / "sets" / f"limit-{options.limit}" / name, options.limit)
     if options.passage_words is not None:
-        source = write_beginnings(source, folder / "beginnings" / name, options.passage_words)
+        source = write_beginnings(
+            source, folder / "sets" / f"words-{options.passage_words}" / name, options.passage_words
+        )
     import_corpus.main(import_corpus.ImportCorpus(store=url, source=str(source)))
     build_bm25.main(build_bm25.BuildBm25(store=url))
     fit: dict[str, Any] = {"store": url, "words": options.words, "iterations": options.iterations}

@@ -24,7 +24,7 @@ def store_with_words(topic_set: TopicSet, arm: str, protocol: str | None, folder
         folder: The folder of the experiment.
         num_words: Number of words in front of a text.
     """
-    name = f"{topic_set.name}-{arm}" + (f"-{protocol}" if protocol else "")
+    name = "-".join([topic_set.name, arm, *([protocol] if protocol else []), str(num_words)])
     source, url = folder / "sets" / name, str(folder / "stores" / name)
     if not (source / "queries.jsonl").exists():  # written last
         topics_of_passages, topics_of_queries = topics_of_texts(topic_set, protocol, is_random=arm == "random-words")
