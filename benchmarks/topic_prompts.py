@@ -295,7 +295,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=list(PROTOCOLS),
         choices=PROTOCOLS,
-        help="main and text: how the topic of a query is found (default: both protocols)",
+        help="main and text: the source of the topic of a query (default: both protocols)",
     )
     parser.add_argument(
         "--controls", nargs="+", default=list(CONTROLS), choices=CONTROLS, help="controls to run (default: all)"
@@ -305,7 +305,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["own"],
         choices=PROTOCOLS,
-        help="controls: how the topic of a query is found (default: own)",
+        help="controls: the source of the topic of a query (default: own)",
     )
     parser.add_argument(
         "--seeds",
@@ -339,9 +339,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topic-sample", type=int, default=2, help="topics drawn per step for the loss of topics; 0: all (default: 2)"
     )
-    parser.add_argument(
-        "--words", type=int, default=64, help="words per topic, from which its prompt is made (default: %(default)s)"
-    )
+    parser.add_argument("--words", type=int, default=64, help="words per topic, for its prompt (default: %(default)s)")
     parser.add_argument(
         "--iterations",
         type=int,
@@ -380,10 +378,10 @@ def main() -> None:
     needs_data = options.only != ["serve"]
     if needs_data and not (options.data and options.folder):
         parser.error("--data and --folder: needed for all parts but serve")
-    given = {}
+    chosen_before: dict[str, Any] = {}
     if options.settings_of:
         try:
-            given = json.loads(Path(options.settings_of).read_text())["chosen"]
+            chosen_before = json.loads(Path(options.settings_of).read_text())["chosen"]
         except (OSError, ValueError, KeyError) as error:
             parser.error(f"--settings-of {options.settings_of}: not a file of figures with chosen settings: {error!r}")
     figures = Figures(Path(options.json), {name: getattr(options, name) for name in SHAPING})
@@ -396,7 +394,7 @@ def main() -> None:
             {name: topic_set.describe() for name, topic_set in measurement.sets.items()}
         )
         chosen: dict[str, Any] = document.setdefault("chosen", {})
-        chosen |= given
+        chosen |= chosen_before
         for model in options.models:
             experiment = Experiment(model, options, measurement, figures)
             if "choose" in options.only:

@@ -177,8 +177,8 @@ def test_a_query_without_a_known_word_fails_alone(
         assert live is not None
         task = live.tasks["topical"]
         search = search_of_mode(task, "exact")
-        asked = [Asked(live.release, Query(text, task, K, search, 4e9)) for text in (fine, WORDLESS, other)]
-        answers = search_all(local.engine, asked)
+        queries = [Asked(live.release, Query(text, task, K, search, 4e9)) for text in (fine, WORDLESS, other)]
+        answers = search_all(local.engine, queries)
         assert [answered.error is None for answered in answers] == [True, False, True]
         assert isinstance(answers[1].error, InputError)
         for answered, hits in zip((answers[0], answers[2]), expected, strict=True):
