@@ -69,7 +69,10 @@ class Comparison:
         return task, float(Store(self.store).open(job.kind, task).notes["best"])
 
     def choose(self, arm: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-        """Returns the point of an arm's grid that the dev split chooses, and the MRR@10 of each by task."""
+        """Returns the point of an arm's grid that the dev split chooses, and the MRR@10 of each by task.
+
+        Ends the program if all points diverge.
+        """
         grid = {key: value for key, value in options.items() if isinstance(value, list) and key not in LISTS}
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         qualities: dict[str, float] = {}
@@ -83,6 +86,8 @@ class Comparison:
             qualities[task] = quality
             if quality > best:
                 best, chosen = quality, point
+        if not qualities:
+            raise SystemExit(f"{arm}: every point of its grid diverged: give lower learning rates")
         return chosen, qualities
 
     def search(self, name: str, source: str, **options: Any) -> Values:
