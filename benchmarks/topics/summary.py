@@ -15,15 +15,19 @@ WITHOUT_SEEDS = ("bm25", "none")  # arms that are not trained
 
 
 def summarise(figures: Figures) -> dict[str, Any]:
-    """Returns the summary of the runs on test splits: under "BACKBONE PROTOCOL", arms by set, and `topic_minus`."""
+    """Returns the summary of the runs on test splits: under "BACKBONE PROTOCOL", arms by set, and `topic_minus`.
+
+    A protocol without runs is left out.
+    """
     runs = [record["run"] for record in figures.document["runs"].values() if record["run"]["split"] == "test"]
     sets = list(dict.fromkeys(run["data"] for run in runs))
     models = list(dict.fromkeys(run["model"] for run in runs if run["model"]))
-    return {
-        f"{model} {protocol}": summarise_protocol(figures, model, protocol, sets)
-        for model in models
-        for protocol in PROTOCOLS
-    }
+    summary = {}
+    for model in models:
+        with_runs = [run["protocol"] for run in runs if run["model"] == model and run["protocol"] is not None]
+        for protocol in dict.fromkeys(with_runs or PROTOCOLS[:1]):
+            summary[f"{model} {protocol}"] = summarise_protocol(figures, model, protocol, sets)
+    return summary
 
 
 def summarise_protocol(figures: Figures, model: str, protocol: str, sets: Sequence[str]) -> dict[str, Any]:
