@@ -1,5 +1,7 @@
 """What topic_prompts.py needs: that script plans the experiment, and these modules carry it out.
 
+options       the options of the script
+settings      the settings of training runs, and the values that are tried
 runs          a run: an arm on a set, with a backbone, a seed and settings; its values
 sets          the sets, each in a store with BM25 and the topics of its passages
 words         stores of a set with words of topics in front of its texts
