@@ -157,7 +157,7 @@ class Experiment:
         try:
             arms = planned_arms(chosen, self.options)
         except KeyError as error:
-            raise SystemExit(f"no settings of {error.args[0]}: add the part choose, with the same parts") from error
+            raise SystemExit(f"no settings of {error.args[0]} in the file of figures: add choose to --only") from error
         for planned in arms:
             for data, protocol, seed in itertools.product(self.options.sets, planned.protocols, planned.seeds):
                 self.check_prompts(planned.arm, data, protocol, seed, chosen)
@@ -255,7 +255,7 @@ def main() -> None:
     if options.settings_of:
         try:
             chosen_before = json.loads(Path(options.settings_of).read_text())["chosen"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             parser.error(f"--settings-of {options.settings_of}: not a file of figures with chosen settings: {error!r}")
     figures = Figures(Path(options.json), {name: getattr(options, name) for name in SHAPING})
     document = figures.document

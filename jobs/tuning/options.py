@@ -136,7 +136,7 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
     """Peak learning rate; default: 7e-3 for prompts (DPTDR), 1e-3 for synthesised ones (HYPER), those of tasks
     (per-task) and those of topics, 4e-4 for LoRA (Hu et al. 2021, RoBERTa), 2e-5 for fine-tuning, 1e-3 with --optimizer
     adafactor. Networks of prompts that are trained with the backbone have 1e-3, regardless of it. A prompt that is
-    trained for a few hundred steps may need a larger one (docs/measurements.md: 0.1): compare some with --sweep."""
+    trained for a few hundred steps may need a larger rate (0.1 in docs/measurements.md): compare some with --sweep."""
     warm_up: float | None = None
     """Fraction of the steps in which the learning rate rises; default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""

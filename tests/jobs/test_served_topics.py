@@ -97,7 +97,8 @@ def assert_are_the_best(hits: list[list[tuple[str, float]]], root: Path, task: s
     scores = vectors @ embeddings.take(rows).astype(np.float32).T
     ids = corpus.ids(rows).tolist()
     for own, of_query in zip(hits, scores, strict=True):
-        best = np.sort(of_query)[::-1][: len(own)]
+        assert len(own) == K
+        best = np.sort(of_query)[::-1][:K]
         np.testing.assert_allclose([score for _, score in own], best, rtol=1e-3)
         np.testing.assert_allclose([of_query[ids.index(id)] for id, _ in own], best, rtol=1e-3)
 
