@@ -67,6 +67,15 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         reporter.write_line(f"\n{report.nodeid} ({report.when}): {told.rstrip()}")
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(exitstatus: int) -> Iterator[None]:
+    """Names the failed tests last if an error in pytest itself has ended the session; pytest prints no summary then."""
+    yield
+    for reporter in _REPORTERS if exitstatus == pytest.ExitCode.INTERNAL_ERROR else []:
+        for report in [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]:
+            reporter.write_line(f"FAILED {report.nodeid}")
+
+
 @pytest.fixture
 def documented(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
     """documented(area, case, answer, status): this row must stand in docs/reliability.md as it is here.
