@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ sys.stdin.read()
 ray.shutdown()
 """
 CORES = 2
+START_S = 300.0  # seconds after which a Ray that does not start is killed
 END_S = 60.0  # seconds after which a Ray that does not end is killed
 FREE_S = 30.0  # seconds after which the cores of an earlier driver count as lost
 
@@ -110,9 +112,13 @@ def running_ray(variables: Mapping[str, str]) -> Iterator[str]:
         )
     assert process.stdin
     assert process.stdout
+    limit = threading.Timer(START_S, process.kill)
+    limit.daemon = True
+    limit.start()
     try:
         address = process.stdout.readline().strip()
-        assert address, (folder / "log").read_text()
+        limit.cancel()
+        assert address, f"Ray did not start within {START_S:.0f} s, or ended:\n{(folder / 'log').read_text()}"
         yield address
     finally:
         process.stdin.close()
