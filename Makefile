@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SYSTEM := chaos or browser or ray_serve or nodes or quality
-# Two processes; all tests of a file run in one of them. PARALLEL= runs the tests one after the other. The run ends with
-# a process that crashes: pytest-xdist 3.8 would run the test that crashed it again, and fails if two processes start.
+# Two processes; all tests of a file run in one of them. PARALLEL= runs the tests one after the other. If one of the
+# processes crashes, the run ends: with a new process, pytest-xdist 3.8 may wait without end for the last tests.
 PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
