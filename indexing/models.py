@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -114,13 +115,15 @@ class Checkpoints:
         """Whether there is a checkpoint, of any draft of this name."""
         return self.store.storage.size(self._latest) is not None
 
+    def step(self) -> int | None:
+        """Returns the step of the last checkpoint; None if there is none. Raises CorruptError."""
+        found = self._read_latest()
+        return None if found is None else int(found["step"])
+
     def load(self) -> Path | None:
         """A local copy of the last checkpoint, for the caller to remove; None if there is none. Raises CorruptError."""
-        try:
-            found = unseal(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
-        except FileNotFoundError:
-            return None
-        if found["identity"] != self.identity:
+        found = self._read_latest()
+        if found is None:
             return None
         folder = self.store.cache.folder / "checkpoints"
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,6 +146,14 @@ class Checkpoints:
         """Remove what is there: the model is complete."""
         for key, _ in sorted(self.store.storage.list(self._folder), key=lambda entry: entry[0] != self._latest):
             self.store.storage.delete(key)
+
+    def _read_latest(self) -> dict[str, Any] | None:
+        """Returns latest.json if it is of this draft."""
+        try:
+            found = unseal(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
+        except FileNotFoundError:
+            return None
+        return found if found["identity"] == self.identity else None
 
     @property
     def _folder(self) -> str:

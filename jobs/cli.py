@@ -49,7 +49,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
     """Parses `--config FILE.yaml --key value …`, runs the job and handles its errors.
 
     Exits with status 1 for bad input, 2 for bad usage, 130 after SIGINT and 143 after SIGTERM; returns (status 0) if
-    the job succeeds.
+    the job succeeds. The line about a signal has the notes of the exception, which say what is kept (`resumable`).
 
     Args:
         main: The job; called with the parsed options.
@@ -68,10 +68,9 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
             raise InputError(f"--limit {parsed.limit}: expected at least 1")
         with raise_on_sigterm():
             main(parsed)
-    except Terminated:
-        fail("terminated; run the same command again to resume", 143)
-    except KeyboardInterrupt:
-        fail("interrupted; run the same command again to resume", 130)
+    except KeyboardInterrupt as end:
+        name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
+        fail("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
     except BrokenPipeError:
         os._exit(141)
     except BaseException as error:
@@ -86,22 +85,23 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: it ends a job as Ctrl-C does, so that temporary files are removed and workers end."""
 
 
+def raise_terminated(*_: object) -> None:
+    """The handler of SIGTERM: raises Terminated. A second SIGTERM ends the process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise Terminated
+
+
 @contextlib.contextmanager
 def raise_on_sigterm() -> Iterator[None]:
     """Raises Terminated in the main thread when SIGTERM arrives within the block; a second SIGTERM ends the process.
 
     A program that calls a job and handles SIGTERM itself keeps its handler.
     """
-
-    def terminate(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise Terminated
-
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, raise_terminated)
     try:
         yield
     finally:

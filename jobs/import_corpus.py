@@ -25,7 +25,7 @@ from indexing.raw import open_input
 from indexing.sources import CHUNK_BYTES, Source, describe_columns, detect
 from indexing.store import Store, artifact_key, generation
 from indexing.tables.columns import PassageNames
-from indexing.work.work import run_work
+from indexing.work.work import resumable, run_work
 from retriever.errors import InputError
 
 
@@ -110,7 +110,8 @@ def main(options: ImportCorpus) -> None:
         say(f"{source.titles}: {titled:,} of {passages:,} passages have a title")
     if with_queries:
         name = queries_name(with_queries, options, latest)
-        queries = import_queries(store, with_queries, name, hold_out=hold_out, judged=judged)
+        with resumable():  # the corpus is kept
+            queries = import_queries(store, with_queries, name, hold_out=hold_out, judged=judged)
         splits = ", ".join(queries.splits) or "no qrels"
         say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({splits})")
     return None

@@ -32,7 +32,7 @@ from indexing.mining import Margins, short
 from indexing.mining_report import Statistics, read_examples, write_report
 from indexing.rescoring import open_reranker
 from indexing.store import Store, artifact_key
-from indexing.work.work import check_targets, run_work
+from indexing.work.work import check_targets, resumable, run_work
 from retriever.errors import InputError
 
 SHOWN = 10  # queries with too few negatives that are listed by id
@@ -145,11 +145,12 @@ def main(options: MineNegatives) -> None:
     runner = open_runner(store, private=options.ray)
     [candidates] = run_work(store, pool, runner, Stage)
     scores = None
-    if options.reranker is not None:
-        parts = dict(pool.parts()) if draw.needs_positives else None
-        scores = score_candidates(store, candidates, options.reranker, draw, runner, Stage, parts=parts)
-    negatives = SampleNegatives(pool, scores, draw, options.name)
-    run_work(store, negatives, runner, Stage)
+    with resumable():  # the candidates are kept
+        if options.reranker is not None:
+            parts = dict(pool.parts()) if draw.needs_positives else None
+            scores = score_candidates(store, candidates, options.reranker, draw, runner, Stage, parts=parts)
+        negatives = SampleNegatives(pool, scores, draw, options.name)
+        run_work(store, negatives, runner, Stage)
     print_summary(candidates, negatives)
     export(options, negatives)
     return None

@@ -17,6 +17,7 @@ So all of them run in this process, as their tests run them: Ray, torch and the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from jobs.cli import Common, input_error, run, say
 from jobs.steps import Step, find_step, read_steps
 
 from indexing.storage import full_disk
+from indexing.work.work import resumable
 from retriever.errors import InputError
 
 
@@ -46,11 +48,12 @@ class Pipeline(Common):
 
 def main(options: Pipeline) -> None:
     steps = read_steps(options.config, options.store, options.limit)
-    for step in choose(steps, options.only, options.until):
+    for done, step in enumerate(choose(steps, options.only, options.until)):
         say(f"== {step.place}")
         if options.plan:
             plan(step, steps)
-        else:
+            continue
+        with resumable() if done else contextlib.nullcontext():  # earlier steps are complete
             perform(step)
 
 

@@ -122,7 +122,7 @@ def main(options: PretrainRip) -> None:
     loop = LoopOptions(
         steps=steps, lr=rip.lr, weight_decay=options.decay(options.weight_decay, 0.01),
         **{name: getattr(options, name) for name in (
-            "seed", "warm_up", "optimizer", "zero", "offload", "grad_cache", "checkpoint_every")},
+            "seed", "warm_up", "optimizer", "zero", "offload", "grad_cache", "checkpoint_every", "checkpoint_minutes")},
         evaluate_every=options.steps_per_evaluation, patience=options.patience,
     )  # fmt: skip
     kind = "prompts" if options.train == "prompts" else "models"

@@ -144,6 +144,7 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
     loop = LoopOptions(steps=steps, lr=options.peak_lr(options.lr, 2e-5), seed=options.seed, zero=options.zero,
                        weight_decay=options.decay(None, 0.01), optimizer=options.optimizer, offload=options.offload,
                        checkpoint_every=options.checkpoint_every, patience=options.patience,
+                       checkpoint_minutes=options.checkpoint_minutes,
                        evaluate_every=options.steps_per_evaluation)  # fmt: skip
     folder = resolve(resolve_model(store, options.backbone))
     described = describe_backbone(folder)

@@ -59,7 +59,7 @@ from retriever.synthesis.synthesiser import Synthesiser
 # Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
 # The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.
 FIXED = ("store", "task", "sweep", "plan", "curves", "ray", "limit", "workers", "wait", "checkpoint_every",
-         "queries", "dev_split", "dev_limit", "dev_passages", "evaluate_every")  # fmt: skip
+         "checkpoint_minutes", "queries", "dev_split", "dev_limit", "dev_passages", "evaluate_every")  # fmt: skip
 
 
 def main(options: TrainRetriever) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 from jobs.cli import Common, Stage, as_options, say, say_complete
 from jobs.session import join_cluster
+from jobs.stopping import deferred_signals
 
 from indexing.artifact import Artifact, Draft, Reference, begun_document, fingerprint_of
 from indexing.judging.dev import DevSplit
@@ -20,10 +22,10 @@ from indexing.store import Store, artifact_key
 from indexing.training.cluster import run_on_ray
 from indexing.training.curves import Curves
 from indexing.training.local import plan_local_worker, run_local
-from indexing.training.messages import StepDone, TrainingResult
+from indexing.training.messages import StartMeasured, StepDone, TrainingResult
 from indexing.training.worker import Maker, TrainingTask, abandoned_s
 from indexing.training.workers import WorkerGroup, plan_workers
-from indexing.work.work import Target, complete_target
+from indexing.work.work import RESUME, Target, complete_target
 from retriever.errors import InputError
 from retriever.training import LoopOptions
 
@@ -52,7 +54,11 @@ class Training(Common):
     min_workers: int | None = None
     """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
     checkpoint_every: int = 100
-    """Steps between two checkpoints."""
+    """Steps between two checkpoints. SIGINT and SIGTERM end the job after its step, with a checkpoint; on Ray, `ray job
+    stop` leaves no time for one."""
+    checkpoint_minutes: float = 5.0
+    """Minutes after which a step ends with a checkpoint too; 0: none by time. Set more if checkpoints are so large that
+    their writing takes much of this time."""
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     """adafactor: as T5X has it (T5, GTR): updates are scaled by the size of the weights, and a checkpoint holds little
     more than the weights; not with --zero 1 to 3."""
@@ -90,6 +96,8 @@ class Training(Common):
         if self.workers < 1 or self.cpus < 1 or self.checkpoint_every < 1 or self.batch < self.workers:
             raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
                              f"{self.checkpoint_every}: expected at least 1, and a {row} for each worker")  # fmt: skip
+        if not (math.isfinite(self.checkpoint_minutes) and self.checkpoint_minutes >= 0):
+            raise InputError(f"--checkpoint-minutes {self.checkpoint_minutes}: expected minutes, 0 or more")
         if self.patience and not (self.dev_split and self.evaluate_every):
             raise InputError(f"--patience {self.patience}: expected --dev-split too, which measures quality, and "
                              "--evaluate-every")  # fmt: skip
@@ -171,16 +179,17 @@ class Training(Common):
         last, best = (Checkpoints(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
         draft.check(abandoned_s=abandoned_s(last))  # refuses other options before anything is opened
         if not draft.complete:
-            on_ray = join_cluster(store, private=self.ray or self.workers > 1)
-            group = self.plan_group(on_ray)
-            maker, loop, notes = prepare(on_ray)
-            task = TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=self.dtype,
-                                group=group)  # fmt: skip
-            result = self.run_task(task, on_ray)
-            draft.begin()  # joins the draft that the first worker has begun
-            draft.note(**notes, **result.notes())
-            if not draft.complete:
-                draft.finish()
+            with note_checkpoint(draft, last):
+                on_ray = join_cluster(store, private=self.ray or self.workers > 1)
+                group = self.plan_group(on_ray)
+                maker, loop, notes = prepare(on_ray)
+                task = TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=self.dtype,
+                                    group=group)  # fmt: skip
+                result = self.run_task(task, on_ray)
+                draft.begin()  # joins the draft that the first worker has begun
+                draft.note(**notes, **result.notes())
+                if not draft.complete:
+                    draft.finish()
         last.clear()
         best.clear()
         return store.open(kind, name)
@@ -219,8 +228,11 @@ class Training(Common):
                     return False
                 return True
 
-            def show(done: StepDone) -> None:
+            def show(done: StartMeasured | StepDone) -> None:
                 nonlocal curves
+                if isinstance(done, StartMeasured):
+                    stage.say(f"{QUALITY} {done.quality:.4f} at step 0, before training")
+                    return
                 stage.remark = f"loss {done.loss:.4f}"
                 if done.quality is not None:
                     stage.say(f"step {done.step:,}: {stage.remark}, {QUALITY} {done.quality:.4f}")
@@ -230,8 +242,8 @@ class Training(Common):
 
             try:
                 if on_ray:
-                    return run_on_ray(task, stage.count, show, stage.say)
-                return run_local(task, stage.count, show)
+                    return run_on_ray(task, stage.count, show, stage.say, deferred_signals)
+                return run_local(task, stage.count, show, deferred_signals)
             except BaseException:
                 if curves:
                     attempt(curves.draw_added)
@@ -256,6 +268,27 @@ class Contrastive(Training):
 
     grad_cache: Literal["auto", "on", "off"] = "auto"
     """GradCache computes the vectors of a batch twice, which needs less memory. auto: if the batch is large."""
+
+
+@contextlib.contextmanager
+def note_checkpoint(draft: Draft, last: Checkpoints) -> Iterator[None]:
+    """Notes on a KeyboardInterrupt that ends the block from which step the same command resumes the run.
+
+    Args:
+        draft: What is trained.
+        last: Its last checkpoint.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        with contextlib.suppress(InputError, OSError):  # without an answer of the store, nothing is promised
+            step = last.step()
+            if step is None:
+                interruption.add_note(f"nothing of {draft.key} was saved: the next run starts from the beginning")
+            else:
+                interruption.add_note(f"{draft.key} is saved at step {step:,}")
+                interruption.add_note(RESUME)
+        raise
 
 
 def describe_best(notes: dict[str, Any]) -> str:

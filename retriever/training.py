@@ -12,11 +12,14 @@ is its own, the chunks run forward and backward one after the other.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +47,7 @@ from retriever.system import Batch, Chunk, Evaluate, Refresh, System, check_outp
 KEPT = {"cpu": 65_536, "cuda": 131_072}
 POINTS = 5_000  # of a curve that is kept, at the least, where there are as many steps
 # Loop options that do not shape the result: a run may resume with other values of them.
-HOW = ("checkpoint_every", "grad_cache", "zero", "offload")
+HOW = ("checkpoint_every", "checkpoint_minutes", "grad_cache", "zero", "offload")
 _MINED = "mined"  # of a checkpoint's tensors
 _Passed = tuple[dict[str, torch.Tensor], torch.Tensor | None]  # what System.forward returns
 
@@ -60,8 +63,8 @@ class LoopOptions:
     optimizer: "adamw", or "adafactor" as T5X has it, of all parameters that are in no declared group. parameter_scale:
     Adafactor multiplies the learning rate by the RMS of each parameter.
     zero: DeepSpeed's stage (0 to 3), None: plain data parallelism. offload: keep the optimizer in CPU memory.
-    evaluate_every, checkpoint_every, refresh_every: in steps. patience: evaluations without a better one before the
-    end. 0: never.
+    evaluate_every, checkpoint_every, refresh_every: in steps. checkpoint_minutes: a checkpoint is also written at the
+    end of a step if the last one is this old. patience: evaluations without a better one before the end. 0: never.
     """
 
     steps: int
@@ -76,6 +79,7 @@ class LoopOptions:
     zero: int | None = None
     offload: bool = False
     checkpoint_every: int = 100
+    checkpoint_minutes: float = 5.0
     evaluate_every: int = 0
     refresh_every: int = 0
     patience: int = 0
@@ -90,6 +94,8 @@ class LoopOptions:
             raise InputError(f"steps={self.steps} checkpoint_every={self.checkpoint_every} evaluate_every="
                              f"{self.evaluate_every} refresh_every={self.refresh_every} patience={self.patience}: "
                              "expected counts")  # fmt: skip
+        if not (math.isfinite(self.checkpoint_minutes) and self.checkpoint_minutes >= 0):
+            raise InputError(f"checkpoint_minutes={self.checkpoint_minutes}: expected minutes, 0 or more")
         if not (math.isfinite(self.lr) and self.lr > 0) or self.seed < 0 or not 0 <= self.warm_up < 1:
             raise InputError(f"lr={self.lr} seed={self.seed} warm_up={self.warm_up}: expected a learning rate above 0, "
                              "a seed from 0 on, and a share of the steps")  # fmt: skip
@@ -129,13 +135,28 @@ class Progress:
     since: int = 0  # evaluations since the best
 
 
+class Stopped(Exception):
+    """A run has ended because a stop was requested. If it had done a step, the checkpoint of the last one is saved."""
+
+
+StopRequests = Callable[[], AbstractContextManager[Callable[[], bool]]]
+"""A context manager for the steps of a run, which gives `must_stop()`: whether a stop of the run is requested."""
+
+
+@contextlib.contextmanager
+def no_stop_requests() -> Iterator[Callable[[], bool]]:
+    """The StopRequests of a run that nothing stops."""
+    yield lambda: False
+
+
 @dataclass(frozen=True)
 class Hooks:
     """The functions by which a worker keeps checkpoints and reports steps.
 
     load, save: the last checkpoint; load_best, save_best: the best one. save takes the step and a function that writes
     a file; load returns a local file, which is removed after reading. note: called on the first worker after each step,
-    and once with the steps of an earlier run.
+    and before the first one with the steps of an earlier run or, without one, with the quality on the dev split.
+    stop_requests: entered on the first worker for the steps; asked before the first step and after each.
     """
 
     load: Callable[[], Path | None]
@@ -143,6 +164,7 @@ class Hooks:
     load_best: Callable[[], Path | None]
     save_best: Callable[[int, Callable[[Path], object]], object]
     note: Callable[[dict[str, Any]], object]
+    stop_requests: StopRequests = no_stop_requests
 
 
 class Trainer:
@@ -176,6 +198,9 @@ class Trainer:
         """From the last checkpoint, or the start, to the end; the system is left with its best weights.
 
         Negatives that were mined during training are kept with the weights: a resumed run trains on the same ones.
+
+        Raises:
+            Stopped: If a stop was requested, after the checkpoint of the step at which it was noticed.
         """
         options, self.refresh = self.options, refresh
         self._agree(json.dumps(self.conditions), f"workers compute differently, this one by {_spelt(self.conditions)}: "
@@ -185,6 +210,29 @@ class Trainer:
                     "have all nodes see the same store")  # fmt: skip
         if self.rank == 0 and progress.steps:
             hooks.note({"resumed": progress.steps})
+        if evaluate and options.evaluate_every and not progress.steps:
+            start_quality = self._measure(evaluate)
+            if self.rank == 0:
+                hooks.note({"start_quality": start_quality})
+        with hooks.stop_requests() if self.rank == 0 else no_stop_requests() as must_stop:
+            self._take_steps(progress, hooks, evaluate, must_stop)
+        if progress.best is not None and progress.best_step != progress.steps:
+            best = hooks.load_best()
+            if best is None:
+                raise InputError(f"the best checkpoint, of step {progress.best_step}, is gone: has another run of "
+                                 "the same ended meanwhile? Run the command again")  # fmt: skip
+            self.restore(best)
+        self.system.module.eval()
+        return progress
+
+    def _take_steps(
+        self, progress: Progress, hooks: Hooks, evaluate: Evaluate | None, must_stop: Callable[[], bool]
+    ) -> None:
+        """Trains to the end, with checkpoints. Raises Stopped if a stop is requested."""
+        options = self.options
+        if self._decide(False, must_stop())[1]:
+            raise Stopped
+        saved_s = time.monotonic()
         while progress.steps < options.steps:
             if evaluate and options.patience and progress.since >= options.patience:
                 break
@@ -201,19 +249,26 @@ class Trainer:
             if self.rank == 0:
                 hooks.note({"step": progress.steps, "loss": loss, "lr": lr, "quality": quality,
                             "numerics": self.numerics})  # fmt: skip
-            if refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
-                self._mined = refresh.mine()
-                refresh.take(self._mined)
-            if quality is not None or last or progress.steps % options.checkpoint_every == 0:
+            if self.refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
+                self._mined = self.refresh.mine()
+                self.refresh.take(self._mined)
+            # Last, so that the checkpoint holds what the step has measured and mined: a resumed run repeats neither.
+            is_old = 0 < 60 * options.checkpoint_minutes <= time.monotonic() - saved_s
+            is_old, stops = self._decide(is_old, must_stop())
+            if is_old or stops or quality is not None or last or progress.steps % options.checkpoint_every == 0:
                 self._keep(hooks.save, progress)
-        if progress.best is not None and progress.best_step != progress.steps:
-            best = hooks.load_best()
-            if best is None:
-                raise InputError(f"the best checkpoint, of step {progress.best_step}, is gone: has another run of "
-                                 "the same ended meanwhile? Run the command again")  # fmt: skip
-            self.restore(best)
-        self.system.module.eval()
-        return progress
+                saved_s = time.monotonic()
+            if stops:
+                raise Stopped
+
+    def _decide(self, is_old: bool, stops: bool) -> tuple[bool, bool]:
+        """Returns the values of rank 0 on every worker: the state of a checkpoint is collected from all of them."""
+        if self.world == 1:
+            return is_old, stops
+        values = torch.tensor([is_old, stops], device=self.device)
+        dist.broadcast(values, 0)
+        is_old, stops = values.tolist()
+        return is_old, stops
 
     def step(self, number: int) -> float:
         """One step over the batch at `number`; the loss over all of it."""
@@ -328,12 +383,7 @@ class Trainer:
         return passed
 
     def _evaluate(self, evaluate: Evaluate, progress: Progress, hooks: Hooks) -> float:
-        self.system.module.eval()
-        quality = evaluate()
-        if self.world > 1:  # sums may be rounded differently on other CPUs, and all workers must decide alike
-            first = torch.tensor(quality, dtype=torch.float64, device=self.device)
-            dist.broadcast(first, 0)
-            quality = float(first)
+        quality = self._measure(evaluate)
         if not math.isfinite(quality):
             raise self._not_finite(progress.steps - 1, "the vectors or scores of the dev split are not finite")
         if progress.best is None or quality > progress.best:
@@ -341,6 +391,16 @@ class Trainer:
             self._keep(hooks.save_best, progress)
         else:
             progress.since += 1
+        return quality
+
+    def _measure(self, evaluate: Evaluate) -> float:
+        """Returns the quality of the present weights, as rank 0 has computed it."""
+        self.system.module.eval()
+        quality = evaluate()
+        if self.world > 1:  # sums may be rounded differently on other CPUs, and all workers must decide alike
+            first = torch.tensor(quality, dtype=torch.float64, device=self.device)
+            dist.broadcast(first, 0)
+            quality = float(first)
         return quality
 
     def _keep(self, save: Callable[[int, Callable[[Path], object]], object], progress: Progress) -> None:

@@ -8,7 +8,8 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,41 +21,61 @@ from indexing.training.messages import (
     InvalidInput,
     Message,
     RunState,
+    Show,
     Started,
-    StepDone,
     TrainingResult,
 )
 from indexing.training.monitor import Listener, start_monitor
 from indexing.training.worker import TrainingTask, train_one
 from indexing.training.workers import announce_waiting
 from retriever.errors import Diverged, InputError
+from retriever.training import Stopped, StopRequests, no_stop_requests
 
 MAX_LOSSES = 100  # worker losses that one run tolerates, regardless of its progress between them
+POLL_S = 0.2  # seconds between two looks for a request to stop
+STOP_S = 300.0  # seconds in which workers have to end after a request; as much work as between timed checkpoints
 
 
 def run_on_ray(
     task: TrainingTask,
     count: Callable[[int, bool], object],
-    show: Callable[[StepDone], object],
+    show: Show,
     say: Callable[[str], object],
+    stop_requests: StopRequests = no_stop_requests,
 ) -> TrainingResult:
     """Trains on the workers of the task and commits the result.
 
     If a worker is lost, it is started again, and all workers resume from the last checkpoint. If the cluster has no
     room for it, training continues with fewer workers, down to `min_workers`, on the same batches.
 
+    If a stop is requested, the workers save a checkpoint at the end of their step and end, within STOP_S seconds. If no
+    step was done, there is nothing to save, and they are left at once.
+
     Args:
         task: The training task.
         count: Called as count(steps, is_reused) when steps are done; is_reused: by an earlier run.
-        show: Called once with each step.
+        show: Called once with each step, and with the quality before the first one.
         say: Prints a message for the user.
+        stop_requests: Where the run learns that it must stop.
 
     Returns:
         The result.
 
     Raises:
         InputError: If the input is bad, also if a worker finds it so, or if workers are lost too often.
+        Stopped: If a stop was requested.
     """
+    with stop_requests() as must_stop:
+        return _run(task, count, show, say, must_stop)
+
+
+def _run(
+    task: TrainingTask,
+    count: Callable[[int, bool], object],
+    show: Show,
+    say: Callable[[str], object],
+    must_stop: Callable[[], bool],
+) -> TrainingResult:
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     import ray
     from ray.exceptions import RayActorError
@@ -65,26 +86,24 @@ def run_on_ray(
     monitor = start_monitor()
     started = threading.Event()
     listener = Listener(
-        lambda: ray.get(monitor.next_updates.remote()), lambda: ray.get(monitor.abort.remote()), count, show, started
+        lambda: ray.get(monitor.next_updates.remote()), lambda: ray.get(monitor.stop.remote()), count, show, started
     )
     thread = threading.Thread(target=listener.follow, daemon=True)
     thread.start()
     folder = tempfile.mkdtemp(prefix="riptide-train-")
-    failure: Exception | None = None
     state = RunState()
     try:
+        trainer = TorchTrainer(
+            functools.partial(work, task, monitor),
+            scaling_config=ScalingConfig(
+                num_workers=(group.min_workers, group.workers) if group.is_elastic else group.workers,
+                use_gpu=group.gpus > 0,
+                resources_per_worker=group.resources,
+            ),
+            run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=MAX_LOSSES)),
+        )
         with announce_waiting(group, started, say):
-            TorchTrainer(
-                functools.partial(work, task, monitor),
-                scaling_config=ScalingConfig(
-                    num_workers=(group.min_workers, group.workers) if group.is_elastic else group.workers,
-                    use_gpu=group.gpus > 0,
-                    resources_per_worker=group.resources,
-                ),
-                run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=MAX_LOSSES)),
-            ).fit()
-    except Exception as error:
-        failure = error  # bad input that a worker has reported explains it better
+            failure = fit(trainer.fit, must_stop, monitor.stop.remote, listener)
     finally:
         with contextlib.suppress(RayActorError):  # the listener has met the same error
             state = ray.get(monitor.close.remote())
@@ -95,10 +114,49 @@ def run_on_ray(
         raise listener.error
     if state.error:
         raise Diverged(state.error) if state.diverged else InputError(state.error)
+    if state.result is None and must_stop():
+        raise Stopped
     if failure is not None:
         raise failure
     assert state.result is not None
     return state.result
+
+
+def fit(
+    run: Callable[[], object], must_stop: Callable[[], bool], stop: Callable[[], object], listener: Listener
+) -> Exception | None:
+    """Runs Ray Train to its end; if the run must stop, until the workers have ended, or STOP_S seconds are over.
+
+    Ray Train runs in a thread: in the main thread it replaces the handler of SIGINT and aborts the workers at once.
+
+    Args:
+        run: Runs Ray Train.
+        must_stop: Whether a stop is requested.
+        stop: Passes the request on to the workers.
+        listener: What follows the run.
+
+    Returns:
+        The exception of Ray Train, None without one. Bad input that a worker has reported explains it better.
+    """
+    failures: list[Exception] = []
+
+    def target() -> None:
+        try:
+            run()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    end: float | None = None
+    while thread.is_alive() and (end is None or time.monotonic() < end):
+        if end is None and must_stop():
+            if not listener.has_stepped:
+                break
+            stop()
+            end = time.monotonic() + STOP_S
+        thread.join(POLL_S)
+    return failures[0] if failures else None
 
 
 def work(task: TrainingTask, monitor: Any) -> None:
@@ -126,13 +184,29 @@ def work(task: TrainingTask, monitor: Any) -> None:
         device=torch.device(str(get_device())),
         rank=context.get_world_rank(),
         world=context.get_world_size(),
+        stop_requests=functools.partial(requests_of, monitor),
     )
 
 
+@contextlib.contextmanager
+def requests_of(monitor: Any) -> Iterator[Callable[[], bool]]:
+    """The StopRequests of a worker: one call of the monitor, which is answered once a stop is requested."""
+    import ray
+
+    request = monitor.stop_requested.remote()
+    yield lambda: bool(ray.wait([request], timeout=0)[0])
+
+
 def run_worker(
-    task: TrainingTask, send: Callable[[Message], object], *, device: torch.device, rank: int, world: int
+    task: TrainingTask,
+    send: Callable[[Message], object],
+    *,
+    device: torch.device,
+    rank: int,
+    world: int,
+    stop_requests: StopRequests = no_stop_requests,
 ) -> None:
-    """Trains on one worker and sends its messages, from Started to Finished.
+    """Trains on one worker and sends its messages, from Started to Finished; none at the end of a run that is stopped.
 
     Bad input is sent and not raised, because Ray Train would start the worker again. Other workers that fail because
     this one is missing are started again, and end at once.
@@ -143,12 +217,15 @@ def run_worker(
         device: The device of the worker.
         rank: The rank of the worker.
         world: The number of workers.
+        stop_requests: Where rank 0 learns that the run must stop.
     """
     send(Started(rank))
     try:
-        result = train_one(task, send, device=device, rank=rank, world=world)
+        result = train_one(task, send, device=device, rank=rank, world=world, stop_requests=stop_requests)
         if result is not None:
             send(Finished(result))
+    except Stopped:
+        return
     except InputError as error:
         send(InvalidInput(str(error), diverged=isinstance(error, Diverged)))
         if dist.is_initialized():

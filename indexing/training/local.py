@@ -13,11 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from indexing.training.messages import Message, RunState, StepDone, TrainingResult, receive, report
+from indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report
 from indexing.training.worker import TrainingTask, limited_threads, train_one
 from indexing.training.workers import WorkerGroup
 from indexing.work.local import cores_of_process
 from retriever.errors import InputError
+from retriever.training import StopRequests, no_stop_requests
 
 # The variables by which a launcher tells DeepSpeed its place in the run.
 LAUNCHER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
@@ -42,7 +43,10 @@ def plan_local_worker(cpus: int, gpus: int | None = None) -> WorkerGroup:
 
 
 def run_local(
-    task: TrainingTask, count: Callable[[int, bool], object], show: Callable[[StepDone], object]
+    task: TrainingTask,
+    count: Callable[[int, bool], object],
+    show: Show,
+    stop_requests: StopRequests = no_stop_requests,
 ) -> TrainingResult:
     """Trains with one worker in this process and commits the model.
 
@@ -51,13 +55,15 @@ def run_local(
     Args:
         task: The training task, of one worker.
         count: Called as count(steps, is_reused) when steps are done; is_reused: by an earlier run.
-        show: Called with each step.
+        show: Called with each step, and with the quality before the first one.
+        stop_requests: Where the run learns that it must stop.
 
     Returns:
         The result.
 
     Raises:
         InputError: If the input is bad, or if the memory of the GPU does not suffice.
+        Stopped: If a stop was requested.
     """
     state = RunState()
 
@@ -70,7 +76,7 @@ def run_local(
     group = contextlib.nullcontext() if task.loop.zero is None else single_process_group(device)
     try:
         with limited_threads(task.group.cpus), group:
-            result = train_one(task, send, device=device, rank=0, world=1)
+            result = train_one(task, send, device=device, rank=0, world=1, stop_requests=stop_requests)
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"step {state.last_step + 1:,}: the memory of the GPU does not suffice ({str(error).splitlines()[0]}); "

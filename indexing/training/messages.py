@@ -54,6 +54,13 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class StartMeasured:
+    """The quality on the dev split before the first step of a run; sent by rank 0."""
+
+    quality: float
+
+
+@dataclass(frozen=True)
 class StepDone:
     """A step is done; sent by rank 0.
 
@@ -99,7 +106,8 @@ class Finished:
     result: TrainingResult
 
 
-Message = Started | Resumed | StepDone | Failed | InvalidInput | Finished
+Message = Started | Resumed | StartMeasured | StepDone | Failed | InvalidInput | Finished
+Show = Callable[[StartMeasured | StepDone], object]  # shows a measurement or a step to the user
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,7 @@ class RunState:
 
     Attributes:
         last_step: The last step that was reported as done.
+        is_start_measured: Whether the quality before the first step was reported.
         attempts: Number of starts of rank 0 since the last new step.
         cause: The first failure since rank 0 started, "" if none was reported.
         losses: The error for too many losses, "" as long as there are few.
@@ -117,6 +126,7 @@ class RunState:
     """
 
     last_step: int = 0
+    is_start_measured: bool = False
     attempts: int = 0
     cause: str = ""
     losses: str = ""
@@ -142,13 +152,13 @@ class Update(NamedTuple):
         is_start: Rank 0 has started.
         steps: Number of steps to count.
         is_reused: An earlier run made these steps.
-        step: A step that was not reported before.
+        shown: A step, or the quality before the first one, that was not reported before.
     """
 
     is_start: bool = False
     steps: int = 0
     is_reused: bool = False
-    step: StepDone | None = None
+    shown: StartMeasured | StepDone | None = None
 
 
 def receive(state: RunState, message: Message) -> tuple[RunState, Update]:
@@ -164,8 +174,10 @@ def receive(state: RunState, message: Message) -> tuple[RunState, Update]:
             return replace(state, attempts=attempts, losses=losses, cause=""), Update(is_start=True)
         case Resumed(step) if step > state.last_step:
             return replace(state, last_step=step), Update(steps=step - state.last_step, is_reused=True)
+        case StartMeasured() if not state.is_start_measured:
+            return replace(state, is_start_measured=True), Update(shown=message)
         case StepDone(step) if step > state.last_step:
-            update = Update(steps=step - state.last_step, step=message)
+            update = Update(steps=step - state.last_step, shown=message)
             return replace(state, last_step=step, attempts=0, losses=""), update
         case Failed(cause):
             return replace(state, cause=state.cause or cause), Update()
@@ -186,15 +198,15 @@ def _describe_losses(state: RunState) -> str:
     )
 
 
-def report(update: Update, count: Callable[[int, bool], object], show: Callable[[StepDone], object]) -> None:
+def report(update: Update, count: Callable[[int, bool], object], show: Show) -> None:
     """Reports an update to the user.
 
     Args:
         update: The update.
         count: Called as count(steps, is_reused).
-        show: Called with each new step.
+        show: Called with each new step, and with the quality before the first one.
     """
-    if update.step is not None:
-        show(update.step)
+    if update.shown is not None:
+        show(update.shown)
     if update.steps:
         count(update.steps, update.is_reused)

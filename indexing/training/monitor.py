@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.training.messages import Message, RunState, StepDone, Update, receive, report
+from indexing.training.messages import Message, RunState, Show, StepDone, Update, receive, report
 
 
 class Monitor:
@@ -18,7 +18,7 @@ class Monitor:
     def __init__(self) -> None:
         self._state = RunState()
         self._updates: asyncio.Queue[Update | None] = asyncio.Queue()  # None: closed
-        self._is_aborted = False
+        self._stop = asyncio.Event()
 
     async def send(self, message: Message) -> None:
         """Takes in a message of a worker."""
@@ -27,7 +27,7 @@ class Monitor:
 
     async def must_stop(self) -> bool:
         """Returns whether a worker that starts now has to end at once."""
-        return self._is_aborted or self._state.must_stop
+        return self._stop.is_set() or self._state.must_stop
 
     async def next_updates(self) -> list[Update]:
         """Waits for updates and returns all that there are; an empty list once the monitor is closed."""
@@ -38,9 +38,13 @@ class Monitor:
             self._updates.put_nowait(None)  # for the next call
         return [update for update in updates if update is not None]
 
-    async def abort(self) -> None:
-        """Ends the workers: the driver no longer follows the run."""
-        self._is_aborted = True
+    async def stop(self) -> None:
+        """Requests that workers save a checkpoint and end."""
+        self._stop.set()
+
+    async def stop_requested(self) -> None:
+        """Returns once a stop is requested."""
+        await self._stop.wait()
 
     async def close(self) -> RunState:
         """Ends the waiting for updates, and returns the state."""
@@ -54,18 +58,20 @@ class Listener:
 
     Attributes:
         next_updates: Returns the next updates; an empty list at the end.
-        abort: Ends the workers. Called if an update cannot be reported.
+        stop: Ends the workers. Called if an update cannot be reported.
         count: Called as count(steps, is_reused).
-        show: Called with each new step.
+        show: Called with each new step, and with the quality before the first one.
         started: Set once rank 0 has started.
+        has_stepped: Whether a step was done.
         error: The error that ended the listener; None without one.
     """
 
     next_updates: Callable[[], list[Update]]
-    abort: Callable[[], object]
+    stop: Callable[[], object]
     count: Callable[[int, bool], object]
-    show: Callable[[StepDone], object]
+    show: Show
     started: threading.Event
+    has_stepped: bool = False
     error: Exception | None = None
 
     def follow(self) -> None:
@@ -75,11 +81,12 @@ class Listener:
                 for update in updates:
                     if update.is_start:
                         self.started.set()
+                    self.has_stepped |= isinstance(update.shown, StepDone)
                     report(update, self.count, self.show)
         except Exception as error:
             self.error = error
             with contextlib.suppress(Exception):  # the monitor may be gone, which also ends the workers
-                self.abort()
+                self.stop()
 
 
 def start_monitor() -> Any:

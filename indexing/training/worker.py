@@ -16,13 +16,13 @@ import torch.distributed as dist
 from indexing.artifact import ABANDONED_S, Draft, keep_alive
 from indexing.models import Checkpoints, commit_files, resolve_model
 from indexing.store import Store
-from indexing.training.messages import Message, Resumed, StepDone, TrainingResult
+from indexing.training.messages import Message, Resumed, StartMeasured, StepDone, TrainingResult
 from indexing.training.workers import WorkerGroup
 from retriever.errors import InputError
 from retriever.files import describe_backbone, resolve
 from retriever.numerics import choose_dtype
 from retriever.system import Evaluate, Refresh, System
-from retriever.training import Hooks, LoopOptions, Trainer
+from retriever.training import Hooks, LoopOptions, StopRequests, Trainer, no_stop_requests
 
 
 class Maker(Protocol):
@@ -113,7 +113,13 @@ def abandoned_s(last: Checkpoints) -> float | None:
 
 
 def train_one(
-    task: TrainingTask, send: Callable[[Message], object], *, device: torch.device, rank: int, world: int
+    task: TrainingTask,
+    send: Callable[[Message], object],
+    *,
+    device: torch.device,
+    rank: int,
+    world: int,
+    stop_requests: StopRequests = no_stop_requests,
 ) -> TrainingResult | None:
     """Trains on one worker and commits the model on rank 0.
 
@@ -121,27 +127,35 @@ def train_one(
 
     Args:
         task: The task.
-        send: Called with the messages of the worker: Resumed and StepDone.
+        send: Called with the messages of the worker: Resumed or StartMeasured, and StepDone.
         device: The device of the worker.
         rank: The rank of the worker.
         world: The number of workers.
+        stop_requests: Where rank 0 learns that the run must stop.
 
     Returns:
         The result on rank 0; None on the others.
 
     Raises:
         InputError: If the input is bad.
+        Stopped: If a stop was requested.
     """
 
     def note(values: dict[str, Any]) -> None:
-        send(Resumed(values["resumed"]) if "resumed" in values else StepDone(**values))
+        if "resumed" in values:
+            send(Resumed(values["resumed"]))
+        elif "start_quality" in values:
+            send(StartMeasured(values["start_quality"]))
+        else:
+            send(StepDone(**values))
 
     dtype = choose_dtype(task.dtype, device)
     system, evaluate, refresh = task.maker.make(device=device, dtype=dtype, rank=rank, world=world)
     trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
     if world > 1:
         dist.all_reduce(torch.zeros((), device=device))  # waits for the others
-    hooks = Hooks(task.last.load, partial(task.save, task.last), task.best.load, partial(task.save, task.best), note)
+    save, save_best = partial(task.save, task.last), partial(task.save, task.best)
+    hooks = Hooks(task.last.load, save, task.best.load, save_best, note, stop_requests)
     with task.begin_draft() if rank == 0 else contextlib.nullcontext():
         progress = trainer.train(hooks, evaluate, refresh)
         judged = task.maker.judge(system) if isinstance(task.maker, JudgingMaker) else {}

@@ -14,6 +14,8 @@ from indexing.work.conflicts import describe_changes
 from indexing.work.tasks import Runner, Task
 from retriever.errors import InputError, StorageError
 
+RESUME = "run the same command again to resume"  # a note of an interruption
+
 
 @dataclass(frozen=True)
 class Target:
@@ -224,6 +226,22 @@ class _Stage:
                 raise draft.removed()
 
 
+@contextlib.contextmanager
+def resumable(is_kept: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Notes on a KeyboardInterrupt that ends the block that the same command resumes.
+
+    Args:
+        is_kept: Whether something is kept from which the command resumes.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        with contextlib.suppress(InputError, OSError):  # without an answer of the store, nothing is promised
+            if is_kept():
+                interruption.add_note(RESUME)
+        raise
+
+
 def run_work(
     store: Store,
     work: Work,
@@ -238,7 +256,7 @@ def run_work(
     began and that has no part is removed; of a target that fails whole, the draft is marked and replaced by the next
     command. After an interruption or a failure of the storage, a draft that this call began and that has no part is
     marked. After a kill, a draft without parts is replaced once no process has worked on it for ABANDONED_S. Parts are
-    kept in all other cases.
+    kept in all other cases, and an interruption then has the note RESUME.
 
     Args:
         store: The store.
@@ -257,17 +275,18 @@ def run_work(
     drafts: list[Draft] = []
     targets = work.targets
     try:
-        for target in targets:
-            drafts.append(_begin(store, target))
-        if not all(draft.complete for draft in drafts):
-            with keep_alive(drafts):
-                for stage in work.stages:
-                    with progress(stage.title, stage.total, stage.noun) as counter:
-                        _Stage(stage, drafts, counter).run(runner, observe)
-                work.finish(drafts, runner, progress)
-            for draft in drafts:
-                if not draft.complete:
-                    draft.finish()
+        with resumable(lambda: any(draft.complete or draft.committed() for draft in drafts)):
+            for target in targets:
+                drafts.append(_begin(store, target))
+            if not all(draft.complete for draft in drafts):
+                with keep_alive(drafts):
+                    for stage in work.stages:
+                        with progress(stage.title, stage.total, stage.noun) as counter:
+                            _Stage(stage, drafts, counter).run(runner, observe)
+                    work.finish(drafts, runner, progress)
+                for draft in drafts:
+                    if not draft.complete:
+                        draft.finish()
     except BaseException as error:
         for target, draft in zip(targets, drafts, strict=False):
             if isinstance(error, InputError) and not isinstance(error, StorageError):

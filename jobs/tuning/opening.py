@@ -153,6 +153,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         zero=options.zero,
         offload=options.offload,
         checkpoint_every=options.checkpoint_every,
+        checkpoint_minutes=options.checkpoint_minutes,
         refresh_every=refresh_every,
         evaluate_every=options.steps_per_evaluation,
         patience=options.patience,

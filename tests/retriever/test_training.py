@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -14,7 +16,17 @@ import torch
 import training_cases as cases
 from safetensors import safe_open
 from tiny import save_bert
-from training_cases import CPU, ENCODER, LONG_AND_SHORT, Checkpoints, dual_system, gradients, make_data, record_norms
+from training_cases import (
+    CPU,
+    ENCODER,
+    LONG_AND_SHORT,
+    Checkpoints,
+    clock,
+    dual_system,
+    gradients,
+    make_data,
+    record_norms,
+)
 from two_workers import TwoWorkers
 
 from retriever import training
@@ -26,7 +38,7 @@ from retriever.options import EncoderOptions
 from retriever.prompts import DeepPrompt, load_prompt
 from retriever.reranker_data import batch_at
 from retriever.system import checkpoint_activations
-from retriever.training import LoopOptions, Trainer
+from retriever.training import LoopOptions, Stopped, Trainer
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +308,85 @@ def test_a_resumed_run_uses_the_negatives_mined_last(bert: Path, tmp_path: Path)
     assert torch.equal(system.prompts["both"].embedding, whole.prompts["both"].embedding)
 
 
+def test_a_run_that_is_stopped_resumes_after_the_step_that_it_has_saved(bert: Path, tmp_path: Path) -> None:
+    """Stopped before the first step, after a step that measures and mines, after a plain one, and after the last.
+
+    Both runs together measure and mine as often as one that is not stopped, and end with the same weights.
+    """
+
+    def run(checkpoints: Checkpoints) -> tuple[dict[str, Any], int]:
+        system = dual_system(bert)
+        matrix = system.prompts["both"].matrix  # type: ignore[union-attr]
+        measured: list[float] = []
+
+        def evaluate() -> float:
+            measured.append(float(matrix().abs().sum()))  # type: ignore[operator]
+            return measured[-1]
+
+        loop = LoopOptions(steps=9, lr=1e-2, evaluate_every=3, refresh_every=3)
+        trainer = Trainer(system, loop, device=CPU, dtype=torch.float32)
+        stops = checkpoints.stop_at is not None
+        with pytest.raises(Stopped) if stops else contextlib.nullcontext():
+            trainer.train(checkpoints.hooks(), evaluate, Shuffled(system))
+        return {} if stops else trainer.stepper.state(), len(measured)
+
+    whole, times = run(Checkpoints(tmp_path / "whole"))
+    assert times == 4
+    for stop_at, saved in ((0, []), (3, [3]), (5, [3, 5]), (9, [3, 6, 9])):
+        stopped = Checkpoints(tmp_path / f"stopped-{stop_at}", stop_at=stop_at)
+        _, before = run(stopped)
+        assert stopped.saved == saved
+        resumed = Checkpoints(tmp_path / f"stopped-{stop_at}")
+        state, after = run(resumed)
+        assert resumed.notes[0] == ({"resumed": stop_at} if stop_at else {"start_quality": ANY})
+        assert before + after == times + (stop_at == 0)
+        assert state.keys() == whole.keys()
+        assert all(torch.equal(state[name], whole[name]) for name in whole), stop_at
+
+
+@pytest.mark.parametrize(("method", "zero"), [("prompt", None), ("prompt", 1), ("finetune", 2)])
+def test_all_workers_stop_and_save_at_the_same_step(
+    request: pytest.FixtureRequest, bert: Path, tmp_path: Path, method: str, zero: int | None
+) -> None:
+    pair: TwoWorkers = request.getfixturevalue("two_workers" if zero is None else "two_deepspeed_workers")
+    whole, resumed = pair.run(cases.stopped_and_resumed, bert, tmp_path, method, zero)[0]
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize(("minutes", "saved"), [(5.0, [3, 6, 8]), (0.0, [8])])
+def test_a_checkpoint_is_written_once_the_last_one_is_old(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, saved: list[int]
+) -> None:
+    """The clock goes forward by 100 s whenever it is read, which is once per step."""
+    monkeypatch.setattr(training, "time", clock(100.0))
+    checkpoints = Checkpoints(tmp_path / "kept")
+    train(dual_system(bert), checkpoints, steps=8, checkpoint_every=100, checkpoint_minutes=minutes)
+    assert checkpoints.saved == saved
+
+
+def test_the_quality_before_the_first_step_is_reported_and_changes_nothing(bert: Path, tmp_path: Path) -> None:
+    """It counts neither as the best one nor for patience; the weights are those of a run that measures at the end."""
+    data = make_data()
+    rows = np.arange(data.num_passages)
+    dev = DevSet(data.queries[::2], [np.array([row]) for row in rows], data.passages(rows)[1])
+    qualities = iter([0.9, 0.1, 0.2])
+    measured, plain = dual_system(bert), dual_system(bert)
+
+    def evaluate() -> float:
+        dev.mrr(measured)
+        torch.rand(7)
+        return next(qualities)
+
+    checkpoints, without = Checkpoints(tmp_path / "measured"), Checkpoints(tmp_path / "plain")
+    progress = train(measured, checkpoints, evaluate, steps=4, evaluate_every=2, patience=1)
+    train(plain, without, steps=4)
+    assert checkpoints.notes[0] == {"start_quality": 0.9}
+    assert (progress.best, progress.best_step, progress.since) == (0.2, 4, 0)
+    assert [point[3] for point in progress.curve] == [None, 0.1, None, 0.2]
+    assert "start_quality" not in without.notes[0]
+    assert torch.equal(measured.prompts["both"].embedding, plain.prompts["both"].embedding)
+
+
 def test_a_prompts_checkpoint_holds_no_backbone(bert: Path, tmp_path: Path) -> None:
     train(dual_system(bert), Checkpoints(tmp_path / "kept"))
     with safe_open(tmp_path / "kept" / "last", "pt") as file:
@@ -303,7 +394,7 @@ def test_a_prompts_checkpoint_holds_no_backbone(bert: Path, tmp_path: Path) -> N
 
 
 def test_the_best_is_kept_and_training_ends_early(bert: Path, tmp_path: Path) -> None:
-    qualities = iter([0.2, 0.5, 0.4, 0.3, 0.9])
+    qualities = iter([0.9, 0.2, 0.5, 0.4, 0.3, 0.9])
     system = dual_system(bert)
     progress = train(
         system, Checkpoints(tmp_path / "kept"), lambda: next(qualities), steps=50, evaluate_every=3, patience=2
@@ -311,13 +402,12 @@ def test_the_best_is_kept_and_training_ends_early(bert: Path, tmp_path: Path) ->
     assert (progress.best, progress.best_step, progress.steps) == (0.5, 6, 12)
     halfway = dual_system(bert)
     train(halfway, Checkpoints(tmp_path / "other"), lambda: 0.0, steps=50, evaluate_every=3, patience=1)
-    qualities = iter([0.2, 0.5, 0.4, 0.3, 0.9])
     assert not torch.equal(system.prompts["both"].embedding, halfway.prompts["both"].embedding)
 
 
 def test_a_missing_best_checkpoint_is_an_error(bert: Path, tmp_path: Path) -> None:
     hooks = replace(Checkpoints(tmp_path / "kept").hooks(), load_best=lambda: None)
-    qualities = iter([0.5, 0.1])
+    qualities = iter([0.9, 0.5, 0.1])
     options = LoopOptions(steps=4, lr=1e-3, evaluate_every=2)
     trainer = Trainer(dual_system(bert), options, device=CPU, dtype=torch.float32)
     with pytest.raises(InputError, match="the best checkpoint, of step 2, is gone"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -22,7 +26,7 @@ from retriever.recipe import read_recipe
 from retriever.reranker_data import TeacherScores, TrainingData
 from retriever.stepping import trained
 from retriever.topics.training import TrainingTopics
-from retriever.training import Hooks, LoopOptions, Progress, Trainer
+from retriever.training import Hooks, LoopOptions, Progress, Stopped, Trainer
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
 CPU = torch.device("cpu")
@@ -141,30 +145,41 @@ class Checkpoints:
 
     Attributes:
         notes: What the trainer reported.
+        saved: The steps of the checkpoints that were written, those of the best weights aside.
 
     Args:
         folder: The folder; created if it does not exist.
         die_at: The process is lost before the checkpoint of this step is written.
+        stop_at: A stop is requested when this step is done; 0: before the first one.
     """
 
-    def __init__(self, folder: Path, die_at: int | None = None):
-        self.folder, self.die_at = folder, die_at
+    def __init__(self, folder: Path, die_at: int | None = None, stop_at: int | None = None):
+        self.folder, self.die_at, self.stop_at = folder, die_at, stop_at
         folder.mkdir(exist_ok=True)
         self.notes: list[dict[str, Any]] = []
+        self.saved: list[int] = []
+
+    @contextlib.contextmanager
+    def stop_requests(self) -> Iterator[Callable[[], bool]]:
+        """The StopRequests of `stop_at`."""
+        yield lambda: self.stop_at is not None and max([0, *(note.get("step", 0) for note in self.notes)]) >= self.stop_at
 
     def hooks(self) -> Hooks:
         def save(name: str, step: int, write: Callable[[Path], object]) -> None:
             if self.die_at is not None and step >= self.die_at:
                 raise KeyboardInterrupt
             write(self.folder / name)
+            if name == "last":
+                self.saved.append(step)
 
         def load(name: str) -> Path | None:
             if not (self.folder / name).exists():
                 return None
-            return Path(shutil.copy(self.folder / name, self.folder / f"copy-{name}"))
+            return Path(shutil.copy(self.folder / name, self.folder / f"copy-{name}-{os.getpid()}"))
 
         part = functools.partial
-        return Hooks(part(load, "last"), part(save, "last"), part(load, "best"), part(save, "best"), self.notes.append)
+        last, best = (part(load, "last"), part(save, "last")), (part(load, "best"), part(save, "best"))
+        return Hooks(*last, *best, self.notes.append, self.stop_requests)
 
 
 def train(system: DualSystem, checkpoints: Checkpoints, **loop: Any) -> Progress:
@@ -182,6 +197,12 @@ def whole_and_resumed(run: Callable[[Checkpoints], Result], folder: Path) -> tup
     resumed = run(checkpoints)
     assert checkpoints.notes[0] == {"resumed": 2}
     return whole, resumed
+
+
+def clock(seconds: float) -> SimpleNamespace:
+    """Returns what takes the place of the module `time`: a clock that goes forward by so much whenever it is read."""
+    readings = iter(range(1_000_000))
+    return SimpleNamespace(monotonic=lambda: seconds * next(readings))
 
 
 # Cases: functions that TwoWorkers runs on both workers.
@@ -266,3 +287,30 @@ def first_four_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, folder: P
     trainer = Trainer(dual_system(bert, dropout=0.0), loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
     curve: list[Any] = [[number + 1, trainer.step(number), loop.learning_rate(number), None] for number in range(4)]
     trainer._keep(Checkpoints(folder).hooks().save, Progress(4, curve))
+
+
+def stopped_and_resumed(
+    rank: int, patch: pytest.MonkeyPatch, bert: Path, folder: Path, method: str, zero: int | None
+) -> list[dict[str, torch.Tensor]]:
+    """Runs six steps; then again, stopped at step 4 and resumed. The flag and the clock of rank 0 decide, not rank 1's.
+
+    Returns:
+        The state after the last step of the run that was not stopped, and of the one that was.
+    """
+    states = []
+    for name, stop_at in (("whole", None), ("stopped", 4 if rank == 0 else 1), ("stopped", None)):
+        system = dual_system(bert, method=method, chunk=200)
+        loop = LoopOptions(steps=6, lr=1e-2, zero=zero)
+        trainer = Trainer(system, loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
+        checkpoints = Checkpoints(folder / name, stop_at=stop_at)
+        patch.setattr(training, "time", clock(200.0 if rank == 0 else 1e6))
+        stops = contextlib.nullcontext() if stop_at is None else pytest.raises(Stopped)
+        with stops:
+            trainer.train(checkpoints.hooks())
+        torch.distributed.barrier()  # rank 0 has written the checkpoint
+        if stop_at is None:
+            states.append(trainer.stepper.state())
+        if rank == 0:
+            assert checkpoints.saved == {"whole": [2, 4, 6], "stopped": [2, 4] if stop_at else [6]}[name]
+            assert checkpoints.notes[0] == ({"resumed": 4} if (name, stop_at) == ("stopped", None) else ANY)
+    return states

@@ -14,6 +14,7 @@ from indexing.training.messages import (
     Message,
     Resumed,
     RunState,
+    StartMeasured,
     Started,
     StepDone,
     TrainingResult,
@@ -35,7 +36,7 @@ class Outcome:
     """The state after some messages, and everything that was reported.
 
     Attributes:
-        steps: The steps that were shown.
+        steps: The steps that were shown; 0 for the quality before the first one.
         counted: The counted steps of this run.
         reused: The counted steps of an earlier run.
         starts: The number of starts.
@@ -60,7 +61,7 @@ def after(*messages: Message) -> Outcome:
     for message in messages:
         outcome.state, update = receive(outcome.state, message)
         outcome.starts += update.is_start
-        report(update, count, lambda done: outcome.steps.append(done.step))
+        report(update, count, lambda done: outcome.steps.append(getattr(done, "step", 0)))
     return outcome
 
 
@@ -73,6 +74,10 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
     [
         pytest.param([], [], 0, 0, "", False, id="nothing"),
         pytest.param([START, step(1), step(2), step(3), END], [1, 2, 3], 3, 0, "", True, id="undisturbed"),
+        pytest.param(
+            [START, StartMeasured(0.5), step(1), Failed("x"), START, StartMeasured(0.5), step(1), step(2), END],
+            [0, 1, 2], 2, 0, "", True, id="the quality before the first step is reported once",
+        ),
         pytest.param([START, Resumed(2), step(3), END], [3], 1, 2, "", True, id="resumed from an earlier run"),
         pytest.param([START, Resumed(3), END], [], 0, 3, "", True, id="an earlier run made all steps"),
         pytest.param(

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from indexing.training.messages import InvalidInput, Started, StepDone, Update
+from indexing.training.messages import InvalidInput, StartMeasured, Started, StepDone, Update
 from indexing.training.monitor import Listener, Monitor
 
 
@@ -25,7 +25,7 @@ def test_updates_arrive_in_order_until_it_is_closed() -> None:
         await monitor.send(step(2))
         state = await monitor.close()
         await monitor.send(step(3))  # of a worker that has not heard of the end
-        assert [update.step for update in await monitor.next_updates()] == [step(1), step(2), step(3)]
+        assert [update.shown for update in await monitor.next_updates()] == [step(1), step(2), step(3)]
         assert await monitor.next_updates() == []
         assert state.last_step == 2
 
@@ -33,49 +33,65 @@ def test_updates_arrive_in_order_until_it_is_closed() -> None:
 
 
 @pytest.mark.parametrize("bad", [True, False])
-def test_workers_stop_after_bad_input_and_without_a_listener(bad: bool) -> None:
+def test_workers_stop_after_bad_input_and_on_request(bad: bool) -> None:
+    """Bad input ends workers that start; a request ends those that run too."""
+
     async def run() -> None:
         monitor = Monitor()
+        request = asyncio.create_task(monitor.stop_requested())
         assert not await monitor.must_stop()
-        await (monitor.send(InvalidInput("a.json: bad")) if bad else monitor.abort())
+        await (monitor.send(InvalidInput("a.json: bad")) if bad else monitor.stop())
         assert await monitor.must_stop()
+        await asyncio.sleep(0)
+        assert request.done() == (not bad)
+        request.cancel()
         assert (await monitor.close()).error == ("a.json: bad" if bad else "")
 
     asyncio.run(run())
 
 
 def test_a_listener_reports_what_it_hears() -> None:
-    updates = [[Update(is_start=True), Update(steps=1, step=step(1))], [Update(steps=2, is_reused=True)], []]
+    measured = StartMeasured(0.5)
+    updates = [
+        [Update(is_start=True), Update(shown=measured)],
+        [Update(steps=1, shown=step(1)), Update(steps=2, is_reused=True)],
+        [],
+    ]
     counted: list[tuple[int, bool]] = []
-    shown: list[StepDone] = []
-    aborted: list[bool] = []
+    shown: list[object] = []
+    stopped: list[bool] = []
+
+    def next_updates() -> list[Update]:
+        assert listener.has_stepped == (step(1) in shown)
+        return updates.pop(0)
+
     listener = Listener(
-        lambda: updates.pop(0),
-        lambda: aborted.append(True),
+        next_updates,
+        lambda: stopped.append(True),
         lambda *steps: counted.append(steps),
         shown.append,
         threading.Event(),
     )
     listener.follow()
-    assert (counted, shown) == ([(1, False), (2, True)], [step(1)])
+    assert (counted, shown) == ([(1, False), (2, True)], [measured, step(1)])
     assert listener.started.is_set()
-    assert (aborted, listener.error) == ([], None)
+    assert (stopped, listener.error) == ([], None)
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_broken_listener_ends_the_workers(is_gone: bool) -> None:
     """Also if the monitor is gone, which then cannot be told."""
-    aborted: list[bool] = []
+    stopped: list[bool] = []
 
-    def abort() -> None:
-        aborted.append(True)
+    def stop() -> None:
+        stopped.append(True)
         if is_gone:
             raise ConnectionError("the monitor is gone")
 
-    def show(done: StepDone) -> None:
+    def show(done: object) -> None:
         raise ValueError("cannot show it")
 
-    listener = Listener(lambda: [Update(steps=1, step=step(1))], abort, lambda *_: None, show, threading.Event())
+    listener = Listener(lambda: [Update(steps=1, shown=step(1))], stop, lambda *_: None, show, threading.Event())
     listener.follow()
-    assert aborted == [True]
+    assert stopped == [True]
     assert str(listener.error) == "cannot show it"

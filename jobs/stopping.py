@@ -1,0 +1,54 @@
+"""SIGINT and SIGTERM during the steps of a training run: the run ends after its step, with a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+from jobs.cli import raise_terminated
+
+from retriever.training import Stopped
+
+STDERR = 2  # its file descriptor
+NOTICE = b"stops at the end of this step; a second signal ends the job at once\n"
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[Callable[[], bool]]:
+    """Defers SIGINT and SIGTERM to the end of the block; yields a function that returns whether one has arrived.
+
+    The block may end early by Stopped. Then, or at its end, the handler of the signal runs, which raises
+    KeyboardInterrupt or Terminated. After the first signal, the second one ends the process at once.
+
+    Signals that a program handles itself, or that its shell ignores, are not deferred.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if is_main and (handler := signal.getsignal(number)) in (signal.default_int_handler, raise_terminated)
+    }
+    arrived: list[int] = []
+
+    def defer(number: int, frame: object) -> None:
+        arrived.append(number)
+        for each in handlers:
+            signal.signal(each, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # not by print, which may be interrupted and cannot be re-entered
+            os.write(STDERR, (b"\n" if os.isatty(STDERR) else b"") + NOTICE)
+
+    for number in handlers:
+        signal.signal(number, defer)
+    try:
+        yield lambda: bool(arrived)
+    except Stopped:
+        if not arrived:
+            raise
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if arrived:
+        signal.raise_signal(arrived[0])
