@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,18 @@ def refused(job: Callable[..., Outcome]) -> Callable[..., str]:
         return outcome.err.rstrip("\n")
 
     return start
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Gives SIGINT and SIGTERM the handlers of a new Python, as a job finds them."""
+    # A Ray of this process may have set another handler; a shell starts background processes with SIGINT ignored.
+    handlers = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 CHECKS = {"EncoderNumerics", "RerankerNumerics", "LuceneVersions"}  # tasks that only look at a worker

@@ -145,6 +145,7 @@ def test_a_limit_is_of_the_name_and_takes_the_first_passages(world, done: Done) 
     assert len(names) > 25
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(("ending", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_job_with_one_line_and_without_temporary_files(
     world,
@@ -169,19 +170,11 @@ def test_a_signal_ends_the_job_with_one_line_and_without_temporary_files(
 
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Ray of this process may have set another handler
-    # A shell starts background processes with SIGINT ignored, and Python then installs no handler.
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(tempfile, "tempdir", str(temporary))
-            patch.setattr("indexing.bm25.counted", counted)
-            patch.setattr("indexing.work.local.cores_of_process", lambda: 1)
-            outcome = job(*command(world, "--shards", 2))
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGINT, interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        patch.setattr("indexing.bm25.counted", counted)
+        patch.setattr("indexing.work.local.cores_of_process", lambda: 1)
+        outcome = job(*command(world, "--shards", 2))
     word = "terminated" if ending == signal.SIGTERM else "interrupted"
     assert (outcome.status, outcome.err) == (status, f"error: {word}; run the same command again to resume\n")
     documented("Stores", f"a job that {ending.name} ends", outcome.err, status)

@@ -211,3 +211,33 @@ def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pyte
     monkeypatch.setattr(Store, "require", broken)
     with pytest.raises(ZeroDivisionError):
         job("verify", "--store", world.store)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "place", "is_kept"),
+    [
+        ("evaluate", ("--run", "exact"), "jobs.evaluate.measure_runs", False),
+        ("search", ("--mode", "exact", "--query", "w1"), "jobs.search.show_hits", False),
+        ("search", ("--mode", "exact", "--name", "new"), "indexing.work.local.LocalRunner.run", False),
+        ("import_corpus", ("--source",), "jobs.import_corpus.import_queries", True),
+        ("mine_negatives", ("--split", "test", "--sources", "exact:enc"), "jobs.mine_negatives.SampleNegatives", True),
+    ],
+)
+def test_a_resume_is_promised_only_if_something_is_kept(
+    world, job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, documented, name: str, arguments: tuple, place: str,
+    is_kept: bool,
+) -> None:  # fmt: skip
+    """Ctrl-C where a job measures or searches, before its first part, and after its first artifact."""
+
+    def interrupted(*_: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupted)
+    if name == "import_corpus":
+        outcome = job(name, "--store", tmp_path / "new", *arguments, world.source)
+    else:
+        outcome = job(name, "--store", world.store, *arguments)
+    line = "error: interrupted; run the same command again to resume\n" if is_kept else "error: interrupted\n"
+    assert (outcome.status, outcome.err) == (130, line)
+    if name == "evaluate":
+        documented("Stores", "an evaluation that SIGINT ends, which keeps nothing", outcome.err, 130)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from indexing.training.messages import InvalidInput, StartMeasured, Started, StepDone, Update
+from indexing.training.messages import InvalidInput, Started, StartMeasured, StepDone, Update
 from indexing.training.monitor import Listener, Monitor
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,23 @@ def test_a_worker_reports_its_start_its_steps_and_its_result(
     assert messages_of(task)[:2] == [Started(0), Resumed(3)]
     task.draft.finish()
     assert (model_folder(task.last.store.open("models", "m")) / "config.json").is_file()
+
+
+def test_a_worker_that_is_stopped_reports_no_end_and_resumes(
+    backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]
+) -> None:
+    @contextlib.contextmanager
+    def stop_after_a_step() -> Iterator[Callable[[], bool]]:
+        yield lambda: len(messages) > 1
+
+    task = task_of(SmallMaker(backbone))
+    messages: list[Message] = []
+    run_worker(task, messages.append, device=CPU, rank=0, world=1, stop_requests=stop_after_a_step)
+    start, step = messages
+    assert (start, isinstance(step, StepDone), task.last.step()) == (Started(0), True, 1)
+    again = messages_of(task)
+    assert again[:2] == [Started(0), Resumed(1)]
+    assert isinstance(again[-1], Finished)
 
 
 def test_bad_input_is_reported_and_leaves_no_draft(

@@ -18,7 +18,7 @@ from indexing.store import Store
 from indexing.work import local
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, run_work
+from indexing.work.work import RESUME, Committed, Progress, StageDefaults, Target, Unit, run_work
 from retriever.errors import InputError, StorageError
 
 
@@ -146,8 +146,9 @@ def test_an_interrupted_run_keeps_its_parts_and_makes_the_others(store: Store, c
         if len(made) == 3:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         run_work(store, WORK, LocalRunner(cores=cores), observe=interrupt)
+    assert caught.value.__notes__ == [RESUME]
     log = Log()
     run_work(store, WORK, LocalRunner(cores=cores), log, observe=lambda unit, result: made.append(result))
     kept = log.lines.count("kept")
@@ -316,6 +317,7 @@ def test_an_interruption_before_the_first_part_does_not_block_the_corrected_comm
         patch.setattr(Square, "_square", interrupted)
         with pytest.raises(type(error)):
             run_work(store, WORK, LocalRunner(cores=1))
+    assert not hasattr(error, "__notes__")
     assert store.failed() == {"squares/n": str(error) or "interrupted before its first part"}
     run_work(store, CUBES, LocalRunner(cores=1))
     assert contents(store)["part-00002"] == "8"

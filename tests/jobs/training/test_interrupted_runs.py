@@ -6,15 +6,16 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from interruption import interrupt_at
-from local_cluster import LONG, start, wait_for, wait_for_its_end
+from interruption import signal_in
+from local_cluster import LONG, PATIENCE, start, wait_for, wait_for_its_end, without_progress
 from mined import weights
-from training_commands import RERANK, TUNE, command
+from training_commands import RERANK, RIP, TUNE, command
 
 from indexing.artifact import ABANDONED_S, Draft
 from indexing.models import Checkpoints
@@ -24,27 +25,84 @@ from indexing.training.worker import TrainingTask
 Done = Callable[..., str]
 
 
-@pytest.mark.parametrize(("form", "kind"), [(TUNE, "prompts"), (RERANK, "models")])
-@pytest.mark.parametrize("is_written", [False, True])
-def test_interrupted_while_it_writes_a_checkpoint(
-    world, mined: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch, form: tuple, kind: str, is_written: bool
+# Moments: the method of Trainer in which a signal arrives, the number of the call, the signal, and the saved step.
+STARTS = [("restore", 0, SIGTERM, None), ("_measure", 0, SIGINT, None)]
+STEPS = [("step", 2, SIGINT, 3), ("_measure", 2, SIGTERM, 4), ("step", 7, SIGTERM, 8)]
+
+
+@pytest.mark.usefixtures("default_signals")
+@pytest.mark.parametrize(
+    ("form", "kind", "more", "moments"),
+    [
+        (TUNE, "prompts", (), [*STARTS, *STEPS]),
+        (RERANK, "models", ("--zero", 1), [STEPS[0]]),
+        pytest.param(RERANK, "models", ("--zero", 2), [STEPS[0], STEPS[2]], marks=pytest.mark.long),
+        pytest.param(RIP, "models", (), [STEPS[0], STEPS[2]], marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_ends_a_run_after_its_step_and_the_same_command_resumes_it(
+    world,
+    mined: Store,
+    done: Done,
+    job,
+    monkeypatch: pytest.MonkeyPatch,
+    documented: Callable[..., None],
+    form: tuple,
+    kind: str,
+    more: tuple,
+    moments: list,
 ) -> None:
-    """Ctrl-C before or after the write of the second checkpoint."""
-    more = ("--steps", 8, "--checkpoint-every", 2)
+    more = (*more, "--steps", 8)
     done(*command(form, world, "whole", *more))
     threads = torch.get_num_threads()
-    interrupt_at(monkeypatch, 4, is_written=is_written)
-    outcome = job(*command(form, world, "cut", *more))
-    assert (outcome.status, outcome.err) == (130, "error: interrupted; run the same command again to resume\n")
-    assert mined.incomplete() == [f"{kind}/cut"]
-    assert torch.get_num_threads() == threads
-    latest = json.loads((world.store / f"checkpoints/cut.{kind}/latest.json").read_text())
-    assert latest["step"] == (4 if is_written else 2)
-    out = done(*command(form, world, "cut", *more))
-    assert " kept) in " in out
-    assert weights(mined, f"{kind}/cut") == weights(mined, f"{kind}/whole")
-    assert mined.open(kind, "cut").notes == mined.open(kind, "whole").notes
-    assert not [*(world.store / "checkpoints").rglob("*.safetensors")]
+    for number, (method, call, ending, step) in enumerate(moments):
+        name = f"cut{number}"
+        cut = command(form, world, name, *more)
+        with monkeypatch.context() as patch:
+            signal_in(patch, method, call, ending)
+            outcome = job(*cut)
+        word, status = ("terminated", 143) if ending == SIGTERM else ("interrupted", 130)
+        saved = f"{kind}/{name} is saved at step {step}; run the same command again to resume"
+        nothing = f"nothing of {kind}/{name} was saved: the next run starts from the beginning"
+        assert (outcome.status, outcome.err) == (status, f"error: {word}; {saved if step else nothing}\n")
+        assert torch.get_num_threads() == threads
+        latest = world.store / f"checkpoints/{name}.{kind}/latest.json"
+        assert latest.exists() == (step is not None)
+        if step is not None:
+            assert json.loads(latest.read_text())["step"] == step
+        if form is TUNE and method in ("restore", "step") and step != 8:
+            moment = "before its first step" if step is None else "during its third step"
+            documented("Training", f"a training job that {ending.name} ends {moment}", outcome.err, status)
+        if step == 3:  # the next one is ended before its first step: its checkpoint is still that of the first
+            with monkeypatch.context() as patch:
+                signal_in(patch, "restore", 0, ending)
+                again = job(*cut)
+            assert (again.status, again.err) == (outcome.status, outcome.err)
+        out = done(*cut)
+        assert (f"train: 8 steps ({step} kept) in " in out) == (step is not None)
+        assert ("at step 0, before training" in out) == (step is None and form is TUNE)
+        assert weights(mined, f"{kind}/{name}") == weights(mined, f"{kind}/whole")
+        assert mined.open(kind, name).notes == mined.open(kind, "whole").notes
+        assert not [*(world.store / "checkpoints").rglob("*.safetensors")]
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_a_run_of_a_sweep_that_a_signal_ends_is_resumed(
+    world, mined: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second run: in its first step, whose checkpoint is kept, or before it, when the first run is kept."""
+    grid = ("--steps", 4, "--sweep", "seed=0,1")
+    for name, method, call, line in (
+        ("one", "step", 4, "prompts/one-seed1 is saved at step 1"),
+        ("two", "_measure", 3, "nothing of prompts/two-seed1 was saved: the next run starts from the beginning"),
+    ):
+        with monkeypatch.context() as patch:
+            signal_in(patch, method, call, SIGTERM)
+            outcome = job(*command(TUNE, world, name, *grid))
+        assert outcome.err == f"error: terminated; {line}; run the same command again to resume\n"
+        assert ("train: 4 steps (1 kept) in " in done(*command(TUNE, world, name, *grid))) == (method == "step")
+        chosen = mined.open("sweeps", name).notes
+    assert mined.open("sweeps", "one").notes["quality"] == chosen["quality"]
 
 
 def test_interrupted_before_its_first_checkpoint_it_does_not_block_the_corrected_command(
@@ -128,16 +186,35 @@ def test_a_run_whose_draft_was_replaced_ends_at_its_next_checkpoint(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(
-    ("form", "kind", "workers"),
+    ("form", "kind", "workers", "ending"),
     [
-        (RERANK, "models", 1),
-        *([(TUNE, "prompts", 1), (TUNE, "prompts", 2), (RERANK, "models", 2)] if LONG else []),
+        (RERANK, "models", 1, SIGKILL),
+        (TUNE, "prompts", 2, SIGINT),
+        *(
+            [
+                (TUNE, "prompts", 1, SIGKILL),
+                (TUNE, "prompts", 2, SIGKILL),
+                (RERANK, "models", 2, SIGKILL),
+                (RERANK, "models", 2, SIGTERM),
+                (RIP, "models", 1, SIGTERM),
+                (TUNE, "prompts", 1, SIGINT),
+            ]
+            if LONG
+            else []
+        ),
     ],
 )
-def test_killed_and_started_again(
-    world, mined: Store, done: Done, request: pytest.FixtureRequest, form: tuple, kind: str, workers: int
+def test_ended_and_started_again(
+    world,
+    mined: Store,
+    done: Done,
+    request: pytest.FixtureRequest,
+    form: tuple,
+    kind: str,
+    workers: int,
+    ending: signal.Signals,
 ) -> None:
-    """kill -9 to the job after a checkpoint; a private Ray goes down with it."""
+    """kill -9 to the job after a checkpoint, or Ctrl-C to its process group; a private Ray goes down with it."""
     if workers > 1:
         request.getfixturevalue("local_ray")
     more = ("--steps", 100, "--workers", workers, "--checkpoint-every", 5)
@@ -146,11 +223,16 @@ def test_killed_and_started_again(
     latest = world.store / f"checkpoints/cut.{kind}/latest.json"
     wait_for(latest.exists, "a checkpoint", process)
     children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    os.kill(process.pid, ending) if ending == SIGKILL else os.killpg(process.pid, ending)
+    _, err = process.communicate(timeout=PATIENCE)
     wait_for_its_end(children)
-    assert json.loads(latest.read_text())["step"] < 100, "the kill came too late"
+    step = json.loads(latest.read_text())["step"]
+    assert step < 100, "the signal came too late"
+    if ending != SIGKILL:
+        word, status = ("terminated", 143) if ending == SIGTERM else ("interrupted", 130)
+        line = f"error: {word}; {kind}/cut is saved at step {step}; run the same command again to resume"
+        assert (process.returncode, without_progress(err).splitlines()[-1]) == (status, line), err
     assert mined.incomplete() == [f"{kind}/cut"]
-    assert " kept) in " in done(*command(form, world, "cut", *more))
+    assert f"train: 100 steps ({step} kept) in " in done(*command(form, world, "cut", *more))
     assert weights(mined, f"{kind}/cut") == weights(mined, f"{kind}/whole")
     assert mined.open(kind, "cut").notes == mined.open(kind, "whole").notes

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -69,6 +72,27 @@ def test_two_workers_of_which_one_is_lost(world, mined: Store, done: Done) -> No
     assert "models/lost: 20 steps" in out
     assert weights(mined, "models/lost") == weights(mined, "models/whole")
     assert mined.open("models", "lost").notes == mined.open("models", "whole").notes
+
+
+@pytest.mark.chaos
+@pytest.mark.usefixtures("local_ray", "default_signals")
+def test_a_signal_before_the_first_step_ends_a_run_at_once(
+    world, mined: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to save; the cores of its workers are free for the next run."""
+
+    @contextlib.contextmanager
+    def signalled(*_: object) -> Iterator[None]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+
+    run = command(RERANK, world, "none", "--steps", 2, "--workers", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("indexing.training.cluster.announce_waiting", signalled)
+        outcome = job(*run)
+    line = "error: terminated; nothing of models/none was saved: the next run starts from the beginning\n"
+    assert (outcome.status, outcome.err) == (143, line)
+    assert "train: 2 steps in " in done(*run)
 
 
 @pytest.mark.usefixtures("local_ray")
