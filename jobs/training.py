@@ -96,8 +96,6 @@ class Training(Common):
         if self.workers < 1 or self.cpus < 1 or self.checkpoint_every < 1 or self.batch < self.workers:
             raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
                              f"{self.checkpoint_every}: expected at least 1, and a {row} for each worker")  # fmt: skip
-        if not (math.isfinite(self.checkpoint_minutes) and self.checkpoint_minutes >= 0):
-            raise InputError(f"--checkpoint-minutes {self.checkpoint_minutes}: expected minutes, 0 or more")
         if self.patience and not (self.dev_split and self.evaluate_every):
             raise InputError(f"--patience {self.patience}: expected --dev-split too, which measures quality, and "
                              "--evaluate-every")  # fmt: skip

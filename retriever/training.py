@@ -95,7 +95,7 @@ class LoopOptions:
                              f"{self.evaluate_every} refresh_every={self.refresh_every} patience={self.patience}: "
                              "expected counts")  # fmt: skip
         if not (math.isfinite(self.checkpoint_minutes) and self.checkpoint_minutes >= 0):
-            raise InputError(f"checkpoint_minutes={self.checkpoint_minutes}: expected minutes, 0 or more")
+            raise InputError(f"parameter checkpoint_minutes {self.checkpoint_minutes}: expected minutes, 0 or more")
         if not (math.isfinite(self.lr) and self.lr > 0) or self.seed < 0 or not 0 <= self.warm_up < 1:
             raise InputError(f"lr={self.lr} seed={self.seed} warm_up={self.warm_up}: expected a learning rate above 0, "
                              "a seed from 0 on, and a share of the steps")  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from jobs import cli, import_corpus, verify
+from jobs import cli, import_corpus, pipeline, verify
 from jobs.steps import Step, read_steps
 
 import pytest
@@ -120,6 +120,21 @@ def test_a_failure_names_the_step_and_the_next_run_goes_on_there(
         "bm25/bm25/g0000", "corpus/g0000", "embeddings/enc/g0000", "queries/raw", "runs/words",
     }  # fmt: skip
     assert kept.items() <= files_of(tmp_path / "store", but=()).items()
+
+
+@pytest.mark.parametrize(("number", "more"), [(1, ""), (2, "; run the same command again to resume")])
+def test_an_interrupted_chain_is_resumed_if_a_step_is_complete(
+    chain: list[dict], recipe: Write, job: Callable, monkeypatch: pytest.MonkeyPatch, number: int, more: str
+) -> None:
+    def perform(step: Step) -> None:
+        if step.number == number:
+            raise KeyboardInterrupt
+        original(step)
+
+    original = pipeline.perform
+    monkeypatch.setattr(pipeline, "perform", perform)
+    outcome = job("pipeline", "--config", recipe(*chain[:2]))
+    assert (outcome.status, outcome.err) == (130, f"error: interrupted{more}\n")
 
 
 def test_what_is_no_bad_input_keeps_its_trace_and_says_its_step(

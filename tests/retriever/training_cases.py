@@ -162,7 +162,7 @@ class Checkpoints:
     @contextlib.contextmanager
     def stop_requests(self) -> Iterator[Callable[[], bool]]:
         """The StopRequests of `stop_at`."""
-        yield lambda: self.stop_at is not None and self.stop_at <= max(note.get("step", 0) for note in [{}, *self.notes])
+        yield lambda: self.stop_at in [0, *(note.get("step", 0) for note in self.notes)]
 
     def hooks(self) -> Hooks:
         def save(name: str, step: int, write: Callable[[Path], object]) -> None:

@@ -120,6 +120,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--max-length", 65, "--steps", 1), "max_length=65 is more than the 64 positions"),
         (("--epochs", 0), "--epochs 0.0: expected more than 0"),
         (("--steps", 0), "steps=0 checkpoint_every=100"),
+        (("--checkpoint-minutes", "-1"), "--checkpoint-minutes -1.0: expected minutes, 0 or more"),
         (("--lr", "-1"), "lr=-1.0"),
         (("--batch", 1, "--workers", 2), "a query for each worker"),
         (("--name", "a/b"), "name 'a/b': expected one, and without '/'"),
