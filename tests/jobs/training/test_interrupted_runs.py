@@ -189,13 +189,13 @@ def test_a_run_whose_draft_was_replaced_ends_at_its_next_checkpoint(
     ("form", "kind", "workers", "ending"),
     [
         (RERANK, "models", 1, SIGKILL),
-        (TUNE, "prompts", 2, SIGINT),
+        (RERANK, "models", 2, SIGINT),
         *(
             [
                 (TUNE, "prompts", 1, SIGKILL),
                 (TUNE, "prompts", 2, SIGKILL),
                 (RERANK, "models", 2, SIGKILL),
-                (RERANK, "models", 2, SIGTERM),
+                (TUNE, "prompts", 2, SIGTERM),
                 (RIP, "models", 1, SIGTERM),
                 (TUNE, "prompts", 1, SIGINT),
             ]
@@ -217,7 +217,7 @@ def test_ended_and_started_again(
     """kill -9 to the job after a checkpoint, or Ctrl-C to its process group; a private Ray goes down with it."""
     if workers > 1:
         request.getfixturevalue("local_ray")
-    more = ("--steps", 100, "--workers", workers, "--checkpoint-every", 5)
+    more = ("--steps", 200, "--workers", workers, "--checkpoint-every", 5)
     done(*command(form, world, "whole", *more))
     process = start(*command(form, world, "cut", *more)).process
     latest = world.store / f"checkpoints/cut.{kind}/latest.json"
@@ -227,12 +227,12 @@ def test_ended_and_started_again(
     _, err = process.communicate(timeout=PATIENCE)
     wait_for_its_end(children)
     step = json.loads(latest.read_text())["step"]
-    assert step < 100, "the signal came too late"
+    assert step < 200, "the signal came too late"
     if ending != SIGKILL:
         word, status = ("terminated", 143) if ending == SIGTERM else ("interrupted", 130)
         line = f"error: {word}; {kind}/cut is saved at step {step}; run the same command again to resume"
         assert (process.returncode, without_progress(err).splitlines()[-1]) == (status, line), err
     assert mined.incomplete() == [f"{kind}/cut"]
-    assert f"train: 100 steps ({step} kept) in " in done(*command(form, world, "cut", *more))
+    assert f"train: 200 steps ({step} kept) in " in done(*command(form, world, "cut", *more))
     assert weights(mined, f"{kind}/cut") == weights(mined, f"{kind}/whole")
     assert mined.open(kind, "cut").notes == mined.open(kind, "whole").notes
