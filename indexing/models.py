@@ -116,22 +116,26 @@ class Checkpoints:
         return self.store.storage.size(self._latest) is not None
 
     def step(self) -> int | None:
-        """Returns the step of the last checkpoint; None if there is none. Raises CorruptError."""
-        found = self._read_latest()
-        return None if found is None else int(found["step"])
+        """Returns the step of the last checkpoint, None without one. Raises CorruptError."""
+        latest = self._read_latest()
+        return None if latest is None else int(latest["step"])
 
     def load(self) -> Path | None:
-        """A local copy of the last checkpoint, for the caller to remove; None if there is none. Raises CorruptError."""
-        found = self._read_latest()
-        if found is None:
+        """Returns a local copy of the last checkpoint, which the caller removes; None without one.
+
+        Raises:
+            CorruptError: If its bytes are not those that were written, or if the file is missing.
+        """
+        latest = self._read_latest()
+        if latest is None:
             return None
         folder = self.store.cache.folder / "checkpoints"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{uuid.uuid4().hex}.safetensors"
-        key = f"{self._folder}/{found['file']}"
+        key = f"{self._folder}/{latest['file']}"
         try:
             self.store.storage.fetch(key, path)
-            if file_sha256(path) != found["sha256"]:
+            if file_sha256(path) != latest["sha256"]:
                 raise CorruptError(f"{self.store.url}/{key}: its sha256 is not the written one; remove {self._folder} "
                                    "to train from the start")  # fmt: skip
         except BaseException as error:
@@ -148,12 +152,12 @@ class Checkpoints:
             self.store.storage.delete(key)
 
     def _read_latest(self) -> dict[str, Any] | None:
-        """Returns latest.json if it is of this draft."""
+        """Returns latest.json, None if it is missing or of another draft."""
         try:
-            found = unseal(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
+            latest = unseal(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
         except FileNotFoundError:
             return None
-        return found if found["identity"] == self.identity else None
+        return latest if latest["identity"] == self.identity else None
 
     @property
     def _folder(self) -> str:

@@ -224,9 +224,16 @@ def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pyte
     ],
 )
 def test_a_resume_is_promised_only_if_something_is_kept(
-    world, job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, documented, name: str, arguments: tuple, place: str,
+    world,
+    job,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    documented,
+    name: str,
+    arguments: tuple,
+    place: str,
     is_kept: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Ctrl-C where a job measures or searches, before its first part, and after its first artifact."""
 
     def interrupted(*_: object, **options: object) -> None:

@@ -26,7 +26,8 @@ def ended() -> Iterator[threading.Event]:
 
 
 def listener(*, has_stepped: bool) -> Listener:
-    ignore = lambda *_: None  # noqa: E731
+    def ignore(*_: object) -> None: ...
+
     return Listener(list, ignore, ignore, ignore, threading.Event(), has_stepped=has_stepped)
 
 
