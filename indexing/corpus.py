@@ -114,9 +114,10 @@ def save_array(array: np.ndarray, path: Path) -> None:
 
 
 def write_table(table: pa.Table, path: object) -> None:
-    """An Arrow IPC file of uncompressed record batches, as `open_table` maps it."""
+    """An Arrow IPC file of uncompressed record batches, as `open_table` maps it. A batch at a time is copied."""
     with pa.ipc.new_file(str(path), table.schema) as writer:
-        writer.write_table(table.combine_chunks(), max_chunksize=BATCH_ROWS)
+        for start in range(0, len(table), BATCH_ROWS):
+            writer.write_table(table.slice(start, BATCH_ROWS).combine_chunks())
 
 
 @functools.lru_cache(maxsize=256)

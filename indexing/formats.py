@@ -1,4 +1,4 @@
-"""Readers of the raw formats: they parse pieces into rows, and refuse a bad row with its file and line."""
+"""Readers of the raw formats: they parse blocks of pieces into rows, and refuse a bad row with its file and line."""
 
 import ast
 import csv
@@ -6,19 +6,45 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from indexing.raw import Piece, allow_long_fields, clip, one_line, open_input
-from indexing.sources import CHUNK_BYTES, Format
+from indexing import limits
+from indexing.parquet import parquet_blocks
+from indexing.raw import Piece, allow_long_fields, clip, one_line
+from indexing.sources import Format
+from indexing.tables.columns import Table, shortened
+from indexing.tables.delimited import delimited_blocks
 from retriever.errors import InputError
 
-PARQUET_BATCH = 16_384
-MAX_ANSWERS = 1 << 20  # characters of a list of answers: Python needs about a hundred times as many bytes to parse it
-PARQUET_BUFFER = 8 << 20  # bytes of a column that are read at once if a row group is large
 # One passage or query: its line, id, title ("" for a query), text and metadata fields. A plain tuple is created twice
 # as fast as a named tuple.
 Row = tuple[int, str, str, str, dict[str, Any]]
+
+
+def blocks(piece: Piece, table: Table | None = None, columns: Sequence[str] | None = None) -> Iterator[Piece]:
+    """Yields the rows of a piece in blocks that are small enough for Python objects, each a piece of its own.
+
+    Args:
+        piece: Whole rows.
+        table: The columns of a table; None: a format with fixed columns.
+        columns: The columns of Parquet to read; None: all.
+
+    Raises:
+        InputError: If a row of Parquet cannot be read or is too long.
+    """
+    if piece.data is None:
+        yield from parquet_blocks(piece, columns)
+    elif table is not None and table.delimiter:
+        yield from delimited_blocks(piece, table)
+    elif len(piece.data) <= limits.BLOCK_BYTES:
+        yield piece
+    else:
+        data, start, line = piece.data, 0, piece.first_line
+        while start <= len(data):
+            end = data.find(b"\n", start + limits.BLOCK_BYTES)
+            end = len(data) if end < 0 else end
+            rows = data.count(b"\n", start, end) + 1
+            yield Piece(piece.file, line, rows, end - start, data[start:end])
+            start, line = end + 1, line + rows
 
 
 def _beir(piece: Piece) -> Iterator[Row]:
@@ -46,6 +72,8 @@ def flatten(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
         return doc
     if type(nested) is not dict:
         raise bad(piece, line, f"metadata {clip(nested)}", "an object", "put it into one, or rename the field")
+    if len(nested) + len(doc) > limits.MAX_COLUMNS:
+        raise limits.too_many_columns(place(piece, line), len(nested) + len(doc))
     for name in nested.keys() & doc.keys():
         if nested[name] != doc[name]:
             raise bad(piece, line, f"field {name!r} in metadata and beside it", "one of them", "rename the other")
@@ -54,10 +82,10 @@ def flatten(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
 
 def _msmarco(piece: Piece) -> Iterator[Row]:
     for line, row in text_lines(piece):
-        fields = row.split("\t")
-        if len(fields) != 2:
-            raise _columns(piece, line, row, fields, "2: id<TAB>text")
-        yield (line, fields[0] or integer_id(piece, line, "", "id"), "", fields[1], {})
+        id, _, text = row.partition("\t")
+        if row.count("\t") != 1:
+            raise _columns(piece, line, row, row.count("\t") + 1, "2: id<TAB>text")
+        yield (line, id or integer_id(piece, line, "", "id"), "", text, {})
 
 
 def _dpr(piece: Piece) -> Iterator[Row]:
@@ -80,6 +108,11 @@ def _kilt(piece: Piece) -> Iterator[Row]:
             raise wrong_text(piece, line, "wikipedia_title", title)
         if type(paragraphs) is not list or not all(type(paragraph) is str for paragraph in paragraphs):
             raise bad(piece, line, f"text {clip(paragraphs)}", "a list of strings", "use KILT's knowledge source")
+        headings = [len(paragraph) for paragraph in paragraphs if paragraph.startswith("Section::::")]
+        repeated = (len(title) + len(page_id) + max(headings, default=0)) * len(paragraphs)
+        if repeated > limits.MAX_ROW_BYTES:
+            actual = f"a title, id and heading that take {repeated:,} characters in {len(paragraphs):,} paragraphs"
+            raise bad(piece, line, actual, f"at most {limits.MAX_ROW_BYTES:,}", "shorten them")
         section = ""
         for index, paragraph in enumerate(paragraphs[1:], 1):
             if paragraph.startswith("Section::::"):
@@ -90,104 +123,58 @@ def _kilt(piece: Piece) -> Iterator[Row]:
                 yield (line, f"{page_id}-{index}", title, text, fields | {"section": section} if section else fields)
 
 
-def _parquet(piece: Piece) -> Iterator[Row]:
+def _parquet(block: Piece) -> Iterator[Row]:
     """Yields rows whose columns have the names of BEIR's fields; indexing/tables chooses columns with other names."""
-    for first, names, documents in parquet_batches(piece):
-        id_name = next((name for name in ("_id", "id") if name in names), None)
-        if id_name is None or "text" not in names:
-            raise InputError(
-                f"{piece.file}: found the columns {', '.join(names)}, expected id or _id, and text; rename them"
-            )
-        for line, document in enumerate(documents, first):
-            yield _passage(piece, line, document, id_name)
+    names = block.batch.schema.names
+    id_name = next((name for name in ("_id", "id") if name in names), None)
+    if id_name is None or "text" not in names:
+        raise InputError(
+            f"{block.file}: found the columns {shortened(names)}, expected id or _id, and text; rename them"
+        )
+    for line, document in documents(block):
+        yield _passage(block, line, document, id_name)
 
 
-def parquet_batches(
-    piece: Piece, columns: Sequence[str] | None = None
-) -> Iterator[tuple[int, list[str], list[dict[str, Any]]]]:
-    """Yields the rows of a piece of Parquet, some thousands at a time.
+def documents(block: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the rows of a block of JSON lines or Parquet as objects, each with its line or row number.
 
-    Args:
-        piece: A range of rows.
-        columns: The columns to read; None: all.
-
-    Yields:
-        The 1-based number of the first row, the names of all columns, and each row without its nulls. A string in the
-        column `metadata` is parsed as a JSON object.
+    A row of Parquet is without its nulls; a string in its column `metadata` is parsed as a JSON object.
 
     Raises:
-        InputError: If the file is damaged or not UTF-8.
+        InputError: If a row is not an object, or not UTF-8.
     """
-    with open_input(piece.file) as opened:
-        try:
-            footer = pq.read_metadata(opened)
-            groups = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
-            # A row group is read whole and ahead, which is fast, unless a group is too large for memory.
-            whole = max(groups, default=0) <= CHUNK_BYTES
-            file = pq.ParquetFile(opened, metadata=footer, pre_buffer=whole, buffer_size=0 if whole else PARQUET_BUFFER)
-            names = file.schema_arrow.names
-            if len(set(names)) < len(names):
-                raise InputError(
-                    f"{piece.file}: found the columns {', '.join(names)}, expected names that differ; rename them"
-                )
-            for first, batch in _batches(file, piece, columns):
-                documents = []
-                for line, row in enumerate(_python_rows(piece, first, batch), first):
-                    document = {name: value for name, value in row.items() if value is not None}
-                    if type(document.get("metadata")) is str:
-                        document["metadata"] = metadata_text(piece, line, document["metadata"])
-                    documents.append(document)
-                yield first, names, documents
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{piece.file}: found invalid UTF-8 ({error}), expected UTF-8; write the file anew"
-            ) from None
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{piece.file}: found damaged Parquet ({one_line(error)}); fetch the file again") from None
+    if block.batch is None:
+        yield from objects(block)
+        return
+    for line, row in enumerate(_python_rows(block), block.first_line):
+        document = {name: value for name, value in row.items() if value is not None}
+        if type(document.get("metadata")) is str:
+            document["metadata"] = metadata_text(block, line, document["metadata"])
+        yield line, document
 
 
-def _batches(file: Any, piece: Piece, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
-    """Yields the rows of a piece as (1-based first row, record batch); decodes only the row groups it touches."""
-    first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
-    groups: list[int] = []
-    row = start = 0
-    for group in range(file.metadata.num_row_groups):
-        num_rows = file.metadata.row_group(group).num_rows
-        if row < end and row + num_rows > first:
-            start = start if groups else row
-            groups.append(group)
-        row += num_rows
-    rows_per_batch = min(PARQUET_BATCH, piece.rows)
-    for batch in file.iter_batches(rows_per_batch, row_groups=groups, columns=columns, use_threads=False):
-        skip = max(first - start, 0)
-        part = batch.slice(skip, max(min(end - start, len(batch)) - skip, 0))
-        if len(part):
-            yield start + skip + 1, part
-        start += len(batch)
-        if start >= end:
-            return
-
-
-def _python_rows(piece: Piece, first: int, batch: Any) -> list[dict[str, Any]]:
-    """Returns a record batch as dicts. Raises InputError for values without a Python object, such as the year 10000."""
+def _python_rows(block: Piece) -> list[dict[str, Any]]:
+    """Returns a block of Parquet as dicts. Raises InputError for values without a Python object: the year 10000."""
     try:
-        return batch.to_pylist()
-    except UnicodeDecodeError:
-        raise
+        return block.batch.to_pylist()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{block.file}: found invalid UTF-8 ({error}), expected UTF-8; write the file anew") from None
     except (OverflowError, ValueError):
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            for line, value in enumerate(column, first):
+        for name, column in zip(block.batch.schema.names, block.batch.columns, strict=True):
+            for line, value in enumerate(column, block.first_line):
                 try:
                     value.as_py()
                 except (OverflowError, ValueError) as error:
                     actual = f"a value of column {name!r} ({column.type}) that is out of range ({one_line(error)})"
-                    raise bad(piece, line, actual, "a time in the years 1 to 9999", "correct or drop it") from None
+                    raise bad(block, line, actual, "a time in the years 1 to 9999", "correct or drop it") from None
         raise
 
 
 def metadata_text(piece: Piece, line: int, text: str) -> Any:
     """Returns the metadata in a string column: a JSON object, or None if the string is empty."""
     try:
+        if len(text) > limits.MAX_VALUES:
+            limits.check_values(place(piece, line), text)
         return orjson.loads(text) if text else None
     except orjson.JSONDecodeError as error:
         raise bad(piece, line, f"metadata {clip(text)} ({error.msg})", "a JSON object", "rename the column") from None
@@ -201,7 +188,7 @@ def _beir_queries(piece: Piece) -> Iterator[Row]:
 def _dpr_queries(piece: Piece) -> Iterator[Row]:
     for line, (question, literal) in _csv_rows(piece, "2: question<TAB>['answer', ...]", 2):
         try:
-            answers = ast.literal_eval(literal) if len(literal) <= MAX_ANSWERS else None
+            answers = ast.literal_eval(literal) if len(literal) <= limits.MAX_ANSWERS else None
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             answers = None
         if type(answers) is not list or not all(type(answer) is str for answer in answers):
@@ -233,11 +220,15 @@ def objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the lines of a piece as JSON objects, each with its line number."""
     for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
         try:
+            if len(data) > limits.MAX_VALUES:
+                limits.check_values(place(piece, line), data)
             doc = orjson.loads(data)
         except orjson.JSONDecodeError as error:
             raise _not_json(piece, line, data, error) from None
         if type(doc) is not dict:
             raise bad(piece, line, f"JSON {clip(data.rstrip())}", "a JSON object", "write one document per line")
+        if len(doc) > limits.MAX_COLUMNS:
+            raise limits.too_many_columns(place(piece, line), len(doc))
         yield line, doc
 
 
@@ -278,6 +269,8 @@ def _csv_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple[i
     lines = [line for _, line in text_lines(piece)]
     rows = csv.reader([*lines, ""], delimiter="\t")  # the empty line reveals an unclosed quote in the last line
     for number, line in enumerate(lines, piece.first_line):
+        if len(line) > limits.MAX_COLUMNS:
+            limits.check_columns(place(piece, number), line, "\t")
         try:
             fields = next(rows)
         except csv.Error as error:
@@ -286,7 +279,7 @@ def _csv_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple[i
             problem = f"a quoted field that does not end in its line ({clip(line)})"
             raise bad(piece, number, problem, "one row per line, a quote in a quoted field doubled", "fix the line")
         if len(fields) != num_columns:
-            raise _columns(piece, number, line, fields, expected)
+            raise _columns(piece, number, line, len(fields), expected)
         yield number, fields
 
 
@@ -300,8 +293,12 @@ def integer_id(piece: Piece, line: int, id: Any, name: str) -> str:
 
 def bad(piece: Piece, line: int, actual: str, expected: str, remedy: str) -> InputError:
     """Returns the error for a bad row."""
-    where = f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"
-    return InputError(f"{where}: found {actual}, expected {expected}; {remedy}")
+    return InputError(f"{place(piece, line)}: found {actual}, expected {expected}; {remedy}")
+
+
+def place(piece: Piece, line: int) -> str:
+    """Returns a row's file and line; of Parquet, its file and row."""
+    return f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"
 
 
 def wrong_text(piece: Piece, line: int, name: str, value: Any) -> InputError:
@@ -310,9 +307,9 @@ def wrong_text(piece: Piece, line: int, name: str, value: Any) -> InputError:
     return bad(piece, line, actual, f"{name} to be a string", "add it, or name another format")
 
 
-def _columns(piece: Piece, line: int, row: str, fields: list[str], expected: str) -> InputError:
+def _columns(piece: Piece, line: int, row: str, count: int, expected: str) -> InputError:
     remedy = "fix the line, or add a header line that names other columns"
-    return bad(piece, line, f"{len(fields)} columns ({clip(row)})", expected, remedy)
+    return bad(piece, line, f"{count} columns ({clip(row)})", expected, remedy)
 
 
 def _empty_line(piece: Piece, line: int) -> InputError:

@@ -392,19 +392,23 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     Raises InputError that names the line of an unknown id.
     """
     lines = Lines(delete)
-    ids: list[str] = []
+    found: list[np.ndarray] = []
+    first, num_unknown = "", 0
     while piece := lines.take(1 << 20):
-        ids += [id for _, id in text_lines(piece)]
-    if not ids:
+        ids = [id for _, id in text_lines(piece)]
+        rows = before.rows_of(ids)
+        unknown = np.flatnonzero(rows < 0)
+        if len(unknown) and not num_unknown:
+            line = int(unknown[0])
+            first = f"{delete}:{piece.first_line + line}: id {clip(ids[line])}"
+        num_unknown += len(unknown)
+        found.append(rows)
+    if not found:
         raise no_rows(delete)
-    rows = before.rows_of(ids)
-    if len(unknown := np.flatnonzero(rows < 0)):
-        line = int(unknown[0])
-        raise InputError(
-            f"{delete}:{line + 1}: id {clip(ids[line])} is not in the corpus (or deleted already)"
-            f"{f', nor are {len(unknown) - 1} more' if len(unknown) > 1 else ''}; remove the line"
-        )
-    return np.unique(rows)
+    if num_unknown:
+        more = f", nor are {num_unknown - 1} more" if num_unknown > 1 else ""
+        raise InputError(f"{first} is not in the corpus (or deleted already){more}; remove the line")
+    return np.unique(np.concatenate(found))
 
 
 def file_identity(file: str) -> dict[str, Any]:

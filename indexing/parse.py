@@ -11,17 +11,19 @@ cannot hold.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
-from indexing.formats import CORPUS_READERS, QUERY_READERS, bad, text_lines
+from indexing import limits
+from indexing.formats import CORPUS_READERS, QUERY_READERS, Row, bad, blocks, place, text_lines
+from indexing.parquet import compressed_bytes
 from indexing.raw import Lines, Piece, clip, no_rows, tsv_fields
 from indexing.sources import Chunk, Format, Source
-from indexing.tables.passages import read_passages
+from indexing.tables.passages import read_passages, wanted_columns
 from retriever.errors import InputError
 
 # metadata is JSON text of all other fields, "" if there are none.
@@ -60,24 +62,60 @@ def parse_corpus(format: Format, chunk: Chunk, filters: Mapping[str, str] | None
     """
     filters = filters or {}
     check_filter_types(filters)
+    columns = chunk.columns
+    table, wanted = (None, None) if columns is None else (columns.table, wanted_columns(columns))
+    is_text = table is not None and bool(table.delimiter)
+    tables, size = [], 0
+    for piece in chunk.pieces:
+        for block in blocks(piece, table, wanted):
+            rows = CORPUS_READERS[format](block) if columns is None else read_passages(block, columns)
+            tables.append(_passages(block, rows, filters, is_text=is_text))
+            size += tables[-1].nbytes
+            if size > limits.MAX_PART_BYTES:
+                _check_growth(chunk, block, size)
+    passages = pa.concat_tables(tables)
+    if chunk.titles is not None:
+        field = CORPUS_SCHEMA.field("title")
+        passages = passages.set_column(1, field, pa.array(chunk.titles, field.type))
+    return passages
+
+
+def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
+    """Returns the rows of a block as `parse_corpus` does. is_text: the fields are text, as in CSV."""
     ids, titles, texts, metadata = [], [], [], []
     typed: dict[str, list[Any]] = {name: [] for name in filters}
-    is_text = chunk.columns is not None and bool(chunk.columns.table.delimiter)
-    for piece in chunk.pieces:
-        rows = CORPUS_READERS[format](piece) if chunk.columns is None else read_passages(piece, chunk.columns)
-        for line, id, title, text, fields in rows:
-            if is_text and filters:
-                fields = {name: _typed_field(value, filters.get(name)) for name, value in fields.items()}
-            ids.append(id)
-            titles.append(title)
-            texts.append(text)
-            metadata.append(dump_metadata(piece, line, fields) if fields else "")
-            for name, kind in filters.items():
-                typed[name].append(_filter_value(piece, line, name, kind, fields.get(name)))
-    table = pa.table([ids, titles if chunk.titles is None else chunk.titles, texts, metadata], schema=CORPUS_SCHEMA)
+    for line, id, title, text, fields in rows:
+        if is_text and filters:
+            fields = {name: _typed_field(value, filters.get(name)) for name, value in fields.items()}
+        ids.append(id)
+        titles.append(title)
+        texts.append(text)
+        metadata.append(dump_metadata(block, line, fields) if fields else "")
+        for name, kind in filters.items():
+            typed[name].append(_filter_value(block, line, name, kind, fields.get(name)))
+    table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))
     return table
+
+
+def _check_growth(chunk: Chunk, block: Piece, size: int) -> None:
+    """Raises InputError if the passages of a chunk take far more bytes than the rows that they are read from.
+
+    Args:
+        chunk: The chunk.
+        block: The last block that is parsed.
+        size: Bytes of the passages up to there.
+    """
+    source = sum(compressed_bytes(piece) if piece.data is None else len(piece.data) for piece in chunk.pieces)
+    if size > limits.MAX_PART_GROWTH * source:
+        first = chunk.pieces[0]
+        raise InputError(
+            f"{place(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that begins in "
+            f"{place(first, first.first_line)}, read from {source:,} bytes, expected at most "
+            f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; lower parameter part_size, "
+            "or leave out columns by parameter metadata"
+        )
 
 
 def check_filter_types(filters: Mapping[str, str]) -> None:
@@ -108,19 +146,21 @@ def read_queries(source: Source) -> Iterator[pa.Table]:
         lines = Lines(file)
         seen: dict[str, str] = {}
         while piece := lines.take(QUERIES_PER_TABLE):
-            ids, texts, metadata = [], [], []
-            for line, id, _, text, fields in reader(piece):
-                if id in earlier:
-                    if earlier[id] != text:
-                        raise bad(piece, line, f"query {id!r} with another text", "an earlier file's", "rename it")
-                    continue
-                ids.append(id)
-                texts.append(text)
-                metadata.append(dump_metadata(piece, line, fields) if fields else "")
-            if number + 1 < len(source.queries):
-                seen.update(zip(ids, texts, strict=True))
-            if ids:
-                yield pa.table([ids, texts, metadata], schema=QUERIES_SCHEMA)
+            for block in blocks(piece):
+                ids, texts, metadata = [], [], []
+                for line, id, _, text, fields in reader(block):
+                    if id in earlier:
+                        if earlier[id] != text:
+                            problem = f"query {clip(id)} with another text"
+                            raise bad(block, line, problem, "an earlier file's", "rename it")
+                        continue
+                    ids.append(id)
+                    texts.append(text)
+                    metadata.append(dump_metadata(block, line, fields) if fields else "")
+                if number + 1 < len(source.queries):
+                    seen.update(zip(ids, texts, strict=True))
+                if ids:
+                    yield pa.table([ids, texts, metadata], schema=QUERIES_SCHEMA)
         if lines.line == 1:
             raise no_rows(file)
         earlier.update(seen)
@@ -141,10 +181,13 @@ def read_qrels(file: str) -> pa.Table:
     num_fields = 0
     while piece := lines.take(QUERIES_PER_TABLE):
         for line, row in text_lines(piece):
-            if "\t" not in row:
+            delimiter = "\t" if "\t" in row else " "
+            if len(row) > limits.MAX_COLUMNS:
+                limits.check_columns(place(piece, line), row, delimiter)
+            if delimiter == " ":
                 fields = [field for field in row.split(" ") if field]
             else:
-                fields = tsv_fields(row) if '"' in row else row.split("\t")
+                fields = tsv_fields(place(piece, line), row) if '"' in row else row.split("\t")
             if line == 1:
                 num_fields = len(fields)
                 if fields == QRELS_HEADER:

@@ -1,32 +1,27 @@
-"""Raw files, local or on S3, plain or .gz: read in blocks and given out as whole lines, any number at a time."""
+"""Raw text files, local or on S3, plain or .gz: read in blocks and given out as whole lines, any number at a time."""
 
 import csv
 import gzip
 import os
 import stat
-import sys
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
+from indexing import limits
 from indexing.s3 import s3_filesystem
 from retriever.errors import InputError, StorageError
 
 BLOCK = 1 << 20  # bytes read at a time
-MAX_LINE = 256 << 20  # bytes of one line, which is held as a whole
-MAX_GAP = 16 << 20  # bytes of empty lines between two others, give or take a block; no bound at the end of a file
 BOM = b"\xef\xbb\xbf"
 
 
 class _GapError(Exception):
-    """More than MAX_GAP bytes of line ends lie between two rows."""
+    """More than MAX_GAP_BYTES of line ends lie between two rows."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,7 @@ class Piece:
     rows: int
     size: int  # bytes of the rows; for Parquet, the size of a row group spread evenly over its rows
     data: bytes | None  # whole rows, the last one without its newline
+    batch: Any = None  # the rows of Parquet as a record batch, once they are read
 
 
 class Lines:
@@ -53,24 +49,21 @@ class Lines:
         self.ends: np.ndarray = np.empty(0, np.int64)  # the block's newlines, of which `used` are given
         self.used = 0
 
-    def take(self, num_lines: int, max_bytes: int = sys.maxsize) -> Piece | None:
+    def take(self, num_lines: int, max_bytes: int = limits.PIECE_BYTES) -> Piece | None:
         """The next `num_lines` lines, fewer at the end of the file, then None.
 
         Fewer too where a line brings them to `max_bytes`: it is the last, so that every piece has one.
 
         Raises:
-            InputError: If a line is longer than MAX_LINE.
+            InputError: If a line is longer than MAX_ROW_BYTES.
         """
         parts, rows, size, length = [], 0, 0, 0  # length: bytes of the line at the end of the parts
         while (last := self._last(num_lines - rows, max_bytes - size)) == len(self.ends):
             parts.append(self.block[self.start :] if self.start else self.block)
             has_end = len(self.ends) > self.used
             length = len(self.block) - int(self.ends[-1]) - 1 if has_end else length + len(parts[-1])
-            if length > MAX_LINE:
-                raise InputError(
-                    f"{self.file}:{self.line + rows + len(self.ends) - self.used}: found a line of more than "
-                    f"{MAX_LINE >> 20} MiB, expected one row per line; check the file"
-                )
+            if length > limits.MAX_ROW_BYTES:
+                raise limits.too_long(f"{self.file}:{self.line + rows + len(self.ends) - self.used}")
             rows, size = rows + len(self.ends) - self.used, size + len(parts[-1])
             self.block, self.start, self.used = self._next_block(self.line + rows), 0, 0
             self.ends = self._row_ends(self.block)
@@ -88,8 +81,8 @@ class Lines:
             return next(self.blocks, b"")
         except _GapError:
             raise InputError(
-                f"{self.file}:{line}: found more than {MAX_GAP >> 20} MiB of line ends after this line, expected empty "
-                "lines at the end of the file only; remove them"
+                f"{self.file}:{line}: found more than {limits.MAX_GAP_BYTES >> 20} MiB of line ends after this line, "
+                "expected empty lines at the end of the file only; remove them"
             ) from None
 
     def _last(self, num_lines: int, max_bytes: int) -> int:
@@ -106,37 +99,6 @@ class Lines:
     def _give(self, data: bytes, rows: int) -> Piece:
         self.line += rows
         return Piece(self.file, self.line - rows, rows, len(data), data)
-
-
-class ParquetRows:
-    """A Parquet file's rows as ranges; reads the footer only."""
-
-    def __init__(self, file: str):
-        self.file, self.row = file, 0
-        self.groups: deque[tuple[int, int]] = deque()  # of those to give: the row after it, bytes of one of its rows
-        with open_input(file) as opened:
-            try:
-                footer = pq.read_metadata(opened)
-            except (pa.ArrowInvalid, OSError) as error:
-                raise InputError(
-                    f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again"
-                ) from None
-        end = 0
-        for group in map(footer.row_group, range(footer.num_row_groups)):
-            if group.num_rows:
-                end += group.num_rows
-                self.groups.append((end, max(1, group.total_byte_size // group.num_rows)))
-
-    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> Piece | None:
-        """Returns the next rows as `Lines.take` does."""
-        first, size = self.row, 0
-        while self.groups and self.row < first + num_rows and size < max_bytes:
-            end, width = self.groups[0]
-            rows = min(end - self.row, first + num_rows - self.row, -(-(max_bytes - size) // width))
-            self.row, size = self.row + rows, size + rows * width
-            if self.row == end:
-                self.groups.popleft()
-        return Piece(self.file, first + 1, self.row - first, size, None) if size else None
 
 
 def open_input(file: str) -> Any:
@@ -188,7 +150,7 @@ def read_blocks(file: str) -> Iterator[bytes]:
 
     A byte-order mark is left out, and so are the ends of line, thus any empty lines, at the end of the file: in
     memory that does not grow with their number. Raises InputError for a file that is missing, unreadable, truncated
-    or damaged, and _GapError for more than MAX_GAP bytes of empty lines before its last line.
+    or damaged, and _GapError for more than MAX_GAP_BYTES of empty lines before its last line.
     """
     with open_input(file) as raw:
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
@@ -202,13 +164,13 @@ def read_blocks(file: str) -> Iterator[bytes]:
                 block, start = block.removeprefix(BOM), False
             body = block.rstrip(b"\r\n")
             if body:
-                if held_bytes > MAX_GAP:
+                if held_bytes > limits.MAX_GAP_BYTES:
                     raise _GapError
                 yield b"".join([*held, body]) if held else body
                 held, held_bytes = [], 0
             if len(body) < len(block):
                 held_bytes += len(block) - len(body)
-                if held_bytes <= MAX_GAP:
+                if held_bytes <= limits.MAX_GAP_BYTES:
                     held.append(block[len(body) :])
 
 
@@ -232,8 +194,12 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     return s3_filesystem(), path.removeprefix("s3://")
 
 
-def tsv_fields(line: str) -> list[str]:
-    """Returns a line's tab-separated fields, quoted as by Python's csv module."""
+def tsv_fields(place: str, line: str) -> list[str]:
+    """Returns a line's tab-separated fields, quoted as by Python's csv module.
+
+    Raises InputError that names the place if there are too many.
+    """
+    limits.check_columns(place, line, "\t")
     allow_long_fields()
     return next(csv.reader([line.removesuffix("\r")], delimiter="\t"), [""])
 
@@ -245,7 +211,9 @@ def allow_long_fields() -> None:
 
 def clip(value: object) -> str:
     """Returns a value's repr, short enough for a one-line error."""
-    shown = repr(value[:200].decode("utf-8", "replace") if isinstance(value, bytes) else value)
+    if isinstance(value, bytes | str):
+        value = value[:200]
+    shown = repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 

@@ -149,7 +149,7 @@ def read_trec(path: str) -> pa.Table:
     scores: list[float] = []
     while piece := lines.take(1 << 18):
         for number, line in text_lines(piece):
-            fields = line.split()
+            fields = line.split(maxsplit=6)
             try:
                 query, _, id, _, score, _ = fields
                 scores.append(float(score))

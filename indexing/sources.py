@@ -20,9 +20,10 @@ from typing import Any, Literal, cast, get_args
 import orjson
 import pyarrow.fs as pafs
 
+from indexing import limits
+from indexing.parquet import ParquetRows
 from indexing.raw import (
     Lines,
-    ParquetRows,
     Piece,
     check_path,
     clip,
@@ -305,7 +306,7 @@ def _rows(source: Source, file: str) -> Any:
 
 def _skip_header(rows: Lines) -> None:
     header = rows.take(1)
-    if header and tsv_fields((header.data or b"").decode("utf-8", "replace")) != DPR_HEADER:
+    if header and tsv_fields(f"{header.file}:1", (header.data or b"").decode("utf-8", "replace")) != DPR_HEADER:
         raise InputError(
             f"{header.file}:1: found {clip(header.data)}, expected DPR's header id<TAB>text<TAB>title; "
             "add it or name another format"
@@ -566,15 +567,17 @@ def _first_line(path: str) -> bytes:
 
 def _first_object(path: str) -> dict[str, Any]:
     """Returns the first line as a JSON object; {} for anything else: parsing reports what is wrong with it."""
+    line = _first_line(path)
+    limits.check_values(f"{path}:1", line)
     try:
-        first = orjson.loads(_first_line(path))
+        first = orjson.loads(line)
     except orjson.JSONDecodeError:
         return {}
     return first if isinstance(first, dict) else {}
 
 
 def _first_fields(path: str) -> list[str]:
-    return tsv_fields(_first_line(path).decode("utf-8", "replace"))
+    return tsv_fields(f"{path}:1", _first_line(path).decode("utf-8", "replace"))
 
 
 def _matching(names: list[str], patterns: tuple[str, ...]) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from indexing import limits
+from indexing.raw import clip
 from retriever.errors import InputError
 
 ID_NAMES = ("_id", "id", "docid", "doc_id", "pid", "passage_id", "document_id")
@@ -165,6 +167,17 @@ def describe_query_columns(file: str, table: Table, columns: QueryColumns) -> st
     )
 
 
+def refuse_repeated(place: str, names: Sequence[str]) -> None:
+    """Raises InputError if there are too many columns, or two of the same name."""
+    if len(names) > limits.MAX_COLUMNS:
+        raise limits.too_many_columns(place, len(names))
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{place}: found the column {clip(name)} twice, expected distinct names; rename one")
+        seen.add(name)
+
+
 def listed(names: Sequence[str]) -> str:
     """Returns the names of columns for a message: "the columns a, b"."""
     return f"the column{'s' if len(names) != 1 else ''} {shortened(names)}"
@@ -179,9 +192,9 @@ def shortened(names: Sequence[str]) -> str:
 
 def _describe_rest(table: Table, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
     rest = [name for name in table.names if name not in used]
-    names = rest if metadata is None else metadata
-    dropped = [name for name in rest if name not in names]
-    shown = shortened(names) or "none"
+    kept = frozenset(rest if metadata is None else metadata)
+    dropped = [name for name in rest if name not in kept]
+    shown = shortened(rest if metadata is None else metadata) or "none"
     return shown + (f", left out = {shortened(dropped)}" if dropped else "")
 
 
@@ -213,7 +226,8 @@ def _required(file: str, table: Table, text: str | None, known: Sequence[str]) -
 
 
 def _named_metadata(file: str, table: Table, names: PassageNames | QueryNames) -> tuple[str, ...] | None:
+    existing = frozenset(table.names)
     for name in names.metadata or ():
-        if name not in table.names:
+        if name not in existing:
             raise InputError(f"parameter metadata {name}: {file} has {listed(table.names)}; give some of these")
     return names.metadata

@@ -1,25 +1,25 @@
 """CSV and TSV by RFC 4180: cut at row ends, also where quoted fields hold newlines, and read into columns.
 
 The reader of the file checks every quote as it cuts, so a stray quote is refused in its line, and a field that is never
-closed is refused after MAX_ROW_BYTES, not at the end of the file.
+closed is refused after MAX_ROW_BYTES, not at the end of the file. The fields of a row are counted before it is split.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from indexing import limits
 from indexing.raw import Lines, Piece, allow_long_fields, clip, no_rows
-from indexing.tables.columns import Table, shortened
+from indexing.tables.columns import Table, refuse_repeated, shortened
 from retriever.errors import InputError
 
 DELIMITERS = ",;\t|"  # of CSV, in the order of preference
-MAX_ROW_BYTES = 64 << 20
 NEWLINE, RETURN, QUOTE = 10, 13, 34
 
 
@@ -69,12 +69,9 @@ class DelimitedRows(Lines):
             self._row_line = self._line_at(int(ends[-1]), newlines) + 1
         else:
             self._row_bytes += len(block)
-        if self._row_bytes > MAX_ROW_BYTES:
-            quote = f"; the quote in line {self._quote_line} opens a field and is not closed" if self._is_quoted else ""
-            raise InputError(
-                f"{self.file}:{self._row_line}: found a row of more than {MAX_ROW_BYTES >> 20} MiB, expected a shorter "
-                f"one{quote}"
-            )
+        if self._row_bytes > limits.MAX_ROW_BYTES:
+            quote = f" (the quote in line {self._quote_line} opens a field and is not closed)"
+            raise limits.too_long(f"{self.file}:{self._row_line}", note=quote if self._is_quoted else "")
         self._last_byte = int(data[-1])
         self._block_line += len(newlines)
         return ends
@@ -116,27 +113,47 @@ def read_header(file: str, delimiter: str = "") -> Table:
         delimiter: Of the fields; "": the one of DELIMITERS that the first line has most often outside quotes.
 
     Raises:
-        InputError: If there is no header, a column has no name, or two have the same.
+        InputError: If there is no header, a column has no name, two have the same, or there are too many.
     """
     if not delimiter:
-        line = Lines(file).take(1, MAX_ROW_BYTES)
+        line = Lines(file).take(1, limits.MAX_ROW_BYTES)
         if line is None:
             raise no_rows(file)
-        outside = b"".join((line.data or b"").split(b'"')[::2])
-        delimiter = max(DELIMITERS, key=lambda character: outside.count(character.encode()))
+        data = line.data or b""
+        delimiter = max(DELIMITERS, key=lambda character: limits.count_outside_quotes(data, character.encode()))
     piece = DelimitedRows(file, delimiter).take(1)
     if piece is None:
         raise no_rows(file)
-    names = [name.strip() for name in _python_rows(piece, delimiter)[0][1]]
+    names = [name.strip() for name in next(_python_rows(piece, delimiter))[1]]
     if "" in names:
         raise InputError(
             f"{file}:1: found no name for column {names.index('') + 1} of {len(names)}, expected a header that names "
             "every column; name it or write the file without it (pandas: index=False)"
         )
-    twice = [name for number, name in enumerate(names) if name in names[:number]]
-    if twice:
-        raise InputError(f"{file}:1: found the column {clip(twice[0])} twice, expected distinct names; rename one")
+    refuse_repeated(f"{file}:1", names)
     return Table(tuple(names), delimiter)
+
+
+def delimited_blocks(piece: Piece, table: Table) -> Iterator[Piece]:
+    """Yields the rows of a piece in blocks of about BLOCK_BYTES.
+
+    The names of the columns count for each row, as its metadata repeats them.
+    """
+    data = piece.data or b""
+    names_bytes = sum(len(name) for name in table.names)
+    if len(data) + piece.rows * names_bytes <= limits.BLOCK_BYTES:
+        yield piece
+        return
+    ends = np.append(_row_ends(data), len(data))
+    costs = ends + names_bytes * np.arange(1, len(ends) + 1)
+    first = start = cost = 0
+    line = piece.first_line
+    while first < len(ends):
+        last = max(first, int(np.searchsorted(costs, cost + limits.BLOCK_BYTES)) - 1)
+        end, cost = int(ends[last]), int(costs[last])
+        yield Piece(piece.file, line, last + 1 - first, end - start, data[start:end])
+        line += data.count(b"\n", start, end) + 1
+        first, start = last + 1, end + 1
 
 
 def read_fields(piece: Piece, table: Table, wanted: Sequence[int]) -> tuple[Sequence[int], list[list[str]]]:
@@ -145,7 +162,7 @@ def read_fields(piece: Piece, table: Table, wanted: Sequence[int]) -> tuple[Sequ
     pyarrow reads the piece; Python's csv module, five times slower, finds the line of a row that pyarrow refuses.
 
     Args:
-        piece: Whole rows, as `DelimitedRows` cuts them.
+        piece: Whole rows, as `delimited_blocks` cuts them.
         table: All columns of the file.
         wanted: Numbers of the columns to return, from 0.
 
@@ -153,6 +170,8 @@ def read_fields(piece: Piece, table: Table, wanted: Sequence[int]) -> tuple[Sequ
         InputError: If a row has another number of fields, is empty, or is not UTF-8.
     """
     data = piece.data or b""
+    if len(data) > limits.BLOCK_BYTES:  # one row
+        limits.check_columns(f"{piece.file}:{piece.first_line}", data, table.delimiter)
     names = [str(number) for number in range(len(table.names))]
     keep = sorted(set(wanted)) or [0]
     try:
@@ -184,10 +203,19 @@ def row_lines(piece: Piece) -> Sequence[int]:
     data = piece.data or b""
     if data.count(b"\n") == piece.rows - 1:
         return range(piece.first_line, piece.first_line + piece.rows)
+    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
+    is_end = np.isin(newlines, _row_ends(data), assume_unique=True)
+    return [piece.first_line, *(piece.first_line + 1 + np.flatnonzero(is_end)).tolist()]
+
+
+def _row_ends(data: bytes) -> np.ndarray:
+    """Returns the positions of the newlines between the rows of a piece, int64."""
     codes = np.frombuffer(data, np.uint8)
     newlines = np.flatnonzero(codes == NEWLINE)
-    is_end = np.searchsorted(np.flatnonzero(codes == QUOTE), newlines) % 2 == 0
-    return [piece.first_line, *(piece.first_line + 1 + np.flatnonzero(is_end)).tolist()]
+    if b'"' not in data:
+        return newlines
+    is_quoted = np.logical_xor.accumulate(codes == QUOTE)
+    return newlines[~is_quoted[newlines]]
 
 
 def line_of_row(file: str, delimiter: str, first_line: int, offset: int) -> str:
@@ -210,10 +238,12 @@ def line_of_row(file: str, delimiter: str, first_line: int, offset: int) -> str:
     return f"{known} or after"
 
 
-def _python_rows(piece: Piece, delimiter: str) -> list[tuple[int, list[str]]]:
-    """The rows by Python's csv module, each with its line. Raises InputError for one that it cannot read."""
+def _python_rows(piece: Piece, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows by Python's csv module, each with its line. Raises InputError for one that it cannot read."""
     allow_long_fields()
     data = piece.data or b""
+    if piece.rows == 1:
+        limits.check_columns(f"{piece.file}:{piece.first_line}", data, delimiter)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -223,7 +253,6 @@ def _python_rows(piece: Piece, delimiter: str) -> list[tuple[int, list[str]]]:
             "file"
         ) from None
     reader = csv.reader(io.StringIO(text, newline="\n"), delimiter=delimiter, strict=True)
-    rows: list[tuple[int, list[str]]] = []
     line = piece.first_line
     try:
         for fields in reader:
@@ -232,14 +261,13 @@ def _python_rows(piece: Piece, delimiter: str) -> list[tuple[int, list[str]]]:
                     f"{piece.file}:{line}: found an empty line, expected empty lines at the end of the file only; "
                     "remove it"
                 )
-            rows.append((line, fields))
+            yield line, fields
             line = piece.first_line + reader.line_num
     except csv.Error as error:
         problem = "a carriage return outside quotes" if "new-line" in str(error) else str(error)
         raise InputError(
             f"{piece.file}:{line}: found a row that is not CSV ({problem}), expected RFC 4180; fix the line"
         ) from None
-    return rows
 
 
 def _wrong_fields(piece: Piece, table: Table, line: int, fields: list[str]) -> InputError:

@@ -9,11 +9,13 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from indexing.formats import bad, flatten, integer_id, metadata_text, objects, parquet_batches, wrong_text
+from indexing import limits
+from indexing.formats import bad, blocks, documents, flatten, integer_id, metadata_text, place, wrong_text
+from indexing.parquet import ParquetRows
 from indexing.parse import QRELS_SCHEMA, QUERIES_PER_TABLE, QUERIES_SCHEMA, dump_metadata
-from indexing.raw import Lines, ParquetRows, Piece, clip, no_rows
+from indexing.raw import Lines, Piece, clip, no_rows
 from indexing.sources import Source
-from indexing.tables.columns import QueryColumns, listed
+from indexing.tables.columns import QueryColumns, Table, listed
 from indexing.tables.delimited import DelimitedRows, read_fields
 from indexing.tables.passages import hash_id
 from indexing.tables.schema import read_table
@@ -46,9 +48,10 @@ def read_query_tables(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
         for piece, line, row in _rows(source, file, columns):
             is_empty = False
             id, text, metadata = _query(piece, line, row, columns)
-            place, known_text, known_metadata = known.setdefault(id, (_place(piece, line), text, metadata))
-            if place != _place(piece, line):
-                _check_repeated(piece, line, id, place, (text, metadata), (known_text, known_metadata), columns)
+            here = place(piece, line)
+            first_place, known_text, known_metadata = known.setdefault(id, (here, text, metadata))
+            if first_place != here:
+                _check_repeated(piece, line, id, first_place, (text, metadata), (known_text, known_metadata), columns)
             score = _score(piece, line, row, columns)
             passages = _passages(piece, line, row, columns)
             if score is not None and not passages:
@@ -59,7 +62,7 @@ def read_query_tables(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
                     raise bad(piece, line, f"no {columns.score}", "an integer", "add it to the row")
                 earlier, first = judged.setdefault(pair, (grade, line))
                 if earlier != grade:
-                    problem = f"the score {grade} of passage {passage!r} for query {id!r}"
+                    problem = f"the score {grade} of passage {clip(passage)} for query {clip(id)}"
                     raise bad(piece, line, problem, f"{earlier}, its score in line {first}", "remove one of the lines")
         if is_empty:
             raise no_rows(file)
@@ -90,23 +93,24 @@ def _rows(source: Source, file: str, columns: QueryColumns) -> Iterator[tuple[Pi
     else:
         reader = ParquetRows(file) if source.format == "parquet" else Lines(file)
     while piece := reader.take(QUERIES_PER_TABLE):
-        if table.delimiter:
-            lines, values = read_fields(piece, table, range(len(table.names)))
-            for line, *fields in zip(lines, *values, strict=True):
-                row: dict[str, Any] = {name: value for name, value in zip(table.names, fields, strict=True) if value}
-                row.setdefault(columns.text, "")
-                if columns.relevant in row:
-                    row[columns.relevant] = _split_ids(piece, line, row[columns.relevant], columns.relevant)
-                if "metadata" in row:
-                    row["metadata"] = metadata_text(piece, line, row["metadata"])
-                yield piece, line, row
-        elif source.format == "parquet":
-            for first, _, documents in parquet_batches(piece):
-                for line, row in enumerate(documents, first):
-                    yield piece, line, row
-        else:
-            for line, row in objects(piece):
-                yield piece, line, {name: value for name, value in row.items() if value is not None}
+        for block in blocks(piece, table):
+            yield from _block_rows(block, table, columns)
+
+
+def _block_rows(block: Piece, table: Table, columns: QueryColumns) -> Iterator[tuple[Piece, int, dict[str, Any]]]:
+    if not table.delimiter:
+        for line, row in documents(block):
+            yield block, line, {name: value for name, value in row.items() if value is not None}
+        return
+    lines, values = read_fields(block, table, range(len(table.names)))
+    for line, *fields in zip(lines, *values, strict=True):
+        row = {name: value for name, value in zip(table.names, fields, strict=True) if value}
+        row.setdefault(columns.text, "")
+        if columns.relevant in row:
+            row[columns.relevant] = _split_ids(block, line, row[columns.relevant], columns.relevant)
+        if "metadata" in row:
+            row["metadata"] = metadata_text(block, line, row["metadata"])
+        yield block, line, row
 
 
 def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> tuple[str, str, str]:
@@ -120,7 +124,8 @@ def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) 
             id = integer_id(piece, line, id, columns.id)
     else:
         id = hash_id(text)
-    rest = {name: value for name, value in row.items() if name not in columns.used}
+    used = columns.used
+    rest = {name: value for name, value in row.items() if name not in used}
     fields = flatten(piece, line, rest)
     if columns.metadata is not None:
         fields = {name: fields[name] for name in columns.metadata if name in fields}
@@ -131,21 +136,21 @@ def _check_repeated(
     piece: Piece,
     line: int,
     id: str,
-    place: str,
+    first: str,
     actual: tuple[str, str],
     expected: tuple[str, str],
     columns: QueryColumns,
 ) -> None:
     if not columns.relevant:
-        what = f"query id {id!r}" if columns.id else f"the query {clip(actual[0])}"
-        raise bad(piece, line, f"{what} a second time", f"it once (first in {place})", "remove or rename one")
+        what = f"query id {clip(id)}" if columns.id else f"the query {clip(actual[0])}"
+        raise bad(piece, line, f"{what} a second time", f"it once (first in {first})", "remove or rename one")
     if actual[0] != expected[0]:
-        problem = f"query {id!r} with the text {clip(actual[0])}"
-        raise bad(piece, line, problem, f"the text of {place}", "rename one of the queries")
+        problem = f"query {clip(id)} with the text {clip(actual[0])}"
+        raise bad(piece, line, problem, f"the text of {first}", "rename one of the queries")
     if actual[1] != expected[1]:
-        problem = f"query {id!r} with the metadata {clip(actual[1])}"
+        problem = f"query {clip(id)} with the metadata {clip(actual[1])}"
         remedy = "name the columns that belong to the query by parameter metadata"
-        raise bad(piece, line, problem, f"{clip(expected[1])} as in {place}", remedy)
+        raise bad(piece, line, problem, f"{clip(expected[1])} as in {first}", remedy)
 
 
 def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
@@ -160,12 +165,16 @@ def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumn
 def _split_ids(piece: Piece, line: int, text: str, name: str) -> list[Any]:
     """The ids in a field of CSV or TSV: separated by spaces, or a JSON list, which allows spaces in them."""
     if not text.startswith("["):
-        return text.split()
+        ids = text.split(maxsplit=limits.MAX_VALUES)
+        if len(ids) > limits.MAX_VALUES:
+            actual = f"more than {limits.MAX_VALUES:,} ids in {name}"
+            raise bad(piece, line, actual, "fewer", "write a row per judgement")
+        return ids
+    limits.check_values(place(piece, line), text)
     try:
-        ids = orjson.loads(text)
+        return list(orjson.loads(text))
     except orjson.JSONDecodeError:
         raise bad(piece, line, f"{name} {clip(text)}", "ids separated by spaces, or a JSON list", "fix it") from None
-    return list(ids)
 
 
 def _score(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
@@ -175,7 +184,3 @@ def _score(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) 
     if score is not None and (type(score) is not int or abs(score) >= 10**9):
         raise bad(piece, line, f"{columns.score} {clip(score)}", "an integer", "fix the row")
     return score
-
-
-def _place(piece: Piece, line: int) -> str:
-    return f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"

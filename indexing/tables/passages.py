@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from indexing.formats import Row, bad, flatten, integer_id, metadata_text, objects, parquet_batches, wrong_text
+from indexing.formats import Row, bad, documents, flatten, integer_id, metadata_text, wrong_text
+from indexing.parquet import parquet_names
 from indexing.raw import Piece
 from indexing.tables.columns import ID_NAMES, PassageColumns, listed
 from indexing.tables.delimited import read_fields
@@ -24,20 +25,28 @@ def hash_id(text: str, title: str = "") -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]
 
 
-def read_passages(piece: Piece, columns: PassageColumns) -> Iterator[Row]:
-    """Yields the passages of a piece. Raises InputError with the file and line of an unfit row."""
+def wanted_columns(columns: PassageColumns) -> list[str] | None:
+    """Returns the columns of Parquet that are read; None: all."""
+    return None if columns.metadata is None else list(dict.fromkeys((*columns.used, *columns.metadata)))
+
+
+def read_passages(block: Piece, columns: PassageColumns) -> Iterator[Row]:
+    """Yields the passages of a block. Raises InputError with the file and line of an unfit row."""
     if columns.table.delimiter:
-        return _delimited(piece, columns)
-    return _named(piece, columns)
+        return _delimited(block, columns)
+    if block.batch is not None:
+        _check_names(block, columns)
+    return _named(block, columns)
 
 
 def _delimited(piece: Piece, columns: PassageColumns) -> Iterator[Row]:
-    names = columns.table.names
+    number_of = {name: number for number, name in enumerate(columns.table.names)}
+    used = columns.used
     rest = list(dict.fromkeys(columns.metadata or ()))
     if columns.metadata is None:
-        rest = [name for name in names if name not in columns.used]
+        rest = [name for name in number_of if name not in used]
     text, title, id = columns.text, columns.title or columns.text, columns.id or columns.text
-    lines, values = read_fields(piece, columns.table, [names.index(name) for name in (id, title, text, *rest)])
+    lines, values = read_fields(piece, columns.table, [number_of[name] for name in (id, title, text, *rest)])
     ids, titles, texts = values[:3]
     if not columns.title:
         titles = [""] * len(texts)
@@ -60,7 +69,7 @@ def _delimited(piece: Piece, columns: PassageColumns) -> Iterator[Row]:
 def _named(piece: Piece, columns: PassageColumns) -> Iterator[Row]:
     used, metadata = columns.used, columns.metadata
     expects_no_id = columns.id is None
-    for line, document in _documents(piece, columns):
+    for line, document in documents(piece):
         if expects_no_id and any(name.lower() in ID_NAMES for name in document):
             name = next(name for name in document if name.lower() in ID_NAMES)
             raise bad(piece, line, f"a field {name!r}", "none, as in the first lines", "name the id by parameter id")
@@ -89,15 +98,11 @@ def _named(piece: Piece, columns: PassageColumns) -> Iterator[Row]:
         yield line, id, title, text, {name: value for name, value in fields.items() if value is not None}
 
 
-def _documents(piece: Piece, columns: PassageColumns) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a piece of JSON lines or Parquet as objects."""
-    if piece.data is not None:
-        yield from objects(piece)
-        return
-    wanted = None if columns.metadata is None else list(dict.fromkeys((*columns.used, *columns.metadata)))
-    for first, names, documents in parquet_batches(piece, wanted):
-        if missing := [name for name in wanted or columns.used if name not in names]:
-            raise InputError(
-                f"{piece.file}: found {listed(names)}, expected {missing[0]} as in the first file; rename the column"
-            )
-        yield from enumerate(documents, first)
+def _check_names(block: Piece, columns: PassageColumns) -> None:
+    """Raises InputError if a file of Parquet lacks a column that the first file has."""
+    existing = frozenset(block.batch.schema.names)
+    if missing := [name for name in wanted_columns(columns) or columns.used if name not in existing]:
+        raise InputError(
+            f"{block.file}: found {listed(parquet_names(block.file))}, expected {missing[0]} as in the first file; "
+            "rename the column"
+        )

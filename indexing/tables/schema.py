@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from indexing.raw import Lines, clip, no_rows, one_line, open_input, read_blocks
+from indexing import limits
+from indexing.parquet import parquet_names
+from indexing.raw import Lines, clip, no_rows, read_blocks
 from indexing.tables.columns import Table
 from indexing.tables.delimited import read_header
 from retriever.errors import InputError
@@ -62,20 +62,6 @@ def has_beir_names(table: Table) -> bool:
     return "text" in table.names and ("id" in table.names or "_id" in table.names)
 
 
-def parquet_names(file: str) -> tuple[str, ...]:
-    """Returns the column names of a Parquet file. Raises InputError if it is not one."""
-    with open_input(file) as opened:
-        try:
-            names = pq.read_schema(opened).names
-        except (pa.ArrowInvalid, OSError) as error:
-            raise InputError(
-                f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again"
-            ) from None
-    if twice := next((name for number, name in enumerate(names) if name in names[:number]), None):
-        raise InputError(f"{file}: found the column {clip(twice)} twice, expected distinct names; rename one")
-    return tuple(names)
-
-
 def _json_names(file: str) -> tuple[str, ...]:
     """The fields of the first lines, those of the object `metadata` too. Lines that are no objects are left out."""
     refuse_json_array(file)
@@ -84,15 +70,17 @@ def _json_names(file: str) -> tuple[str, ...]:
         raise no_rows(file)
     names: dict[str, None] = {}
     has_nested = False
-    for line in (sample.data or b"").split(b"\n"):
+    for number, line in enumerate((sample.data or b"").split(b"\n"), 1):
         try:
+            limits.check_values(f"{file}:{number}", line)
             document = orjson.loads(line)
         except orjson.JSONDecodeError:
             continue
         if isinstance(document, dict):
-            names |= dict.fromkeys(document)
+            names.update(dict.fromkeys(document))
             if isinstance(nested := document.get("metadata"), dict):
-                has_nested, names = True, names | dict.fromkeys(nested)
+                has_nested = True
+                names.update(dict.fromkeys(nested))
     if not names:
         first = (sample.data or b"").partition(b"\n")[0]
         raise InputError(f"{file}:1: found {clip(first)}, expected one JSON object per line; name another format")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import xxhash
 
+from indexing import limits
 from indexing.raw import Lines, Piece, clip
 from retriever.errors import InputError
 
@@ -54,6 +55,8 @@ class Titles:
         lines = Lines(self.file)
         while piece := lines.take(_LINES):
             for line, row in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
+                if len(row) > limits.MAX_COLUMNS:
+                    limits.check_columns(f"{self.file}:{line}", row, "\t")
                 fields = row.removesuffix(b"\r").split(b"\t")
                 if len(fields) != 2 or not fields[0]:
                     what = f"{len(fields)} columns" if fields[0] else "no id"

@@ -197,10 +197,10 @@ def test_bad_parquet_is_named(tmp_path):
 PEAK = """
 import sys
 import pyarrow as pa
-from indexing import formats, sources
+from indexing import parquet, sources
 from indexing.parse import parse_corpus
-formats.CHUNK_BYTES = sources.CHUNK_BYTES = 2_000_000
-formats.PARQUET_BUFFER = 1 << 20
+parquet.WHOLE_BYTES = sources.CHUNK_BYTES = 2_000_000
+parquet.BUFFER_BYTES = 1 << 20
 found = list(sources.chunks(sources.detect(sys.argv[1]), 1_000))
 ids = [parse_corpus("parquet", found[index])["id"].to_pylist() for index in (0, 20, 31)]
 print(len(found), ids, pa.default_memory_pool().max_memory())

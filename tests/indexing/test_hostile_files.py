@@ -17,7 +17,7 @@ import pytest
 from raw_files import jsonl, passages, write
 from small_stores import build_corpus
 
-from indexing import formats, raw
+from indexing import limits, raw
 from indexing.parse import read_queries
 from indexing.queries import import_queries
 from indexing.raw import Lines
@@ -42,7 +42,7 @@ def test_line_ends_at_the_end_of_a_file_are_not_held(
     tmp_path: Path, ends: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """48 MiB of line ends, 48 KiB in gzip, are read in a few MiB of memory."""
-    monkeypatch.setattr(raw, "MAX_GAP", 4 << 20)
+    monkeypatch.setattr(limits, "MAX_GAP_BYTES", 4 << 20)
     file = write(tmp_path / "x.jsonl.gz", b"first\nsecond" + ends * (48 * 1024**2 // len(ends)))
     tracemalloc.start()
     found = all_lines(file)
@@ -57,7 +57,7 @@ def test_line_ends_within_a_file_are_kept_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(raw, "BLOCK", block)
-    monkeypatch.setattr(raw, "MAX_GAP", 101)
+    monkeypatch.setattr(limits, "MAX_GAP_BYTES", 101)
     draw = random.Random(block)
     for length in (0, 1, 50, 100):
         gap = bytes(draw.choices(b"\r\n", k=length))
@@ -77,20 +77,20 @@ def test_a_line_without_an_end_is_refused_with_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(raw, "BLOCK", 16)
-    monkeypatch.setattr(raw, "MAX_LINE", 200)
+    monkeypatch.setattr(limits, "MAX_ROW_BYTES", 200)
     good = [b"x" * length for length in (0, 1, 15, 16, 17, 200, 183, 3)]
     file = write(tmp_path / "x.jsonl.gz", b"\n".join(good))
     assert [line for _, line in all_lines(file, at_once)] == good
     for before in (0, 3, 8):
         file = write(tmp_path / "x.jsonl.gz", b"\n".join([*good[:before], b"y" * 232, *good]))
-        with pytest.raises(InputError, match=rf"x\.jsonl\.gz:{before + 1}: found a line of more than 0 MiB, expected"):
+        with pytest.raises(InputError, match=rf"x\.jsonl\.gz:{before + 1}: found a row of more than 0 MiB, expected"):
             all_lines(file, at_once)
 
 
 def test_a_list_of_answers_that_is_too_long_to_be_parsed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "MAX_ANSWERS", 100)
+    monkeypatch.setattr(limits, "MAX_ANSWERS", 100)
     file = write(tmp_path / "x.csv", f"who\t['Ann']\nwho\t{['a'] * 50}\n")
     with pytest.raises(InputError, match=r"x\.csv:2: found answers"):
         list(read_queries(Source("dpr", "x", (), (str(file),), {})))
@@ -160,7 +160,7 @@ def test_parquet_metadata_that_json_cannot_hold_is_refused(
 def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pa.table([pa.array(["a"]), pa.array(["x"]), pa.array([1]), pa.array([2])], names=["id", "text", "m", "m"])
     pq.write_table(table, tmp_path / "x.parquet")
-    with pytest.raises(InputError, match=r"x\.parquet: found the columns id, text, m, m, expected names that differ"):
+    with pytest.raises(InputError, match=r"x\.parquet: found the column 'm' twice, expected distinct names"):
         passages("parquet", tmp_path / "x.parquet")
 
 

@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import jsonl, odd_text, write
 
-from indexing import raw
+from indexing import limits, raw
 from indexing.parse import parse_corpus
 from indexing.sources import chunks, describe_columns, detect
-from indexing.tables import delimited
 from indexing.tables.columns import PassageNames, Table
 from indexing.tables.delimited import DelimitedRows, line_of_row, read_fields
 from indexing.tables.passages import hash_id
@@ -161,7 +160,7 @@ def test_csv_streams_and_an_unclosed_quote_is_not_read_to_the_end(
     original = raw._read
     monkeypatch.setattr(raw, "_read", lambda stream, name: reads.append(1) or original(stream, name))
     monkeypatch.setattr(raw, "BLOCK", 1 << 12)
-    monkeypatch.setattr(delimited, "MAX_ROW_BYTES", 1 << 15)
+    monkeypatch.setattr(limits, "MAX_ROW_BYTES", 1 << 15)
     lines = ["id,text", *(f"{n},some text" for n in range(50_000))]
 
     def cut(*bad: str) -> str:

@@ -1,0 +1,114 @@
+"""The limits of raw files, the same for every format, and the checks that need no parsing.
+
+They keep a small file from taking all memory: text of one character compresses a thousand times and more, and a value
+of two bytes in JSON or CSV is a Python object of fifty. A row is checked before it is split or parsed.
+"""
+
+import numpy as np
+
+from retriever.errors import InputError
+
+MAX_ROW_BYTES = 64 << 20  # of one row: a line, the fields of a row of CSV, the values of a row of Parquet
+MAX_COLUMNS = 10_000  # of a table; fields of one line; keys of a JSON object with its metadata
+MAX_VALUES = 1 << 20  # brackets, commas and colons of one JSON row: its values at any depth need about 100 bytes each
+MAX_GAP_BYTES = 16 << 20  # of empty lines between two others, give or take a block; no bound at the end of a file
+MAX_ANSWERS = 1 << 20  # characters of a list of answers: Python needs about a hundred times as many bytes to parse it
+BLOCK_BYTES = 4 << 20  # of raw text that is turned into Python objects at once; a longer row is a block of its own
+PIECE_BYTES = 16 << 20  # of lines that are read at once where the caller names no number of bytes
+# The text of one part: so many bytes, or so many times the bytes that it is read from, whichever is more.
+MAX_PART_BYTES = 128 << 20
+MAX_PART_GROWTH = 32
+# Of a Parquet file. Arrow allocates a page as large as its header says.
+MAX_FOOTER_BYTES = 64 << 20
+MAX_COLUMN_CHUNKS = 1 << 18  # columns times row groups
+MAX_DEPTH = 100  # of a schema
+MAX_DICTIONARY = 1 << 22  # values
+MAX_PAGE_GROWTH = 20  # times that a page of more than MAX_ROW_BYTES may be larger than its compressed bytes
+MAX_DECODED_ROW = 128 << 20  # bytes of the longest row that the longest values and lists of a row group allow
+
+_STEP = 1 << 20  # bytes that are counted at once
+_JSON_MARKS = b",:[{"
+
+
+def check_columns(place: str, row: bytes | str, delimiter: str) -> None:
+    """Raises InputError if a row has more than MAX_COLUMNS fields, before it is split into them.
+
+    Args:
+        place: The file and line, for the message.
+        row: The row; a delimiter between double quotes is text.
+        delimiter: The delimiter of the fields, one ASCII character.
+    """
+    if len(row) < MAX_COLUMNS:
+        return
+    mark = delimiter.encode()
+    if (row.count(mark) if isinstance(row, bytes) else row.count(delimiter)) < MAX_COLUMNS:
+        return
+    data = row if isinstance(row, bytes) else row.encode()
+    if (fields := count_outside_quotes(data, mark) + 1) > MAX_COLUMNS:
+        raise too_many_columns(place, fields)
+
+
+def too_many_columns(place: str, count: int) -> InputError:
+    """Returns the error for a row or a table with more than MAX_COLUMNS columns."""
+    return InputError(
+        f"{place}: found {count:,} columns, expected at most {MAX_COLUMNS:,}; leave out the columns that no search "
+        "needs, or put their values into the text"
+    )
+
+
+def too_long(place: str, actual_bytes: int | None = None, note: str = "") -> InputError:
+    """Returns the error for a row of more than MAX_ROW_BYTES.
+
+    Args:
+        place: The file and line.
+        actual_bytes: The size of the row; None: unknown, since it is not read to its end.
+        note: What may be wrong with the row.
+    """
+    actual = "a row of more than" if actual_bytes is None else f"a row of {actual_bytes:,} bytes, more than"
+    return InputError(
+        f"{place}: found {actual} {MAX_ROW_BYTES >> 20} MiB, expected a shorter one{note}; cut its text into passages"
+    )
+
+
+def check_values(place: str, data: bytes | str) -> None:
+    """Raises InputError if a JSON text has more than MAX_VALUES values, before they are made.
+
+    Args:
+        place: The file and line, for the message.
+        data: The text. A text of at most MAX_VALUES bytes needs no check.
+    """
+    if len(data) <= MAX_VALUES:
+        return
+    text = data if isinstance(data, bytes) else data.encode()
+    if sum(text.count(mark) for mark in (b",", b":", b"[", b"{")) <= MAX_VALUES:
+        return
+    if (count := count_outside_quotes(text, _JSON_MARKS, escapes=True)) > MAX_VALUES:
+        raise InputError(
+            f"{place}: found JSON with {count:,} commas, colons and brackets, expected at most {MAX_VALUES:,}; leave "
+            "out fields, or write one passage per line"
+        )
+
+
+def count_outside_quotes(data: bytes, marks: bytes, *, escapes: bool = False) -> int:
+    """Returns how many of some characters stand outside double quotes, in a few MiB of memory.
+
+    Args:
+        data: A text.
+        marks: The ASCII characters to count.
+        escapes: Whether a backslash escapes the next character, as in JSON; otherwise a quote is doubled, as in CSV.
+    """
+    is_mark = np.zeros(256, bool)
+    is_mark[list(marks)] = True
+    count, is_inside, escape = 0, False, b""
+    for start in range(0, len(data), _STEP):
+        step = data[start : start + _STEP]
+        if escapes:
+            step = (escape + step).replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+            escape = b"\\" if step.endswith(b"\\") else b""
+            step = step.removesuffix(escape)
+        codes = np.frombuffer(step, np.uint8)
+        inside = np.logical_xor.accumulate(codes == 34) ^ is_inside
+        count += int(np.count_nonzero(is_mark[codes] & ~inside))
+        if len(inside):
+            is_inside = bool(inside[-1])
+    return count

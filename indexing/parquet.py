@@ -1,0 +1,169 @@
+"""Parquet files: the ranges of rows that chunks are made of, and the rows of a range in blocks of bounded size."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from indexing import limits
+from indexing.parquet_pages import check_footer, row_bytes
+from indexing.raw import Piece, one_line, open_input
+from indexing.tables.columns import refuse_repeated
+from retriever.errors import InputError
+
+BATCH_ROWS = 16_384
+BATCH_BYTES = 32 << 20  # of a batch of rows, by the longest value that the file declares
+BUFFER_BYTES = 8 << 20  # of a column that are read at once if a row group is large
+VALUE_BYTES = 50  # of a value as a Python object
+WHOLE_BYTES = 256 << 20  # a row group of at most this size is read whole and ahead, which is fast
+
+
+class ParquetRows:
+    """A Parquet file's rows as ranges; reads the footer only."""
+
+    def __init__(self, file: str):
+        self.file, self.row = file, 0
+        self.groups: deque[tuple[int, int]] = deque()  # of those to give: the row after it, bytes of one of its rows
+        footer = read_footer(file)
+        end = 0
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            if group.num_rows:
+                end += group.num_rows
+                self.groups.append((end, max(1, group.total_byte_size // group.num_rows)))
+
+    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> Piece | None:
+        """Returns the next rows as `Lines.take` does."""
+        first, size = self.row, 0
+        while self.groups and self.row < first + num_rows and size < max_bytes:
+            end, width = self.groups[0]
+            rows = min(end - self.row, first + num_rows - self.row, -(-(max_bytes - size) // width))
+            self.row, size = self.row + rows, size + rows * width
+            if self.row == end:
+                self.groups.popleft()
+        return Piece(self.file, first + 1, self.row - first, size, None) if size else None
+
+
+def read_footer(file: str) -> Any:
+    """Returns the metadata of a Parquet file. Raises InputError if it is not one, or describes too much."""
+    with open_input(file) as opened:
+        check_footer(file, opened)
+        opened.seek(0)
+        try:
+            return pq.read_metadata(opened)
+        except (pa.ArrowException, OSError) as error:
+            raise _no_parquet(file, error) from None
+
+
+def _no_parquet(file: str, error: Exception) -> InputError:
+    return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
+
+
+def parquet_names(file: str) -> tuple[str, ...]:
+    """Returns the column names of a Parquet file. Raises InputError if it is not one."""
+    try:
+        names = read_footer(file).schema.to_arrow_schema().names
+    except pa.ArrowException as error:
+        raise _no_parquet(file, error) from None
+    refuse_repeated(file, names)
+    return tuple(names)
+
+
+def compressed_bytes(piece: Piece) -> int:
+    """Returns the bytes of the file that the rows of a piece take, those of a row group spread evenly over its rows."""
+    footer = read_footer(piece.file)
+    total = 0.0
+    for number, rows in _row_groups(footer, piece):
+        group = footer.row_group(number)
+        size = sum(group.column(column).total_compressed_size for column in range(group.num_columns))
+        total += size * rows / group.num_rows
+    return int(total)
+
+
+def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterator[Piece]:
+    """Yields the rows of a piece in blocks whose `batch` is at most about BATCH_BYTES.
+
+    Args:
+        piece: A range of rows.
+        columns: The columns to read; None: all.
+
+    Raises:
+        InputError: If the file is damaged, or a row is too long.
+    """
+    with open_input(piece.file) as opened:
+        try:
+            footer = pq.read_metadata(opened)
+            refuse_repeated(piece.file, footer.schema.to_arrow_schema().names)
+            groups = [number for number, _ in _row_groups(footer, piece)]
+            largest = max((footer.row_group(number).total_byte_size for number in groups), default=0)
+            width = row_bytes(piece.file, footer, groups, columns)
+            rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, BATCH_BYTES // width))
+            whole = largest <= WHOLE_BYTES
+            file = pq.ParquetFile(opened, metadata=footer, pre_buffer=whole, buffer_size=0 if whole else BUFFER_BYTES)
+            for first, batch in _batches(file, piece, groups, rows_per_batch, columns):
+                _check_rows(piece, first, batch)
+                yield from _cut(piece, first, batch)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{piece.file}: found damaged Parquet ({one_line(error)}); fetch the file again") from None
+
+
+def _row_groups(footer: Any, piece: Piece) -> Iterator[tuple[int, int]]:
+    """Yields the number of each row group that a piece touches, and how many of its rows the piece has."""
+    first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
+    row = 0
+    for group in range(footer.num_row_groups):
+        num_rows = footer.row_group(group).num_rows
+        if row < end and row + num_rows > first:
+            yield group, min(end, row + num_rows) - max(first, row)
+        row += num_rows
+        if row >= end:
+            return
+
+
+def _batches(
+    file: Any, piece: Piece, groups: list[int], rows_per_batch: int, columns: Sequence[str] | None
+) -> Iterator[tuple[int, Any]]:
+    """Yields the rows of a piece as (1-based first row, record batch); decodes only the row groups it touches."""
+    first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
+    start = sum(file.metadata.row_group(group).num_rows for group in range(groups[0])) if groups else 0
+    for batch in file.iter_batches(rows_per_batch, row_groups=groups, columns=columns, use_threads=False):
+        skip = max(first - start, 0)
+        part = batch.slice(skip, max(min(end - start, len(batch)) - skip, 0))
+        if len(part):
+            yield start + skip + 1, part
+        start += len(batch)
+        if start >= end:
+            return
+
+
+def _check_rows(piece: Piece, first: int, batch: Any) -> None:
+    """Raises InputError for a row of more than MAX_ROW_BYTES."""
+    if batch.nbytes <= limits.MAX_ROW_BYTES:
+        return
+    for offset in range(len(batch)):
+        if (size := batch.slice(offset, 1).nbytes) > limits.MAX_ROW_BYTES:
+            raise limits.too_long(f"{piece.file} row {first + offset}", size)
+
+
+def _cut(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
+    """Yields a record batch as blocks of about BLOCK_BYTES, with what Python needs for every value."""
+    size = batch.nbytes + VALUE_BYTES * sum(_num_values(column) for column in batch.columns)
+    step = max(1, len(batch) * limits.BLOCK_BYTES // max(size, 1))
+    for start in range(0, len(batch), step):
+        part = batch.slice(start, step)
+        yield Piece(piece.file, first + start, len(part), part.nbytes, None, part)
+
+
+def _num_values(array: Any) -> int:
+    """Returns the number of values of an array with those at all depths."""
+    if pa.types.is_struct(array.type):
+        return len(array) + sum(_num_values(field) for field in array.flatten())
+    if pa.types.is_map(array.type):
+        return len(array) + _num_values(array.keys) + _num_values(array.items)
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        return len(array) + _num_values(array.flatten())
+    return len(array)
