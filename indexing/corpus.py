@@ -114,10 +114,9 @@ def save_array(array: np.ndarray, path: Path) -> None:
 
 
 def write_table(table: pa.Table, path: object) -> None:
-    """An Arrow IPC file of uncompressed record batches, as `open_table` maps it. A batch at a time is copied."""
+    """An Arrow IPC file of uncompressed record batches, as `open_table` maps it."""
     with pa.ipc.new_file(str(path), table.schema) as writer:
-        for start in range(0, len(table), BATCH_ROWS):
-            writer.write_table(table.slice(start, BATCH_ROWS).combine_chunks())
+        writer.write_table(table.combine_chunks(), max_chunksize=BATCH_ROWS)
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,14 +16,15 @@ MAX_ANSWERS = 1 << 20  # characters of a list of answers: Python needs about a h
 BLOCK_BYTES = 4 << 20  # of raw text that is turned into Python objects at once; a longer row is a block of its own
 PIECE_BYTES = 16 << 20  # of lines that are read at once where the caller names no number of bytes
 # The text of one part: so many bytes, or so many times the bytes that it is read from, whichever is more.
-MAX_PART_BYTES = 128 << 20
+MAX_PART_BYTES = 64 << 20
 MAX_PART_GROWTH = 32
 # Of a Parquet file. Arrow allocates a page as large as its header says.
 MAX_FOOTER_BYTES = 64 << 20
 MAX_COLUMN_CHUNKS = 1 << 18  # columns times row groups
 MAX_DEPTH = 100  # of a schema
 MAX_DICTIONARY = 1 << 22  # values
-MAX_PAGE_GROWTH = 20  # times that a page of more than MAX_ROW_BYTES may be larger than its compressed bytes
+MAX_PAGE_BYTES = 128 << 20  # of a page whose compressed bytes are a small part of it: one in MAX_PAGE_GROWTH
+MAX_PAGE_GROWTH = 20
 MAX_DECODED_ROW = 128 << 20  # bytes of the longest row that the longest values and lists of a row group allow
 
 _STEP = 1 << 20  # bytes that are counted at once

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indexing import limits
-from indexing.parquet_pages import check_footer, row_bytes
+from indexing.parquet_pages import check_footer, group_sizes
 from indexing.raw import Piece, one_line, open_input
 from indexing.tables.columns import refuse_repeated
 from retriever.errors import InputError
 
 BATCH_ROWS = 16_384
-BATCH_BYTES = 32 << 20  # of a batch of rows, by the longest value that the file declares
+BATCH_BYTES = 16 << 20  # of a batch of rows, by the longest value that the file declares
 BUFFER_BYTES = 8 << 20  # of a column that are read at once if a row group is large
 VALUE_BYTES = 50  # of a value as a Python object
 WHOLE_BYTES = 256 << 20  # a row group of at most this size is read whole and ahead, which is fast
@@ -73,13 +73,16 @@ def parquet_names(file: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def compressed_bytes(piece: Piece) -> int:
-    """Returns the bytes of the file that the rows of a piece take, those of a row group spread evenly over its rows."""
+def stored_bytes(piece: Piece, columns: Sequence[str] | None = None) -> int:
+    """Returns the bytes of the pages that hold the rows of a piece, those of a row group spread evenly over its rows.
+
+    The smaller of what the footer and the headers of the pages say.
+    """
     footer = read_footer(piece.file)
     total = 0.0
     for number, rows in _row_groups(footer, piece):
         group = footer.row_group(number)
-        size = sum(group.column(column).total_compressed_size for column in range(group.num_columns))
+        size = min(group.total_byte_size, group_sizes(piece.file, footer, number, columns).pages)
         total += size * rows / group.num_rows
     return int(total)
 
@@ -100,7 +103,7 @@ def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterat
             refuse_repeated(piece.file, footer.schema.to_arrow_schema().names)
             groups = [number for number, _ in _row_groups(footer, piece)]
             largest = max((footer.row_group(number).total_byte_size for number in groups), default=0)
-            width = row_bytes(piece.file, footer, groups, columns)
+            width = max((group_sizes(piece.file, footer, number, columns).row for number in groups), default=1)
             rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, BATCH_BYTES // width))
             whole = largest <= WHOLE_BYTES
             file = pq.ParquetFile(opened, metadata=footer, pre_buffer=whole, buffer_size=0 if whole else BUFFER_BYTES)

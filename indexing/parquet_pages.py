@@ -185,25 +185,35 @@ def _check_schema(file: str, thrift: Thrift) -> int:
     return columns
 
 
-def row_bytes(file: str, footer: Any, groups: Sequence[int], names: Sequence[str] | None) -> int:
-    """Returns a bound of the bytes of a row in some row groups, as Arrow decodes it; for plain pages, an average.
+class GroupSizes(NamedTuple):
+    """What the pages of a row group say about the columns that are read.
+
+    Attributes:
+        row: A bound of the bytes of a row, as Arrow decodes it; where texts are stored one by one, an average.
+        pages: Bytes of all pages, decompressed.
+    """
+
+    row: int
+    pages: int
+
+
+def group_sizes(file: str, footer: Any, group: int, names: Sequence[str] | None) -> GroupSizes:
+    """Returns the sizes of a row group by the headers of its pages.
 
     Args:
         file: A Parquet file that passed `check_footer`.
         footer: Its metadata, by pyarrow.
-        groups: Numbers of row groups.
+        group: Number of the row group.
         names: The top-level columns that are read; None: all.
 
     Raises:
         InputError: If a page, a dictionary, a list or a value is too large.
     """
-    chosen = None if names is None else frozenset(names)
-    key = _Key(file, footer.serialized_size, footer)
-    return max((_group_bytes(key, number, chosen) for number in groups), default=1)
+    return _group_sizes(_Key(file, footer.serialized_size, footer), group, None if names is None else frozenset(names))
 
 
 class _Key(NamedTuple):
-    """Stands for a file in the cache of `_group_bytes`, by its name and the size of its footer."""
+    """Stands for a file in the cache of `_group_sizes`, by its name and the size of its footer."""
 
     file: str
     size: int
@@ -217,21 +227,22 @@ class _Key(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
-def _group_bytes(key: _Key, group: int, names: frozenset[str] | None) -> int:
+def _group_sizes(key: _Key, group: int, names: frozenset[str] | None) -> GroupSizes:
     metadata = key.footer.row_group(group)
-    total = 0
+    row = pages = 0
     with open_input(key.file) as opened:
         for number in range(metadata.num_columns):
             chunk = metadata.column(number)
             path = chunk.path_in_schema
             if names is None or path in names or any(path.startswith(f"{name}.") for name in names):
-                total += _ColumnPages(key, group, opened, chunk, key.footer.schema.column(number)).row_bytes()
-    if total > limits.MAX_DECODED_ROW:
+                sizes = _ColumnPages(key, group, opened, chunk, key.footer.schema.column(number)).sizes()
+                row, pages = row + sizes.row, pages + sizes.pages
+    if row > limits.MAX_DECODED_ROW:
         raise InputError(
-            f"{key.file}: row group {group + 1}: found values and lists of which a row may take {total:,} bytes, "
+            f"{key.file}: row group {group + 1}: found values and lists of which a row may take {row:,} bytes, "
             f"expected at most {limits.MAX_DECODED_ROW >> 20} MiB; leave out columns, or cut the texts into passages"
         )
-    return max(total, 1)
+    return GroupSizes(max(row, 1), pages)
 
 
 class _ColumnPages:
@@ -242,9 +253,13 @@ class _ColumnPages:
         self.opened, self.chunk, self.column = opened, chunk, column
         self.num_rows = key.footer.row_group(group).num_rows
 
-    def row_bytes(self) -> int:
-        """Returns a bound of the bytes that a row takes in this column."""
+    def sizes(self) -> GroupSizes:
+        """Returns the sizes of this column alone."""
         pages = list(self._pages())
+        return GroupSizes(self._row_bytes(pages), sum(page.size for page in pages))
+
+    def _row_bytes(self, pages: Sequence[Page]) -> int:
+        """Returns a bound of the bytes that a row takes in this column."""
         width = self._value_bytes(pages)
         if not self.column.max_repetition_level:
             return width
@@ -307,15 +322,14 @@ class _ColumnPages:
         return InputError(f"{self.place}: found damaged Parquet (no page at byte {offset}); fetch the file again")
 
     def _check(self, page: Page) -> None:
-        if page.size > limits.MAX_ROW_BYTES:
-            if page.num_values == 1:
-                raise limits.too_long(self.place, page.size)
-            if page.size > limits.MAX_PAGE_GROWTH * page.compressed_size:
-                raise InputError(
-                    f"{self.place}: found a page of {page.size:,} bytes, compressed to {page.compressed_size:,}, "
-                    f"expected at most {limits.MAX_ROW_BYTES >> 20} MiB; write the file with smaller pages (pyarrow: "
-                    "write_batch_size=1)"
-                )
+        if page.size > limits.MAX_ROW_BYTES and page.num_values == 1:
+            raise limits.too_long(self.place, page.size)
+        if page.size > max(limits.MAX_PAGE_BYTES, limits.MAX_PAGE_GROWTH * page.compressed_size):
+            raise InputError(
+                f"{self.place}: found a page of {page.size:,} bytes, compressed to {page.compressed_size:,}, expected "
+                f"at most {limits.MAX_PAGE_BYTES >> 20} MiB; write the file with smaller pages (pyarrow: "
+                "write_batch_size=1)"
+            )
         if page.kind == DICTIONARY and page.num_values > limits.MAX_DICTIONARY:
             raise InputError(
                 f"{self.place}: found a dictionary of {page.num_values:,} values, expected at most "

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from indexing import limits
 from indexing.formats import CORPUS_READERS, QUERY_READERS, Row, bad, blocks, place, text_lines
-from indexing.parquet import compressed_bytes
+from indexing.parquet import stored_bytes
 from indexing.raw import Lines, Piece, clip, no_rows, tsv_fields
 from indexing.sources import Chunk, Format, Source
 from indexing.tables.passages import read_passages, wanted_columns
@@ -107,7 +107,7 @@ def _check_growth(chunk: Chunk, block: Piece, size: int) -> None:
         block: The last block that is parsed.
         size: Bytes of the passages up to there.
     """
-    source = sum(compressed_bytes(piece) if piece.data is None else len(piece.data) for piece in chunk.pieces)
+    source = sum(stored_bytes(piece) if piece.data is None else len(piece.data) for piece in chunk.pieces)
     if size > limits.MAX_PART_GROWTH * source:
         first = chunk.pieces[0]
         raise InputError(
