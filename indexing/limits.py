@@ -49,10 +49,11 @@ def check_columns(place: str, row: bytes | str, delimiter: str) -> None:
         raise too_many_columns(place, fields)
 
 
-def too_many_columns(place: str, count: int) -> InputError:
-    """Returns the error for a row or a table with more than MAX_COLUMNS columns."""
+def too_many_columns(place: str, count: int | None = None) -> InputError:
+    """Returns the error for a row or a table with more than MAX_COLUMNS columns. count: None if it is not known."""
+    actual = f"{count:,}" if count is not None else "too many"
     return InputError(
-        f"{place}: found {count:,} columns, expected at most {MAX_COLUMNS:,}; leave out the columns that no search "
+        f"{place}: found {actual} columns, expected at most {MAX_COLUMNS:,}; leave out the columns that no search "
         "needs, or put their values into the text"
     )
 

@@ -67,7 +67,7 @@ def parquet_names(file: str) -> tuple[str, ...]:
     """Returns the column names of a Parquet file. Raises InputError if it is not one."""
     try:
         names = read_footer(file).schema.to_arrow_schema().names
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _no_parquet(file, error) from None
     refuse_repeated(file, names)
     return tuple(names)
@@ -110,7 +110,7 @@ def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterat
             for first, batch in _batches(file, piece, groups, rows_per_batch, columns):
                 _check_rows(piece, first, batch)
                 yield from _cut(piece, first, batch)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{piece.file}: found damaged Parquet ({one_line(error)}); fetch the file again") from None
 
 

@@ -181,7 +181,7 @@ def _check_schema(file: str, thrift: Thrift) -> int:
                 "nested column as JSON text"
             )
         if columns > limits.MAX_COLUMNS:
-            raise limits.too_many_columns(file, columns)
+            raise limits.too_many_columns(file)
     return columns
 
 
@@ -326,9 +326,9 @@ class _ColumnPages:
             raise limits.too_long(self.place, page.size)
         if page.size > max(limits.MAX_PAGE_BYTES, limits.MAX_PAGE_GROWTH * page.compressed_size):
             raise InputError(
-                f"{self.place}: found a page of {page.size:,} bytes, compressed to {page.compressed_size:,}, expected "
-                f"at most {limits.MAX_PAGE_BYTES >> 20} MiB; write the file with smaller pages (pyarrow: "
-                "write_batch_size=1)"
+                f"{self.place}: found a page of {page.size:,} bytes, more than {limits.MAX_PAGE_GROWTH} times its "
+                f"compressed size, expected at most {limits.MAX_PAGE_BYTES >> 20} MiB; write the file with smaller "
+                "pages (pyarrow: write_batch_size=1)"
             )
         if page.kind == DICTIONARY and page.num_values > limits.MAX_DICTIONARY:
             raise InputError(

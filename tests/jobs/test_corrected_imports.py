@@ -41,6 +41,7 @@ def jsonl(*changes: tuple[int, str], count: int = 200, text: str = "text") -> by
 
 
 GOOD = jsonl()
+ZIPPED = gzip.compress(GOOD, mtime=0)
 LONG = gzip.compress(jsonl(text="text " * 2_000), 0, mtime=0)  # of several blocks
 FAILING = {
     "field": Failing(
@@ -85,6 +86,28 @@ FAILING = {
         "an id that comes twice, in two parts",
         {"corpus.jsonl": jsonl((170, '{"_id": "p3", "text": "again"}'))},
         {"corpus.jsonl": jsonl((170, '{"_id": "x", "text": "again"}'))},
+    ),
+    "long": Failing(
+        "a row that is longer than the limit, after others",
+        {
+            "corpus.jsonl.gz": ZIPPED
+            + gzip.compress(b'{"_id": "x", "text": "')
+            + gzip.compress(b"0" * (1 << 20), 1) * 66
+        },
+        {"corpus.jsonl.gz": ZIPPED + gzip.compress(b'{"_id": "x", "text": "0"}', mtime=0)},
+    ),
+    "columns": Failing(
+        "a row with more columns than the limit, after others",
+        {
+            "corpus.jsonl": jsonl(
+                (170, json.dumps({"_id": "p170", "text": "x", **dict.fromkeys(map(str, range(9_999)))}))
+            )
+        },
+        {
+            "corpus.jsonl": jsonl(
+                (170, json.dumps({"_id": "p170", "text": "x", **dict.fromkeys(map(str, range(9_998)))}))
+            )
+        },
     ),
     "members": Failing(
         "a bad row in the second member of a gzip file",

@@ -1,0 +1,272 @@
+"""The limits of raw files: small files that would take all memory, and cost that is linear in the input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hostile_files import MIB, Hostile, wide_rows, write_parquet, write_texts
+from raw_files import jsonl, write
+from small_stores import build_corpus
+
+from indexing import limits
+from indexing.parse import parse_corpus
+from indexing.sources import chunks, describe_columns, detect
+from indexing.tables.columns import PassageNames
+from retriever.errors import InputError
+
+MOST_MIB = 200  # that a hostile file may add to the memory of the process
+
+MEASURE = """
+import json, re, sys
+from pathlib import Path
+from indexing.corpus import Corpus
+from indexing.importing import rows_to_delete
+from indexing.parse import parse_corpus, read_qrels, read_queries
+from indexing.runs import read_trec
+from indexing.sources import chunks, detect, detect_queries
+from indexing.store import Store
+from retriever.errors import InputError
+
+def read(path, reader, store):
+    if reader == "corpus":
+        source = detect(path)
+        for chunk in chunks(source, 10_000):
+            parse_corpus(source.format, chunk)
+    elif reader == "queries":
+        list(read_queries(detect_queries(path)))
+    elif reader == "delete":
+        rows_to_delete(Corpus.open(Store(store)), path)
+    else:
+        {"qrels": read_qrels, "run": read_trec}[reader](path)
+
+def memory(name):
+    return int(re.search(rf"{name}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+
+for path, reader in json.loads(sys.argv[1]):
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory("VmRSS")
+    message = ""
+    try:
+        read(path, reader, sys.argv[2])
+    except InputError as error:
+        message = str(error)
+    print(json.dumps([message, memory("VmHWM") - before]), flush=True)
+"""
+
+
+def check(files: list[Hostile], store: Path, documented: Callable[..., None]) -> None:
+    """Reads files in another process: each is refused, in bounded memory, and stands in docs/reliability.md."""
+    named = json.dumps([(str(file.path), file.reader) for file in files])
+    command = [sys.executable, "-c", MEASURE, named, str(store)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr[-2000:]
+    for file, printed in zip(files, outcome.stdout.splitlines(), strict=True):
+        message, mib = json.loads(printed)
+        assert file.expected in message, (file.case, message)
+        assert message.startswith(str(file.path))
+        assert "\n" not in message
+        assert mib <= MOST_MIB, (file.case, mib)
+        documented("Importing", file.case, message, 1)
+
+
+def test_small_texts_that_expand_are_refused_in_bounded_memory(tmp_path: Path, documented: Callable[..., None]) -> None:
+    build_corpus(tmp_path / "s", [[["p0"]]], {})
+    wide = Hostile("CSV with long column names", wide_rows(tmp_path / "wide.csv.gz"), "corpus", "bytes of text and")
+    check([*write_texts(tmp_path), wide], tmp_path / "s", documented)
+
+
+def test_small_parquet_files_that_expand_are_refused_in_bounded_memory(
+    tmp_path: Path, documented: Callable[..., None]
+) -> None:
+    check(write_parquet(tmp_path), tmp_path, documented)
+
+
+def header(num_columns: int) -> bytes:
+    return ",".join(["id", "text", *(f"c{number}" for number in range(num_columns))]).encode()
+
+
+def csv_columns(folder: Path, size: int) -> Path:
+    return write(folder / f"{size}.csv", header(size) + b"\n" + b",".join([b"v"] * (size + 2)) + b"\n")
+
+
+def json_columns(folder: Path, size: int) -> Path:
+    document = {"docid": "a", "text": "x", **{f"c{number}": 1 for number in range(size)}}
+    return jsonl(folder / f"{size}.jsonl", [document])
+
+
+def json_names(folder: Path, size: int) -> Path:
+    """Every line has other fields."""
+    rows = [
+        {"docid": f"d{n}", "text": "x", "metadata": {f"n{n}k{k}": 1 for k in range(size // 40)}} for n in range(200)
+    ]
+    return jsonl(folder / f"{size}.jsonl", rows)
+
+
+def parquet_columns(folder: Path, size: int) -> Path:
+    path = folder / f"{size}.parquet"
+    pq.write_table(pa.table({"docid": ["a"], "body": ["x"], **{f"c{number}": [1] for number in range(size)}}), path)
+    return path
+
+
+def quotes(folder: Path, size: int) -> Path:
+    return write(folder / f"{size}.csv", b"id,text\n" + b'a,"' + b'""' * (size * 250) + b'"\n')
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [(csv_columns, 3000), (json_columns, 6000), (json_names, 2000), (parquet_columns, 2000), (quotes, 4000)],
+)
+def test_cost_is_linear_in_columns_keys_and_quotes(
+    tmp_path: Path, make: Callable[[Path, int], Path], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the size takes at most 2.5 times the CPU time. The limit of columns is lifted, so that nothing hides."""
+    monkeypatch.setattr(limits, "MAX_COLUMNS", 1 << 20)
+
+    def seconds(file: Path) -> float:
+        spent = []
+        for _ in range(3):
+            started = time.process_time()
+            source = detect(str(file))
+            describe_columns(source)
+            names = () if source.columns is None else source.columns.table.names[2:]
+            describe_columns(detect(str(file), names=PassageNames(metadata=tuple(names) or None)))
+            assert sum(len(parse_corpus(source.format, chunk)) for chunk in chunks(source, 1000)) > 0
+            spent.append(time.process_time() - started)
+        return min(spent)
+
+    small, large = make(tmp_path, size), make(tmp_path, 2 * size)
+    seconds(small)  # imports and buffers
+    assert seconds(large) <= 2.5 * seconds(small)
+
+
+def test_rows_up_to_the_limits_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_COLUMNS", 40)
+    monkeypatch.setattr(limits, "MAX_VALUES", 200)
+    file = csv_columns(tmp_path, 38)
+    assert parsed(file).num_rows == 1
+    assert parsed(json_columns(tmp_path, 38)).num_rows == 1
+    assert parsed(parquet_columns(tmp_path, 38)).num_rows == 1
+    for make in (csv_columns, json_columns, parquet_columns):
+        with pytest.raises(InputError, match=r"found (4\d|too many) columns, expected at most 40; leave out"):
+            parsed(make(tmp_path, 40))
+    text = '[,{"\\":' * 100  # is no value
+    assert parsed(jsonl(tmp_path / "x.jsonl", [{"docid": "a", "text": text}]))["text"].to_pylist() == [text]
+    for count, is_read in ((64, True), (65, False)):  # 3 marks for each, without a comma for the last, and 7 others
+        file = jsonl(tmp_path / "x.jsonl", [{"docid": "a", "text": "x", "m": [{"k": text}] * count}])
+        if is_read:
+            assert orjson.loads(parsed(file)["metadata"][0].as_py())["m"][-1] == {"k": text}
+        else:
+            with pytest.raises(InputError, match=r"x\.jsonl:1: found JSON with \d+ commas, colons and brackets"):
+                parsed(file)
+
+
+def parsed(file: Path) -> pa.Table:
+    names = PassageNames(text="body") if file.suffix == ".parquet" else None
+    source = detect(str(file), names=names)
+    return pa.concat_tables([parse_corpus(source.format, chunk) for chunk in chunks(source, 1000)])
+
+
+@pytest.mark.parametrize("block", [1, 7, 100, 1 << 20])
+def test_marks_outside_quotes_are_counted_as_by_a_loop(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(limits, "_STEP", block)
+    draw = np.random.default_rng(block)
+    for escapes in (False, True):
+        for _ in range(100):
+            data = draw.choice(np.frombuffer(b'",,[\\\\\\x', np.uint8), 200).tobytes()
+            count, is_inside, is_escaped = 0, False, False
+            for code in data:
+                if is_escaped:
+                    is_escaped = False
+                elif escapes and code == ord("\\"):
+                    is_escaped = True
+                elif code == ord('"'):
+                    is_inside = not is_inside
+                elif code in b",[":
+                    count += not is_inside
+            if not escapes or b"\\" not in data:
+                assert limits.count_outside_quotes(data, b",[", escapes=escapes) == count
+
+
+def test_blocks_are_as_the_whole_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are the same whatever number of rows is turned into Python objects at once."""
+    rows = [{"id": f"p{n}", "text": f'{n}\n"x"' * (n % 9), "tags": ["a", None] * (n % 4)} for n in range(300)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=70)
+    lines = "".join(f'{row["id"]},"{row["text"].replace(chr(34), chr(34) * 2)}"\n' for row in rows)
+    files = [tmp_path / "a.parquet", jsonl(tmp_path / "a.jsonl", rows), write(tmp_path / "a.csv", "id,text\n" + lines)]
+    for file in files:
+        source = detect(str(file))
+        found = []
+        for block_bytes in (1, 500, 4 << 20):
+            monkeypatch.setattr(limits, "BLOCK_BYTES", block_bytes)
+            found.append([parse_corpus(source.format, chunk) for chunk in chunks(source, 150)])
+            assert found[-1][0].num_rows == 150
+            assert all(one.equals(other) for one, other in zip(found[0], found[-1], strict=True))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_the_longest_list_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Compared with the lengths of random lists, of which some span pages."""
+    monkeypatch.setattr("indexing.parquet_pages.SMALL_LISTS", 0)
+    draw = np.random.default_rng(1)
+    for number in range(20):
+        lengths = draw.integers(0, draw.integers(2, 60), 200)
+        nested = [[[1] * int(draw.integers(0, 4)) for _ in range(length)] for length in lengths]
+        columns = {"id": [str(n) for n in range(200)], "text": ["x"] * 200, "m": nested if number % 2 else [
+            list(range(length)) for length in lengths]}  # fmt: skip
+        longest = max(sum(max(len(inner), 1) for inner in row) for row in nested) if number % 2 else int(max(lengths))
+        path = tmp_path / f"{number}.parquet"
+        options = {"data_page_version": version, "data_page_size": 100, "write_batch_size": 7}
+        pq.write_table(pa.table(columns), path, row_group_size=90, **options)
+        monkeypatch.setattr(limits, "MAX_VALUES", longest)
+        source = detect(str(path))
+        assert len(parse_corpus("parquet", next(chunks(source, 200)))) == 200
+        monkeypatch.setattr(limits, "MAX_VALUES", longest - 1)
+        path = path.rename(tmp_path / f"{number}-again.parquet")
+        with pytest.raises(InputError, match=rf"found a list of {longest} values, expected at most {longest - 1}"):
+            parse_corpus("parquet", next(chunks(detect(str(path)), 200)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_parquet_file_is_read_or_refused(tmp_path: Path, seed: int) -> None:
+    """Whatever byte is changed, nothing but an InputError of one line is raised."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["x" * 3000, "y"], "m": [[1, 2], [3]]}), path)
+    whole, draw = path.read_bytes(), np.random.default_rng(seed)
+    for number in range(60):
+        data = bytearray(whole)
+        data[int(draw.integers(4, len(whole)))] ^= int(draw.integers(1, 256))
+        outcome = outcome_of(write(tmp_path / f"{number}.parquet", bytes(data)))
+        assert "\n" not in outcome
+
+
+def outcome_of(path: Path) -> str:
+    try:
+        source = detect(str(path), "parquet")
+        return str(sum(len(parse_corpus(source.format, chunk)) for chunk in chunks(source, 10)))
+    except InputError as error:
+        return str(error)
+
+
+def test_texts_of_legitimate_size_are_read(tmp_path: Path) -> None:
+    """A whole book in every format."""
+    text = "A long book about the sea. " * (20 * MIB // 27)
+    rows = [{"id": "a", "text": text}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    files = [
+        tmp_path / "a.parquet",
+        jsonl(tmp_path / "a.jsonl", rows),
+        write(tmp_path / "a.csv", f"id,text\na,{text}\n"),
+    ]
+    for file in files:
+        source = detect(str(file))
+        assert parse_corpus(source.format, next(chunks(source, 10)))["text"].to_pylist() == [text]
