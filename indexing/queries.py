@@ -355,7 +355,7 @@ def _refuse_unknown(file: str, qrels: pa.Table, column: str, known: np.ndarray, 
     first = int(np.flatnonzero(~known)[0])
     more = int((~known).sum()) - 1
     raise InputError(
-        f"{file}:{qrels['line'][first]}: judges {what} {qrels[column][first].as_py()!r}, which is not in "
+        f"{file}:{qrels['line'][first]}: judges {what} {clip(qrels[column][first].as_py())}, which is not in "
         f"{where}{f' (and {more} more lines like it)' if more else ''}; add the {what} or remove the line"
     )
 

@@ -42,7 +42,7 @@ def zipped(path: Path, start: bytes, repeated: bytes, mib: int, end: bytes = b"\
 
 TEXTS = [
     # case, file, reader, start, repeated, MiB, end, expected
-    ("a CSV header of quotes", "a.csv", "corpus", b"", b'"', 70, b"", ":1: found a row of more than 64 MiB"),
+    ("a CSV header of quotes", "a.csv", "corpus", b"", b'"', 40, b"", ":1: found a row of more than 32 MiB"),
     ("a CSV header of commas", "b.csv", "corpus", b"id,text", b",", 20, b"\n", ":1: found 20,971,522 columns"),
     ("a CSV row of commas", "c.csv", "corpus", b"id,text\na,b\n", b",", 30, b"\n", ":3: found 31,457,281 columns"),
     ("a CSV row that does not end", "d.csv", "corpus", b"id,text\na,b\n", b"0", 300, b"", ":3: found a row of more"),
@@ -74,7 +74,7 @@ TEXTS = [
         b"0",
         300,
         b'"}\n',
-        ":1: found a row of more than 64 MiB",
+        ":1: found a row of more than 32 MiB",
     ),
     (
         "a page of KILT with millions of paragraphs",
@@ -126,7 +126,7 @@ TEXTS = [
         b"\n",
         ":2: found 31,457,281",
     ),
-    ("a run with a line that does not end", "a.run", "run", b"", b"0 ", 300, b"\n", ":1: found a row of more than 64"),
+    ("a run with a line that does not end", "a.run", "run", b"", b"0 ", 300, b"\n", ":1: found a row of more than 32"),
     (
         "a file of ids with a line that does not end",
         "ids",
@@ -179,7 +179,7 @@ PARQUET: list[tuple[str, Callable[[], pa.Table], dict, str]] = [
         "Parquet with one text of 100 MiB",
         lambda: pa.table({"id": _ids(1), "text": _long(1, 100 * MIB)}),
         {},
-        "row group 1, column 'text': found a row of 104,857,604 bytes, more than 64 MiB",
+        "row group 1, column 'text': found a row of 104,857,604 bytes, more than 32 MiB",
     ),
     (
         "Parquet whose rows share a text of 1 MiB",
