@@ -19,7 +19,7 @@ BLOCK_BYTES = 4 << 20  # of raw text that is turned into Python objects at once;
 PIECE_BYTES = 16 << 20  # of lines that are read at once where the caller names no number of bytes
 # The text of one part: so many bytes, or so many times the bytes that it is read from, whichever is more.
 MAX_PART_BYTES = 64 << 20
-MAX_PART_GROWTH = 32
+MAX_PART_GROWTH = 24
 # Of a Parquet file. Arrow allocates a page as large as its header says.
 MAX_FOOTER_BYTES = 64 << 20
 MAX_COLUMN_CHUNKS = 1 << 18  # columns times row groups

@@ -124,7 +124,7 @@ def quotes(folder: Path, size: int) -> Path:
 
 @pytest.mark.parametrize(
     ("make", "size"),
-    [(csv_columns, 3000), (json_columns, 6000), (json_names, 2000), (parquet_columns, 2000), (quotes, 4000)],
+    [(csv_columns, 3000), (json_columns, 6000), (json_names, 2000), (parquet_columns, 1500), (quotes, 4000)],
 )
 def test_cost_is_linear_in_columns_keys_and_quotes(
     tmp_path: Path, make: Callable[[Path, int], Path], size: int, monkeypatch: pytest.MonkeyPatch
@@ -259,7 +259,7 @@ def outcome_of(path: Path) -> str:
 
 def test_texts_of_legitimate_size_are_read(tmp_path: Path) -> None:
     """A whole book in every format."""
-    text = "A long book about the sea. " * (20 * MIB // 27)
+    text = "A long book about the sea. " * (12 * MIB // 27)
     rows = [{"id": "a", "text": text}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     files = [
