@@ -218,19 +218,24 @@ def _kilt_tasks(piece: Piece) -> Iterator[Row]:
 
 def objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the lines of a piece as JSON objects, each with its line number."""
-    most_values, most_columns = limits.MAX_VALUES, limits.MAX_COLUMNS
+    most = limits.MAX_COLUMNS
     for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
         try:
-            if len(data) > most_values:
-                limits.check_values(place(piece, line), data)
-            doc = orjson.loads(data)
+            doc = orjson.loads(data) if len(data) <= most else _long_object(piece, line, data)
         except orjson.JSONDecodeError as error:
             raise _not_json(piece, line, data, error) from None
         if type(doc) is not dict:
             raise bad(piece, line, f"JSON {clip(data.rstrip())}", "a JSON object", "write one document per line")
-        if len(doc) > most_columns:
-            raise limits.too_many_columns(place(piece, line), len(doc))
         yield line, doc
+
+
+def _long_object(piece: Piece, line: int, data: bytes) -> Any:
+    """Returns a JSON value. Raises InputError if it has too many values or keys; a shorter text cannot have so many."""
+    limits.check_values(place(piece, line), data)
+    doc = orjson.loads(data)
+    if type(doc) is dict and len(doc) > limits.MAX_COLUMNS:
+        raise limits.too_many_columns(place(piece, line), len(doc))
+    return doc
 
 
 def _not_json(piece: Piece, line: int, data: bytes, error: orjson.JSONDecodeError) -> InputError:

@@ -18,7 +18,7 @@ MAX_ANSWERS = 1 << 20  # characters of a list of answers: Python needs about a h
 BLOCK_BYTES = 4 << 20  # of raw text that is turned into Python objects at once; a longer row is a block of its own
 PIECE_BYTES = 16 << 20  # of lines that are read at once where the caller names no number of bytes
 # The text of one part: so many bytes, or so many times the bytes that it is read from, whichever is more.
-MAX_PART_BYTES = 64 << 20
+MAX_PART_BYTES = 48 << 20
 MAX_PART_GROWTH = 24
 # Of a Parquet file. Arrow allocates a page as large as its header says.
 MAX_FOOTER_BYTES = 64 << 20
