@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from retriever.errors import InputError
 
 RESAMPLES = 9_999  # random sign patterns of the paired test
 BATCH_NUMBERS = 1_000_000  # signs that are drawn at once: bounds the memory of the paired test
+MAX_CUTOFF = 1_000_000_000  # ranks; pytrec_eval aborts the process at 0 and has no cutoffs of more than 63 bits
+_NAME = re.compile(r"[A-Za-z]\w*(\([^()@#\s]*\))?(@[\d.]+)?", re.ASCII)
+_MAX_NAME = 100  # characters
 
 
 def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[str, np.ndarray]:
@@ -26,10 +30,8 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
         float64 [queries] by metric, in the order of the judged queries' ids; a query without hits has 0.
 
     Raises:
-        InputError: For a metric that ir-measures does not know.
+        InputError: For another metric than `parse_metrics` allows.
     """
-    import ir_measures
-
     measures = parse_metrics(metrics)
     judged: dict[str, dict[str, int]] = {}
     for query, passage, score in zip(*(qrels[c].to_pylist() for c in ("query_id", "corpus_id", "score")), strict=True):
@@ -40,9 +42,11 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
             found.setdefault(query, {})[passage] = score
     queries = {query: number for number, query in enumerate(sorted(judged))}
     values = {name: np.zeros(len(queries)) for name in metrics}
-    for metric in ir_measures.iter_calc(list(measures), judged, found):
-        for name in measures[metric.measure]:
-            values[name][queries[metric.query_id]] = metric.value
+    for judged_only in (False, True):  # together, NumRet would count the hits of either kind, by chance
+        group = [measure for measure in measures if measure.params.get("judged_only", False) is judged_only]
+        for metric in _provider().iter_calc(group, judged, found) if group else ():
+            for name in measures[metric.measure]:
+                values[name][queries[metric.query_id]] = metric.value
     return values
 
 
@@ -50,22 +54,73 @@ def parse_metrics(metrics: Sequence[str]) -> dict[Any, list[str]]:
     """Returns the measures of ir-measures, each with its names: RR@10 and MRR@10 are one measure.
 
     Args:
-        metrics: Names as ir-measures has them, for example nDCG@10.
+        metrics: Names as ir-measures has them, for example nDCG@10 or AP(rel=2).
 
     Raises:
-        InputError: For a metric that ir-measures does not know.
+        InputError: For a metric that ir-measures does not have or cannot compute with these parameters.
+    """
+    measures: dict[Any, list[str]] = {}
+    for name in metrics:
+        measures.setdefault(_parse_metric(name), []).append(name)
+    return measures
+
+
+def check_cutoff(metric: str, cutoff: object, parameter: str = "cutoff") -> None:
+    """Raises InputError unless the cutoff of a metric, or another of its integers, is from 1 to MAX_CUTOFF."""
+    if type(cutoff) is not int or not 1 <= cutoff <= MAX_CUTOFF:
+        raise InputError(f"parameter metrics {metric!r}: {parameter} {cutoff!r}: expected 1 to {MAX_CUTOFF:,}")
+
+
+def _parse_metric(name: str) -> Any:
+    """Returns the measure of ir-measures with a name. Raises InputError if it cannot be computed."""
+    import ir_measures
+
+    provider = _provider()
+    offered = sorted({measure.NAME for each in provider.providers for measure in each.SUPPORTED_MEASURES})
+    try:
+        if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+            raise ValueError(name)
+        measure = ir_measures.parse_measure(name)
+    except (ValueError, NameError) as error:
+        shown = name if len(name) <= _MAX_NAME else name[:_MAX_NAME] + "..."
+        raise InputError(
+            f"parameter metrics {shown!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP, AP(rel=2))"
+        ) from error
+    if measure.NAME not in offered:
+        raise InputError(f"parameter metrics {name!r}: {measure.NAME} is not offered, but {', '.join(offered)}")
+    for parameter, value in measure.params.items():
+        if parameter in ("cutoff", "rel"):
+            check_cutoff(name, value, parameter)
+        elif parameter == "recall" and not (type(value) is float and 0 <= value <= 1 and round(value, 2) == value):
+            raise InputError(f"parameter metrics {name!r}: recall {value!r}: expected 0.0 to 1.0, of two digits")
+        elif parameter not in ("recall", "judged_only"):
+            raise InputError(
+                f"parameter metrics {name!r}: {parameter} is not offered; expected a cutoff, rel and judged_only alone"
+            )
+    try:
+        is_supported = provider.supports(measure)
+    except AssertionError:  # as ir-measures reports parameters that are missing, unknown, or of another type
+        is_supported = False
+    if not is_supported:
+        known = measure.SUPPORTED_PARAMS.items()
+        has = [f"{parameter} (required)" if each.required else parameter for parameter, each in known]
+        raise InputError(
+            f"parameter metrics {name!r}: cannot be computed with these parameters; {measure.NAME} has "
+            f"{', '.join(has) or 'none'}"
+        )
+    return measure
+
+
+def _provider() -> Any:
+    """Returns the implementations of ir-measures that are offered.
+
+    Not its implementation of Accuracy, which divides by 0, and not gdeval, a Perl script that needs ids of its own form.
     """
     import ir_measures
 
-    measures: dict[Any, list[str]] = {}
-    for name in metrics:
-        try:
-            measures.setdefault(ir_measures.parse_measure(name), []).append(name)
-        except (ValueError, NameError, SyntaxError, KeyError) as error:
-            raise InputError(
-                f"--metrics {name!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP)"
-            ) from error
-    return measures
+    return ir_measures.providers.FallbackProvider(
+        [ir_measures.pytrec_eval, ir_measures.compat, ir_measures.judged, ir_measures.msmarco]
+    )
 
 
 def paired_test(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:

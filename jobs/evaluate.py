@@ -28,7 +28,7 @@ from typing import Any
 from jobs.cli import run, say, say_complete, say_stages
 from jobs.evaluation.categories import RANDOM, CategoryMeasure, category_measure
 from jobs.evaluation.embeddings import measure_embeddings, open_embeddings
-from jobs.evaluation.measures import PAGE_R_PRECISION, Measure, measure_of, needs_judgements
+from jobs.evaluation.measures import PAGE_R_PRECISION, Measure, check_metrics, measure_of, needs_judgements
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.rates import measure_rates
 from jobs.evaluation.searches import make_run, open_searches
@@ -42,8 +42,7 @@ from indexing.corpus import Corpus
 from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
-from indexing.measures.many_relevant import parse_metric
-from indexing.metrics import holm, paired_test, parse_metrics
+from indexing.metrics import holm, paired_test
 from indexing.queries import ALL, Queries
 from indexing.runs import falling, read_run, read_trec, whole_file
 from indexing.store import Store
@@ -84,17 +83,13 @@ def main(options: Evaluate) -> None:
             f"--categories-field {options.categories_field}: is for relevance by category: give --relevance category, "
             "or leave it out"
         )
-    store = Store(options.store).require()
     by_category = options.relevance == "category"
     named = options.metrics if options.metrics is not None else CATEGORY_METRICS if by_category else METRICS
     metrics = [metric for word in named for metric in word.split()] if options.run or options.source else []
-    if by_category:
-        for metric in metrics:
-            parse_metric(metric)
+    check_metrics(metrics, by_category=by_category)
+    store = Store(options.store).require()
     queries = Queries.open(store, options.queries)
     qrels = judgements(queries, options.split, [] if by_category else metrics)
-    if options.source and not by_category:  # before a search, which may take long
-        parse_metrics([metric for metric in metrics if needs_judgements(metric)])
     searches = open_searches(store, options, metrics)
     runs = [Run(name, Path(name).is_file()) for name in options.run]
     runs += [Run(search.name, is_file=False) for search in searches]

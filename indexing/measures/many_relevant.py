@@ -11,23 +11,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from indexing.metrics import check_cutoff
 from retriever.errors import InputError
 
 DEFAULT_METRICS = ("Acc@1", "Acc@10", "MRR@100", "MAP@10", "MAP@50")  # of Topic-DPR
-_METRIC = re.compile(r"(Acc|MRR|MAP)@([1-9]\d*)")
+_METRIC = re.compile(r"(Acc|MRR|MAP)@(0|[1-9]\d{0,49})", re.ASCII)
 
 
 def parse_metric(name: str) -> tuple[str, int]:
     """Returns the kind and the cutoff of a metric: ("MAP", 50) for MAP@50.
 
     Raises:
-        InputError: For another metric.
+        InputError: For another metric, or a cutoff that `check_cutoff` refuses.
     """
     match = _METRIC.fullmatch(name)
     if not match:
         raise InputError(
             f"parameter metrics {name!r}: expected Acc@K, MRR@K or MAP@K, with which relevance by category is measured"
         )
+    check_cutoff(name, int(match[2]))
     return match[1], int(match[2])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jobs.cli import say
 
@@ -14,15 +14,27 @@ from indexing.answers import answer_ranks, answers_of
 from indexing.corpus import Corpus
 from indexing.measures.hits import ranked_hits
 from indexing.measures.pages import page_r_precision, page_sets
-from indexing.metrics import per_query
+from indexing.measures.many_relevant import parse_metric
+from indexing.metrics import check_cutoff, parse_metrics, per_query
 from indexing.queries import Queries
 from indexing.store import Store
 from retriever.errors import InputError
 
 PAGE_R_PRECISION = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages
-_ANSWER = re.compile(r"Answer@([1-9]\d*)")
+_ANSWER = re.compile(r"Answer@(0|[1-9]\d{0,49})", re.ASCII)
 
 Measure = Callable[[pa.Table], dict[str, np.ndarray]]  # gives a run its values per metric, float64 [queries]
+
+
+def check_metrics(metrics: Sequence[str], *, by_category: bool) -> None:
+    """Raises InputError for a metric that cannot be measured, by category or by judgements and metadata."""
+    for name in metrics:
+        if by_category:
+            parse_metric(name)
+        elif match := _ANSWER.fullmatch(name):
+            check_cutoff(name, int(match[1]))
+        elif needs_judgements(name):
+            parse_metrics([name])
 
 
 def needs_judgements(metric: str) -> bool:

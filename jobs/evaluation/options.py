@@ -29,9 +29,9 @@ class Evaluate(Common):
     """Name of the query set; may be left out if the store has only one."""
     metrics: tuple[str, ...] | None = None
     """Metrics; default: nDCG@10 R@100 RR@10, or Acc@1 Acc@10 MRR@100 MAP@10 MAP@50 with --relevance category, which has
-    Acc@K, MRR@K and MAP@K. Otherwise by their names in ir-measures; Answer@K: whether one of the first K hits contains
-    an answer of the query (DPR's top-K accuracy); PageRprec: KILT's R-precision, of the pages of the hits and the
-    provenance of the query."""
+    Acc@K, MRR@K and MAP@K. Otherwise by their names in ir-measures, such as nDCG@10, AP or R(rel=2)@100; Answer@K:
+    whether one of the first K hits contains an answer of the query (DPR's top-K accuracy); PageRprec: KILT's
+    R-precision, of the pages of the hits and the provenance of the query."""
     relevance: Literal["judged", "category"] = "judged"
     """judged: passages are relevant as the split judges them; category: a passage is relevant if it has a category in
     common with the query (Topic-DPR), by the metadata of both. A query without categories has those of its judged

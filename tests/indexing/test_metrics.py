@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from indexing import metrics
-from indexing.metrics import holm, paired_test, per_query
+from indexing.metrics import holm, paired_test, parse_metrics, per_query
 from retriever.errors import InputError
 
 
@@ -66,12 +66,72 @@ def test_names_are_those_that_were_asked_for() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("metric", ["nDGC@10", "nDCG@", "", "nDCG@10 R@5", "__import__('os')", "os.system"])
+def test_numbers_of_hits_do_not_depend_on_other_metrics() -> None:
+    """ir-measures gave NumRet without the hits that are not judged beside such a metric, for half of the hash seeds."""
+    qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0, "x": 2.0}})
+    names = ["NumRet", "NumQ", *(f"P(judged_only=True)@{cutoff}" for cutoff in range(1, 9))]
+    assert per_query(qrels, run, names)["NumRet"].tolist() == [2]
+
+
+def test_measures_that_are_offered_have_values_for_every_query() -> None:
+    qrels, run = tables({"q": {"p": 1, "r": 0}, "r": {"p": 2}, "s": {"p": 1}}, {"q": {"p": 1.0}, "r": {"x": 1.0}})
+    names = ["nDCG", "P@3", "R@3", "AP", "AP@3", "RR", "RR@3", "Rprec", "Bpref", "infAP", "Compat", "Judged@3", "NumQ"]
+    names += ["NumRel", "NumRet", "SetAP", "SetF", "SetP", "SetR", "Success@3", "IPrec@0.25", f"nDCG@{10**9}"]
+    names += ["RR(rel=2)@3", "R(rel=2)@3", "AP(rel=2)", "nDCG(judged_only=True)@3"]
+    values = per_query(qrels, run, names)
+    assert {name: len(value) for name, value in values.items()} == dict.fromkeys(names, 3)
+    assert values[f"nDCG@{10**9}"].tolist() == values["nDCG"].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [
+        ("nDCG@0", "cutoff 0: expected 1 to 1,000,000,000"),
+        ("P@0", "cutoff 0: expected"),
+        ("AP(cutoff=0)", "cutoff 0: expected"),
+        ("Judged@0", "cutoff 0: expected"),
+        ("nDCG@100000000000000000000", "cutoff 100000000000000000000: expected"),
+        ("R@1.5", "cutoff 1.5: expected"),
+        ("P(rel=0)@5", "rel 0: expected 1 to"),
+        ("P(rel=3000000000)@5", "rel 3000000000: expected 1 to"),
+        ("P(rel=True)@5", "rel True: expected 1 to"),
+        ("nDCG(dcg='exp-log2')@10", "dcg is not offered; expected a cutoff, rel and judged_only alone"),
+        ("nDCG(gains={1:5})@10", "gains is not offered"),
+        ("SetF(beta=2.0)", "beta is not offered"),
+        ("P(foo=1)@5", "foo is not offered"),
+        ("IPrec@1.5", "recall 1.5: expected 0.0 to 1.0"),
+        ("IPrec@0.104", "recall 0.104: expected 0.0 to 1.0, of two digits"),
+        ("P", "cannot be computed with these parameters; P has cutoff (required), rel, judged_only"),
+        ("Rprec@10", "cannot be computed with these parameters; Rprec has rel, judged_only"),
+        ("NumRel(rel=2)", "cannot be computed with these parameters; NumRel has rel"),
+        ("RR(judged_only=True)@10", "cannot be computed with these parameters; RR has cutoff, rel, judged_only"),
+        ("NumQ(rel=1)", "cannot be computed with these parameters; NumQ has none"),
+        ("ERR@10", "ERR is not offered, but AP, Bpref, Compat, "),
+        ("Accuracy@1", "Accuracy is not offered"),
+    ],
+)
+def test_parameters_that_ir_measures_cannot_compute_are_refused(metric: str, told: str) -> None:
+    """With these, it aborts the process, fails, or gives values by chance."""
+    with pytest.raises(InputError) as error:
+        parse_metrics(["RR@10", metric])
+    assert str(error.value).startswith(f"parameter metrics {metric!r}: {told}")
+
+
+NO_NAMES = ["nDGC@10", "nDCG@", "", "nDCG@10 R@5", "__import__('os')", "os.system", "nDCG@-1", "nDCG@10**20", "nDCG@10@5"]
+
+
+@pytest.mark.parametrize("metric", [*NO_NAMES, "nDCG@10#@5", "(nDCG@10)", "nDCG@None", "nDCG\0@10"])
 def test_what_is_no_metric_is_refused_by_name(metric: str) -> None:
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0}})
     with pytest.raises(InputError, match="not one of ir-measures'") as error:
         per_query(qrels, run, [metric])
     assert repr(metric) in str(error.value)
+
+
+@pytest.mark.parametrize("metric", ["(" * 5_000 + "nDCG" + ")" * 5_000, "nDCG@" + "9" * 5_000])
+def test_a_long_name_is_refused_and_cut(metric: str) -> None:
+    with pytest.raises(InputError, match=r"'\S{100}\.\.\.': not one of ir-measures'"):
+        parse_metrics([metric])
 
 
 def exact_p_value(one: np.ndarray, other: np.ndarray) -> float:

@@ -75,7 +75,8 @@ def test_answer_accuracy_is_whether_some_hit_contains_an_answer(tmp_path: Path, 
     assert out.splitlines()[0] == f"warning: {run}: 1 of the 4 judged queries are missing from the run, and count as 0"
     assert out.splitlines()[1].split() == ["run", "Answer@1", "RR@10", "Answer@2"]
     done(*asked, "Answer@2", "--overwrite")
-    assert "not one of ir-measures'" in refused(*asked, "Answer@0")
+    for cutoff in ("0", "100000000000000000000"):
+        assert f"--metrics 'Answer@{cutoff}': cutoff {cutoff}: expected 1 to" in refused(*asked, f"Answer@{cutoff}")
     bare = write_queries(tmp_path / "bare", [{"_id": "q0", "text": "x"}], {"test": [("q0", "d0", 1)]})
     done("import_queries", "--store", tmp_path / "s", "--source", bare)
     assert "no query of queries/bare has answers" in refused(*asked, "Answer@2", "--queries", "bare")
@@ -169,6 +170,17 @@ def test_bad_input_is_named(small, refused, tmp_path: Path) -> None:
     run.write_bytes(b"q0 Q0 d\xff 1 0.5 mine\n")
     assert f"{run}:1: " in refused(*small, "--run", run)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("metric", ["nDCG@0", "nDCG(dcg='exp-log2')@10"])
+def test_a_metric_that_cannot_be_computed_is_refused_before_anything_is_read(
+    refused, documented, tmp_path: Path, metric: str
+) -> None:
+    """pytrec_eval would abort the process at the cutoff 0."""
+    line = refused("evaluate", "--store", tmp_path / "none", "--run", "r", "--metrics", "R@10", metric)
+    assert line.startswith(f"error: --metrics {metric!r}: ")
+    case = "a metric with the cutoff 0" if "@0" in metric else "a metric with a parameter that is not offered"
+    documented("Evaluating", case, line, 1)
 
 
 def test_a_run_of_other_queries_is_refused(small, refused, documented, tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_bad_input_is_one_line(store: Path, tmp_path: Path, done: Done, refused:
     command = ("evaluate", "--store", store, "--run", run, "--relevance", "category")
     line = refused(*command, "--metrics", "nDCG@10")
     assert "--metrics 'nDCG@10': expected Acc@K, MRR@K or MAP@K" in line
+    assert "--metrics 'MAP@0': cutoff 0: expected 1 to 1,000,000,000" in refused(*command, "--metrics", "MAP@0")
     documented("Evaluating", "a metric of judgements, by category", line, 1)
     assert "give --relevance category" in refused(
         "evaluate", "--store", store, "--run", run, "--categories-field", "categories"
