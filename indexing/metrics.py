@@ -114,7 +114,7 @@ def _parse_metric(name: str) -> Any:
 def _provider() -> Any:
     """Returns the implementations of ir-measures that are offered.
 
-    Not its implementation of Accuracy, which divides by 0, and not gdeval, a Perl script that needs ids of its own form.
+    Accuracy is left out, as it divides by 0, and so is gdeval, a Perl script that needs ids of its own form.
     """
     import ir_measures
 

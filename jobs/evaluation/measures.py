@@ -13,8 +13,8 @@ import pyarrow as pa
 from indexing.answers import answer_ranks, answers_of
 from indexing.corpus import Corpus
 from indexing.measures.hits import ranked_hits
-from indexing.measures.pages import page_r_precision, page_sets
 from indexing.measures.many_relevant import parse_metric
+from indexing.measures.pages import page_r_precision, page_sets
 from indexing.metrics import check_cutoff, parse_metrics, per_query
 from indexing.queries import Queries
 from indexing.store import Store
