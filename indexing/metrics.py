@@ -87,7 +87,7 @@ def _parse_metric(name: str) -> Any:
             f"parameter metrics {shown!r}: not one of ir-measures' (such as nDCG@10, R@100, RR@10, AP, AP(rel=2))"
         ) from error
     if measure.NAME not in offered:
-        raise InputError(f"parameter metrics {name!r}: {measure.NAME} is not offered, but {', '.join(offered)}")
+        raise InputError(f"parameter metrics {name!r}: {measure.NAME} is not offered; expected {', '.join(offered)}")
     for parameter, value in measure.params.items():
         if parameter in ("cutoff", "rel"):
             check_cutoff(name, value, parameter)
@@ -114,7 +114,7 @@ def _parse_metric(name: str) -> Any:
 def _provider() -> Any:
     """Returns the implementations of ir-measures that are offered.
 
-    Accuracy is left out, as it divides by 0, and so is gdeval, a Perl script that needs ids of its own form.
+    Accuracy is left out, as it divides by 0, and so is gdeval, a Perl script that refuses most ids.
     """
     import ir_measures
 

@@ -32,6 +32,22 @@ from retriever.errors import InputError
 TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
 ABANDONED_AGE = 86400.0  # the same for a draft, to which hours of work may add only one object
 MAX_NAME = 128  # characters: file systems allow 255, and the names of parts and checkpoints need some of them
+MADE_BY = {  # the commands that make the artifacts of a kind
+    "corpus": "import_corpus",
+    "queries": "import_queries",
+    "embeddings": "encode_corpus",
+    "index": "build_index",
+    "bm25": "build_bm25",
+    "topics": "fit_topics",
+    "candidates": "mine_negatives",
+    "scores": "mine_negatives",
+    "negatives": "mine_negatives",
+    "models": "train_reranker, train_retriever or pretrain_rip",
+    "prompts": "train_retriever or tune_prompts",
+    "sweeps": "train_retriever",
+    "runs": "search",
+    "releases": "serve_search",
+}
 _NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a store
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|azure|hdfs|file|http|https|ftp|oss|r2|minio"
@@ -91,7 +107,14 @@ class Store:
         names = {key.removeprefix(f"{kind}/") for key in self.keys(kind)}
         return sorted({re.sub(r"/g\d{4}$", "", name) for name in names})
 
-    def only(self, kind: str, name: str | None = None, fits: Callable[[dict[str, Any]], bool] | None = None) -> str:
+    def only(
+        self,
+        kind: str,
+        name: str | None = None,
+        fits: Callable[[dict[str, Any]], bool] | None = None,
+        *,
+        choice: str | None = None,
+    ) -> str:
         """Returns `name`, or the only name of that kind.
 
         Args:
@@ -99,6 +122,7 @@ class Store:
             name: The name; None: the only one.
             fits: Says of an artifact's configuration whether the artifact counts as a candidate for the only one; None:
                 all count. If none fits, all count, and the caller refuses what it gets for its own reason.
+            choice: How the user names one of several, for the error; default: by the parameter of that kind.
 
         Raises:
             InputError: If it is missing or ambiguous.
@@ -111,7 +135,8 @@ class Store:
         if name is None and len(names) == 1:
             return names[0]
         if name is None and names:
-            raise InputError(f"{self.url} has several {kind}: {', '.join(names)}; say which with --{kind} NAME")
+            choice = choice or f"parameter {kind} NAME"
+            raise InputError(f"{self.url} has several {kind}: {', '.join(names)}; say which with {choice}")
         if name is None or name not in names:
             raise InputError(self._why_missing(artifact_key(kind, name or "")))
         return name
@@ -157,7 +182,7 @@ class Store:
     def require(self) -> Store:
         """Returns the store. Raises InputError if it holds nothing: a mistyped path is not an empty store."""
         if self.storage.empty():
-            raise InputError(f"{self.url}: there is no store here; jobs/import_corpus.py --store {self.url} makes one")
+            raise InputError(f"{self.url}: there is no store here; {MADE_BY['corpus']} makes one")
         return self
 
     def dependents(self, key: str) -> list[str]:
@@ -273,12 +298,15 @@ class Store:
 
     def _why_missing(self, key: str) -> str:
         self.require()
+        kind = key.partition("/")[0]
+        commands = MADE_BY.get(kind)
         for draft in self.incomplete():
             if draft == key or draft.startswith(f"{key}/"):  # a generation of it, or the only artifact of its kind
-                return f"{self.url}/{draft} was begun and is not complete: run the command that makes it again"
-        kind = key.partition("/")[0]
+                by = f" ({commands})" if commands else ""
+                return f"{self.url}/{draft} was begun and is not complete: run the command that makes it again{by}"
         names = ", ".join(self.names(kind)) or "none"
-        return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names})"
+        remedy = f"; {commands} makes one" if commands else ""
+        return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names}){remedy}"
 
 
 def artifact_key(kind: str, name: str = "") -> str:

@@ -44,7 +44,7 @@ class MineNegatives(Common):
     """--limit N mines the first N queries of the split."""
 
     sources: list[str] = field(default_factory=lambda: ["bm25"])
-    """Search sources, as search --source takes them: bm25, exact:EMB, index:NAME, splade:NAME, …"""
+    """Search sources, as search --source takes them: bm25, exact:EMB, index:NAME, splade:NAME, a mode, …"""
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""
     split: str = "train"

@@ -1,6 +1,6 @@
 """Search the queries of a split and commit the hits as a run, or search a few queries and print their hits.
 
-python jobs/search.py --store data/squad --mode dense --split test --k 100 --run results/dense.trec
+python jobs/search.py --store data/squad --split test --k 100 --run results/squad.trec
 python jobs/search.py --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
 python jobs/search.py --store data/squad --mode bm25 --query "who wrote Dracula?" --query "who wrote Emma?"
 """
@@ -18,7 +18,7 @@ from jobs.session import num_gpus, open_runner
 import tyro
 
 from indexing.hit_sources.grammar import parse
-from indexing.hit_sources.modes import source_of
+from indexing.hit_sources.modes import default_source, resolve, source_of
 from indexing.hit_sources.options import NEEDS, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
 from indexing.inspection.searching import LocalSearch
@@ -30,7 +30,8 @@ from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
 
 SOURCE_HELP = (
-    f"Search source, instead of a mode: {', '.join(all_forms())}, A+B (reciprocal rank fusion), 0.4*A+0.6*B (weighted)."
+    f"Search source, instead of a mode: {', '.join(all_forms())}, A+B (reciprocal rank fusion), 0.4*A+0.6*B "
+    "(weighted), or the name of a mode."
 )
 SHOWN = 10  # queries without hits that are listed by id
 SHOWN_HITS = 10  # hits per query that are printed with --query
@@ -44,10 +45,12 @@ class Search(Common):
     """Print the hits of this query with snippets. The search runs in this process and commits nothing. Give the option
     once per query, each query in quotes."""
     mode: Annotated[
-        Mode, tyro.conf.arg(constructor=str, metavar="{dense,exact,bm25,hybrid}", help_behavior_hint="(default: dense)")
-    ] = "dense"
+        Mode | None,
+        tyro.conf.arg(constructor=str, metavar="{dense,exact,bm25,hybrid}", help_behavior_hint=""),
+    ] = None
     """dense: the FAISS index, whose candidates are scored again by the vectors; exact: all vectors; bm25: Lucene;
-    hybrid: bm25 and dense with equal weights (exact if the store has no index)."""
+    hybrid: bm25 and dense with equal weights (exact if the store has no index). Default: the first that the store has
+    of hybrid, dense, exact, bm25 and a SPLADE index; a line says which."""
     source: Annotated[str | None, tyro.conf.arg(help=SOURCE_HELP)] = None
     split: str | None = None
     """A split of the query set's qrels, or all; default: test."""
@@ -85,7 +88,7 @@ class Search(Common):
 def main(options: Search) -> None:
     store = Store(options.store).require()
     check_options(options)
-    source = options.source or source_of(options.mode, store, options.embeddings, options.index)
+    source = choose_source(store, options)
     check_search_parameters(options, source)
     if options.query:
         return show_hits(store, source, options)
@@ -127,6 +130,21 @@ def main(options: Search) -> None:
     return None
 
 
+def choose_source(store: Store, options: Search) -> str:
+    """Returns the source to search; without --source and --mode it is the default one, and a line says so.
+
+    Raises:
+        InputError: If the store lacks what a mode searches, or has several artifacts of a kind.
+    """
+    if options.source is not None:
+        return resolve(options.source, store)
+    if options.mode is not None:
+        return source_of(options.mode, store, options.embeddings, options.index)
+    source = default_source(store, options.embeddings, options.index)
+    say(f"no --mode: searches {source}")
+    return source
+
+
 def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     search = LocalSearch(store, source, search_options(options), reranker=options.rerank, gpus=num_gpus())
@@ -161,7 +179,7 @@ def check_options(options: Search) -> None:
     Raises:
         InputError: For an unknown mode, a number below 1, an empty query, or an option of a run together with --query.
     """
-    if options.mode not in get_args(Mode):
+    if options.mode is not None and options.mode not in get_args(Mode):
         close = difflib.get_close_matches(options.mode, get_args(Mode), 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise InputError(f"--mode {options.mode!r}: expected {', '.join(get_args(Mode))}{hint}")

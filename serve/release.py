@@ -24,6 +24,7 @@ from indexing.encoders import EncoderSpec, check_prompt_settings, differences, d
 from indexing.hit_sources.dense import Space
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.kind import SearchContext
+from indexing.hit_sources.modes import dense_names, has_dense, index_over
 from indexing.hit_sources.online import OnlineSearch, Target
 from indexing.index import Index
 from indexing.releases.current import CURRENT, Current, parse_current, unreadable_release
@@ -338,7 +339,6 @@ def encoder_of(store: Store, release: Release) -> EncoderSpec | None:
 
 
 NO_EMBEDDINGS = "none"  # in place of the name of embeddings: a release without dense search
-_SAY_WHICH = "say which with --index NAME"
 _NO_DENSE = "a prompt is one of an encoder of dense vectors, and the release has no dense embeddings"
 _PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming one"
 
@@ -383,10 +383,9 @@ def plan(
         task = Task(BASE, None, None, None, words.name if words else None, others)
         excluded = {name: f"task {name}: {_NO_DENSE}" for name in store.names("prompts")}
         return Release(None, {}, (task,), _fingerprints(parts), reranker), excluded
-    if index is not None and embeddings is None:
-        embeddings = str(store.generations("index", store.only("index", index))[-1].config["embeddings"])
+    embeddings, index = dense_names(store, embeddings, index)
     vectors = Embeddings.open(store, embeddings, corpus)
-    main = Space(vectors, Index.open(store, index, vectors) if index else _index_over(store, vectors, _SAY_WHICH))
+    main = Space(vectors, Index.open(store, index, vectors) if index else None)
     spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
     parts += spec.inputs().values()
     planned: list[Task] = []
@@ -437,8 +436,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, h
         return False
     if embeddings is not None or index is not None or not has_others:
         return True
-    names = store.names("embeddings")
-    if any(holds_dense(made.config) for name in names for made in store.generations("embeddings", name)):
+    if has_dense(store):
         return True
     for key in (key for key in store.incomplete() if key.startswith("embeddings/")):
         manifest = store.manifest(key)
@@ -513,7 +511,9 @@ def _space_of(
             f"task {name}: {store.url} has several embeddings of its passages: "
             f"{', '.join(vectors.name for vectors in complete)}; {_PUT_INSTEAD}"
         )
-    return Space(complete[0], _index_over(store, complete[0], _PUT_INSTEAD))
+    [vectors] = complete
+    index = index_over(store, vectors.name, _PUT_INSTEAD)
+    return Space(vectors, Index.open(store, index, vectors) if index else None)
 
 
 def _made_for(store: Store, described: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
@@ -531,18 +531,6 @@ def _made_for(store: Store, described: Mapping[str, Any], corpus: Corpus) -> tup
         except InputError as error:
             reasons.append(str(error))
     return spaces, reasons
-
-
-def _index_over(store: Store, vectors: Embeddings, remedy: str) -> Index | None:
-    """Returns the index over embeddings; None if it does not exist. Raises InputError if there are several."""
-    names = [
-        name for name in store.names("index")
-        if store.generations("index", name)[-1].config["embeddings"] == vectors.name
-    ]  # fmt: skip
-    if len(names) > 1:
-        raise InputError(f"{store.url} has several indexes over embeddings/{vectors.name}: {', '.join(names)}; "
-                         f"{remedy}")  # fmt: skip
-    return Index.open(store, names[0], vectors) if names else None
 
 
 def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> Space:

@@ -11,7 +11,7 @@ from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.grammar import Term, fusion_text, parse
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.kind import SourceKind
-from indexing.hit_sources.modes import hybrid
+from indexing.hit_sources.modes import mode_sources
 from indexing.hit_sources.online import Target
 from indexing.hit_sources.options import Mode
 from retriever.errors import InputError
@@ -131,21 +131,14 @@ def search_of_mode(task: Task, mode: Mode) -> Search:
         )
     if mode not in modes_of(task):
         raise InputError(f"task {task.name!r} has no BM25: build one (build_bm25), and serve it")
-    exact, bm25 = EXACT.text(task.embeddings or ""), BM25.text(task.bm25 or "")
-    dense = INDEX.text(task.index) if task.index else exact
-    sources = {"dense": dense, "exact": exact, "bm25": bm25, "hybrid": hybrid(bm25, dense)}
-    search = search_of(task, sources[mode])
+    search = search_of(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
     labels = tuple(part.kind.online.name for part in search.parts)
     return Search(search.source, search.parts, labels, search.weights)
 
 
 def modes_of(*tasks: Task) -> list[Mode]:
     """Returns the modes that at least one of the tasks supports."""
-    modes: set[str] = set()
-    for task in tasks:
-        modes |= {"dense", "exact"} if task.embeddings else set()
-        modes |= {"bm25"} if task.bm25 else set()
-        modes |= {"hybrid"} if task.embeddings and task.bm25 else set()
+    modes = {mode for task in tasks for mode in mode_sources(task.embeddings, task.index, task.bm25)}
     return [mode for mode in get_args(Mode) if mode in modes]
 
 

@@ -1,15 +1,25 @@
-"""Modes: short names of the usual sources (dense, exact, bm25, hybrid)."""
+"""Modes: short names of the usual sources (dense, exact, bm25, hybrid), and the default source of a store."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, get_args
+
+from indexing.bm25 import DEFAULT
+from indexing.corpus import Corpus
 from indexing.embeddings import holds_dense
+from indexing.hit_sources.bm25 import BM25
+from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.grammar import fusion_text
+from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.options import Mode
-from indexing.index import holds_faiss
-from indexing.store import Store
+from indexing.hit_sources.splade import SPLADE
+from indexing.index import holds_faiss, holds_impacts
+from indexing.store import MADE_BY, Store
 from retriever.errors import InputError
 
 HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split
+_DEFAULTS: tuple[Mode, ...] = ("hybrid", "dense", "bm25")  # a search without a mode takes the first one that there is
 
 
 def hybrid(bm25: str, dense: str) -> str:
@@ -17,7 +27,109 @@ def hybrid(bm25: str, dense: str) -> str:
     return fusion_text([bm25, dense], [HYBRID, 1 - HYBRID])
 
 
-def source_of(mode: Mode, store: Store, embeddings: str | None = None, index: str | None = None) -> str:
+def mode_sources(embeddings: str | None, index: str | None, bm25: str | None) -> dict[Mode, str]:
+    """Returns the source of each mode that these artifacts allow; dense is the index, or every vector without one.
+
+    Args:
+        embeddings: Name of dense embeddings, if any.
+        index: Name of the FAISS index over them, if any.
+        bm25: Name of a BM25 index, if any.
+    """
+    sources: dict[Mode, str] = {}
+    if embeddings is not None:
+        sources["exact"] = EXACT.text(embeddings)
+        sources["dense"] = INDEX.text(index) if index is not None else sources["exact"]
+    if bm25 is not None:
+        sources["bm25"] = BM25.text(bm25)
+    if embeddings is not None and bm25 is not None:
+        sources["hybrid"] = hybrid(sources["bm25"], sources["dense"])
+    return sources
+
+
+def default_source(store: Store, embeddings: str | None = None, index: str | None = None) -> str:
+    """Returns the source of a search that names none: the first that the store has of hybrid, dense, BM25 and SPLADE.
+
+    Dense search takes the embeddings and the index that a release takes: see `dense_names`.
+
+    Args:
+        store: The store.
+        embeddings: Name of dense embeddings; None: the only ones, if any.
+        index: Name of a FAISS index; None: the only one over the embeddings, if any.
+
+    Raises:
+        InputError: If the store has nothing to search, or several artifacts of a kind.
+    """
+    dense: tuple[str | None, str | None] = (None, None)
+    if embeddings is not None or index is not None or has_dense(store):
+        dense = dense_names(store, embeddings, index)
+    sources = mode_sources(*dense, DEFAULT if store.names("bm25") else None)
+    for mode in _DEFAULTS:
+        if mode in sources:
+            return sources[mode]
+    if _has_index(store, holds_impacts):
+        return SPLADE.text(store.only("index", None, holds_impacts, choice="the source splade:NAME"))
+    if not store.names("embeddings"):
+        Corpus.open(store)
+        missing = f"encode the corpus ({MADE_BY['embeddings']})"
+    else:
+        missing = f"build an index of its sparse embeddings ({MADE_BY['index']})"
+    drafts = [key for key in store.incomplete() if key.partition("/")[0] in ("embeddings", "index", "bm25")]
+    remark = f" ({', '.join(drafts)}: begun and not complete)" if drafts else ""
+    raise InputError(
+        f"{store.url}: there is nothing to search{remark}: {missing}, or build a BM25 index ({MADE_BY['bm25']})"
+    )
+
+
+def has_dense(store: Store) -> bool:
+    """Whether the store has dense embeddings."""
+    names = store.names("embeddings")
+    return any(holds_dense(made.config) for name in names for made in store.generations("embeddings", name))
+
+
+def dense_names(store: Store, embeddings: str | None, index: str | None) -> tuple[str, str | None]:
+    """Returns the names of the dense embeddings to search and of the index over them; None if they have no index.
+
+    Args:
+        store: The store.
+        embeddings: Name of the embeddings; None: those of the index, or the only dense ones.
+        index: Name of the index; None: the only one over the embeddings, if any.
+
+    Raises:
+        InputError: If there are no such artifacts, or several.
+    """
+    if index is not None and embeddings is None:
+        embeddings = str(store.generations("index", store.only("index", index))[-1].config["embeddings"])
+    embeddings = store.only("embeddings", embeddings, holds_dense)
+    return embeddings, index if index is not None else index_over(store, embeddings, "say which with parameter index")
+
+
+def index_over(store: Store, embeddings: str, remedy: str) -> str | None:
+    """Returns the name of the FAISS index over embeddings; None if it is missing.
+
+    Args:
+        store: The store.
+        embeddings: Name of the embeddings.
+        remedy: How to choose one of several, for the error.
+
+    Raises:
+        InputError: If there are several.
+    """
+    configs = {name: store.generations("index", name)[-1].config for name in store.names("index")}
+    names = [name for name, made in configs.items() if made["embeddings"] == embeddings and holds_faiss(made)]
+    if len(names) > 1:
+        raise InputError(f"{store.url} has several indexes over embeddings/{embeddings}: {', '.join(names)}; {remedy}")
+    return names[0] if names else None
+
+
+def resolve(source: str, store: Store) -> str:
+    """Returns the source that a mode stands for if `source` is one of the modes, otherwise `source`."""
+    modes: tuple[Mode, ...] = get_args(Mode)
+    return next((source_of(mode, store, by_name=True) for mode in modes if mode == source), source)
+
+
+def source_of(
+    mode: Mode, store: Store, embeddings: str | None = None, index: str | None = None, *, by_name: bool = False
+) -> str:
     """Returns the source that a mode stands for.
 
     hybrid is BM25 and the index with equal weights; exact search takes the place of the index if the store has none, or
@@ -28,6 +140,7 @@ def source_of(mode: Mode, store: Store, embeddings: str | None = None, index: st
         store: The store.
         embeddings: Name of dense embeddings; None: the only ones.
         index: Name of a FAISS index; None: the only one.
+        by_name: Whether an error shows how to choose one of several by the name of a source, not by a parameter.
 
     Raises:
         InputError: If the store has no such artifact, or several.
@@ -35,17 +148,18 @@ def source_of(mode: Mode, store: Store, embeddings: str | None = None, index: st
     if mode == "bm25":
         return "bm25"
     if mode == "hybrid":
-        probed = index is not None or (embeddings is None and _has_faiss(store))
-        return hybrid("bm25", source_of("dense" if probed else "exact", store, embeddings, index))
+        probed = index is not None or (embeddings is None and _has_index(store, holds_faiss))
+        return hybrid("bm25", source_of("dense" if probed else "exact", store, embeddings, index, by_name=by_name))
     if mode == "exact":
-        return f"exact:{store.only('embeddings', embeddings, holds_dense)}"
-    name = store.only("index", index, holds_faiss)
+        choice = EXACT.text("NAME") if by_name else None
+        return EXACT.text(store.only("embeddings", embeddings, holds_dense, choice=choice))
+    name = store.only("index", index, holds_faiss, choice=INDEX.text("NAME") if by_name else None)
     [latest] = store.generations("index", name)[-1:]
     if embeddings not in (None, latest.config["embeddings"]):
         raise InputError(f"index/{name} is over embeddings/{latest.config['embeddings']}, not {embeddings}")
-    return f"index:{name}"
+    return INDEX.text(name)
 
 
-def _has_faiss(store: Store) -> bool:
-    """Whether the store has a FAISS index."""
-    return any(holds_faiss(made.config) for name in store.names("index") for made in store.generations("index", name))
+def _has_index(store: Store, fits: Callable[[dict[str, Any]], bool]) -> bool:
+    """Whether the store has an index whose configuration fits."""
+    return any(fits(made.config) for name in store.names("index") for made in store.generations("index", name))

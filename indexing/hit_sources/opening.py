@@ -5,14 +5,18 @@ from __future__ import annotations
 from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.kind import HitSource, SearchContext
+from indexing.hit_sources.modes import resolve
 
 
 class HitSources(SearchContext):
     """Opens sources over one corpus; sources over the same embeddings share the vectors of the queries."""
 
     def open(self, source: str) -> HitSource:
-        """Opens a source. Raises InputError if the grammar or the store lacks it, or if its corpus is another one."""
-        expression = parse(source)
+        """Opens a source, or that of a mode.
+
+        Raises InputError if the grammar or the store lacks it, or if its corpus is another one.
+        """
+        expression = parse(resolve(source, self.store))
         parts = [term.kind.open(self, term.name) for term in expression.terms]
         if len(parts) == 1:
             return parts[0]

@@ -15,9 +15,10 @@ class Evaluate(Common):
     run: tuple[str, ...] = ()
     """Names of runs in the store, or TREC files."""
     source: tuple[str, ...] = ()
-    """Search sources, as search --source takes them. Each is searched for the queries of the split, as deep as the
-    metrics need: --metrics nDCG@10 R@100 makes the run QUERIES-SPLIT-SOURCE-top100, and a metric without a cutoff needs
-    1000 hits. If the store has such a run, or the one that search makes with its defaults, it is measured."""
+    """Search sources, as search --source takes them, such as hybrid or exact:minilm. Each is searched for the queries
+    of the split, as deep as the metrics need: --metrics nDCG@10 R@100 makes the run QUERIES-SPLIT-SOURCE-top100, and a
+    metric without a cutoff needs 1000 hits. If the store has such a run, or the one that search makes with its
+    defaults, it is measured."""
     embeddings: tuple[str, ...] = ()
     """Names of embeddings whose vectors are measured: alignment (mean squared distance of a query and a relevant
     passage), uniformity of the queries and of the passages, and cosines. unit: vectors scaled to length 1 (Topic-DPR);

@@ -34,18 +34,20 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     if not options.source:
         return []
     from indexing.hit_sources.grammar import parse
+    from indexing.hit_sources.modes import resolve
     from indexing.hit_sources.options import NEEDS, SearchOptions
     from indexing.retrieval import RUN_HITS, SearchQueries
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
-    unused = set.intersection(*(set(parse(source).unused(search)) for source in options.source))
+    sources = [resolve(source, store) for source in options.source]
+    unused = set.intersection(*(set(parse(source).unused(search)) for source in sources))
     for name in () if options.embeddings else sorted(unused):
-        sources = " ".join(options.source)
-        raise InputError(f"--{name} {getattr(search, name)}: {sources} has no use for it, it goes with {NEEDS[name]}")
+        names = " ".join(options.source)
+        raise InputError(f"--{name} {getattr(search, name)}: {names} has no use for it, it goes with {NEEDS[name]}")
     shared: dict[str, Any] = {"split": options.split, "queries": options.queries, "limit": options.limit}
     depth = needed_depth(metrics, options.median_length, RUN_HITS)
     searches: list[SearchQueries] = []
-    for source in options.source:
+    for source in sources:
         work = SearchQueries(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
         if any(work.source == other.source for other in searches):
             raise InputError(f"--source {source}: a source is given twice; leave one of them out")

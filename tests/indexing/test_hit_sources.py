@@ -17,8 +17,9 @@ from indexing.artifact import Artifact
 from indexing.exact import Hits
 from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
 from indexing.hit_sources.grammar import label
-from indexing.hit_sources.modes import source_of
+from indexing.hit_sources.modes import resolve, source_of
 from indexing.hit_sources.opening import HitSources
+from indexing.hit_sources.options import Mode
 from indexing.rescoring import reranked
 from indexing.store import Store
 from indexing.work.tasks import Runner
@@ -156,7 +157,9 @@ def test_a_fusion_finds_what_its_sources_find_apart(sources: HitSources) -> None
     [
         ("splade", "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, splade:NAME, or A+B"),
         ("colbert:x+bm25", "source 'colbert:x': expected"),
-        ("exact", "source 'exact': expected"),
+        ("exact", "embeddings: there is no such artifact (complete embeddings: none); encode_corpus makes one"),
+        ("dense", "index: there is no such artifact (complete index: none); build_index makes one"),
+        ("exact+bm25", "source 'exact': expected"),
         ("index:", "source 'index:': expected"),
         ("", "source '': expected"),
         ("bm25+", "source '': expected"),
@@ -181,37 +184,30 @@ def test_what_is_not_in_the_grammar_or_the_store_is_named(sources: HitSources, s
     assert told in str(raised.value)
 
 
-class Names:
-    """The part of a store's interface that `source_of` uses."""
-
-    def __init__(self, **names: list[str]):
-        self._names = names
-
-    def names(self, kind: str) -> list[str]:
-        return self._names.get(kind, [])
-
-    def only(self, kind: str, name: str | None = None, fits: object = None) -> str:
-        [found] = [name] if name else self.names(kind)
-        return found
-
-    def generations(self, kind: str, name: str) -> list[Any]:
-        return [type("Made", (), {"config": {"embeddings": f"of-{name}"}})]
+def store_of(folder: Path, **names: str) -> Store:
+    """Returns a store of empty artifacts: embeddings, and indexes. names: of an index, its embeddings; otherwise ""."""
+    store = Store(str(folder))
+    for name, embeddings in names.items():
+        kind, config = ("index", {"embeddings": embeddings}) if embeddings else ("embeddings", {"encoder": {}})
+        with store.create(kind, f"{name}/g0000", config=config):
+            pass
+    return store
 
 
-def test_modes_stand_for_sources() -> None:
-    both, bare = Names(embeddings=["enc"], index=["idx"]), Names(embeddings=["enc"])
-    table = {
-        ("bm25", both): "bm25",
-        ("exact", both): "exact:enc",
-        ("dense", both): "index:idx",
-        ("hybrid", both): "0.5*bm25+0.5*index:idx",
-        ("hybrid", bare): "0.5*bm25+0.5*exact:enc",
-    }
-    assert {asked: source_of(*asked) for asked in table} == table  # type: ignore[arg-type]
-    assert source_of("hybrid", both, embeddings="enc") == "0.5*bm25+0.5*exact:enc"  # type: ignore[arg-type]
-    assert source_of("hybrid", both, index="other") == "0.5*bm25+0.5*index:other"  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="index/idx is over embeddings/of-idx, not enc"):
-        source_of("dense", both, embeddings="enc")  # type: ignore[arg-type]
+def test_modes_stand_for_sources(tmp_path: Path) -> None:
+    both, bare = store_of(tmp_path / "both", enc="", idx="enc"), store_of(tmp_path / "bare", enc="")
+    modes: tuple[Mode, ...] = ("bm25", "exact", "dense", "hybrid")
+    expected = ["bm25", "exact:enc", "index:idx", "0.5*bm25+0.5*index:idx"]
+    assert [source_of(mode, both) for mode in modes] == [resolve(mode, both) for mode in modes] == expected
+    assert source_of("hybrid", bare) == "0.5*bm25+0.5*exact:enc"
+    assert source_of("hybrid", both, embeddings="enc") == "0.5*bm25+0.5*exact:enc"
+    store_of(tmp_path / "both", more="", other="more")
+    assert source_of("hybrid", both, index="other") == "0.5*bm25+0.5*index:other"
+    with pytest.raises(InputError, match="index/other is over embeddings/more, not enc"):
+        source_of("dense", both, embeddings="enc", index="other")
+    for mode, told in {"exact": "embeddings: enc, more; say which with exact:NAME", "dense": "index:NAME"}.items():
+        with pytest.raises(InputError, match=f"has several .*{told}$"):
+            resolve(mode, both)
 
 
 @pytest.mark.parametrize(

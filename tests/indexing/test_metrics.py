@@ -106,7 +106,7 @@ def test_measures_that_are_offered_have_values_for_every_query() -> None:
         ("NumRel(rel=2)", "cannot be computed with these parameters; NumRel has rel"),
         ("RR(judged_only=True)@10", "cannot be computed with these parameters; RR has cutoff, rel, judged_only"),
         ("NumQ(rel=1)", "cannot be computed with these parameters; NumQ has none"),
-        ("ERR@10", "ERR is not offered, but AP, Bpref, Compat, "),
+        ("ERR@10", "ERR is not offered; expected AP, Bpref, Compat, "),
         ("Accuracy@1", "Accuracy is not offered"),
     ],
 )

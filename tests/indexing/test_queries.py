@@ -78,5 +78,5 @@ def test_a_name_may_be_left_out_while_there_is_one(tmp_path: Path, store: Store)
     import_queries(store, source, "one")
     assert Queries.open(store).artifact.key == "queries/one"
     import_queries(store, source, "two")
-    with pytest.raises(InputError, match="several queries: one, two; say which with --queries"):
+    with pytest.raises(InputError, match="several queries: one, two; say which with parameter queries NAME"):
         Queries.open(store)

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import threading
 import time
@@ -24,9 +25,11 @@ from indexing.artifact import Draft, Part, keep_alive
 from indexing.cache import CorruptError, NodeCache
 from indexing.s3 import S3Storage
 from indexing.storage import LocalStorage
-from indexing.store import MAX_NAME, Store, open_storage
+from indexing.store import MADE_BY, MAX_NAME, Store, open_storage
 from indexing.verify import verify
 from retriever.errors import InputError
+
+JOBS = Path(__file__).parents[2] / "jobs"
 
 
 def write_part(draft: Draft, number: int, content: bytes) -> Part:
@@ -68,6 +71,20 @@ def test_what_is_not_complete_is_not_visible(store_url: str) -> None:
     assert store.incomplete() == ["corpus"]
     with pytest.raises(InputError, match="not complete: run the command that makes it again"):
         store.open("corpus")
+
+
+@pytest.mark.parametrize("kind", MADE_BY)
+def test_a_missing_artifact_names_the_command_that_makes_it(tmp_path: Path, kind: str) -> None:
+    store = Store(str(tmp_path / "store"))
+    with store.create("queries", "q"):
+        pass
+    with pytest.raises(InputError) as error:
+        store.open(kind, "none")
+    names = "q" if kind == "queries" else "none"
+    told = f"/{kind}/none: there is no such artifact (complete {kind}: {names}); {MADE_BY[kind]} makes one"
+    assert str(error.value).endswith(told)
+    for command in re.split(", | or ", MADE_BY[kind]):
+        assert (JOBS / f"{command}.py").is_file()
 
 
 @pytest.mark.parametrize("kind", ["index", "bm25", "embeddings"])

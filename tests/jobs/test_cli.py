@@ -39,7 +39,7 @@ def test_jobs_run_as_plain_files_from_anywhere(tmp_path: Path) -> None:
     """Status 0 for --help with the command in it, 1 for bad input, 2 for bad usage; never a traceback."""
     helped = python(JOBS / "search.py", "--help", cwd=tmp_path)
     assert helped.returncode == 0
-    assert "python jobs/search.py --store data/squad --mode dense" in " ".join(helped.stdout.split())
+    assert "python jobs/search.py --store data/squad --split test" in " ".join(helped.stdout.split())
     assert "--drop-self" in helped.stdout
     bad = python(JOBS / "search.py", "--store", tmp_path / "none", cwd=tmp_path)
     assert bad.returncode == 1
@@ -192,7 +192,7 @@ def test_every_recipe_fits_its_job(file: Path) -> None:
 
 def test_options_have_the_defaults_that_the_help_names() -> None:
     options = cli.parse(Search, ["--store", "s"])
-    assert (options.mode, options.limit, options.plan) == ("dense", None, False)
+    assert (options.mode, options.limit, options.plan) == (None, None, False)
     assert (options.split, options.k) == (None, None), "test and 1000, or with --query none and 10"
 
 

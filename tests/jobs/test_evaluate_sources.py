@@ -47,6 +47,29 @@ def test_runs_are_named_after_the_source_and_as_deep_as_the_metrics_need(
         assert f"source exact:enc: run {EXACT}-{depth}\n" in plan
 
 
+def test_modes_are_sources(world, measured, done: Done, refused: Done, documented: Callable[..., None]) -> None:
+    """hybrid is evaluated and mined as `search --mode hybrid` searches it."""
+    figures = measured("--source", "exact", "dense", "--metrics", "RR@10")["mean"]
+    assert list(figures) == [f"{EXACT}-top10", f"{DENSE}-top10"]
+    command = ("evaluate", "--store", world.store, "--source")
+    line = refused(*command, "dense", "index:idx")
+    assert line == "error: --source index:idx: a source is given twice; leave one of them out"
+    line = refused(*command, "hybrid")
+    assert line.endswith("/bm25: there is no such artifact (complete bm25: none); build_bm25 makes one")
+    documented("Evaluating", "--source hybrid without BM25 in the store", line, 1)
+    done("build_bm25", "--store", world.store)
+    name = "tiny-test-0.5-bm25-0.5-dense-idx"
+    assert list(measured("--source", "hybrid", "--metrics", "RR@10")["mean"]) == [f"{name}-top10"]
+    done("search", "--store", world.store, "--mode", "hybrid")
+    assert list(measured("--source", "hybrid", "--metrics", "RR@10")["mean"]) == [name]
+    mine = ("mine_negatives", "--store", world.store, "--split", "test", "--sources")
+    assert "up to" in done(*mine, "hybrid", "bm25", "--plan")
+    assert "expected at least one, and each once" in refused(*mine, "dense", "index:idx", "--plan")
+    done("build_index", "--store", world.store, "--name", "flat", "--factory", "Flat", "--shards", 1)
+    line = refused(*command, "dense")
+    assert line.endswith("has several index: flat, idx; say which with index:NAME")
+
+
 def test_a_metric_may_be_deeper_than_the_corpus(world, measured, done: Done) -> None:
     """240 passages; memory for 10^9 hits of a query is not needed."""
     source = "exact:enc"

@@ -14,8 +14,12 @@ from samples import make_passages, make_queries, write_beir
 from splade_stores import Ranking, brute_force, encode_queries, run_of, save_prompt
 
 from indexing.artifact import fingerprint_of
+from indexing.hit_sources.modes import default_source
 from indexing.queries import Queries
 from indexing.store import Store
+from retriever.errors import InputError
+from serve.release import plan
+from serve.tasks import modes_of, search_of_mode
 
 Done = Callable[..., str]
 K = 12
@@ -232,3 +236,59 @@ def test_a_mode_takes_the_only_artifact_of_its_kind(store: Store, done: Done, re
     assert "source   0.5*bm25+0.5*exact:enc, over" in done("search", *at, "--mode", "hybrid", "--plan")
     line = refused("search", *at, "--mode", "dense")
     assert line.endswith("index/impacts holds the impacts of sparse embeddings: search it by the source splade:impacts")
+
+
+def test_a_search_without_a_mode_takes_what_a_release_takes(
+    store: Store, done: Done, refused: Done, documented: Callable[..., None]
+) -> None:
+    """Artifacts are removed one after the other; a release searches the same in its richest mode."""
+    root, at = Path(store.url), ("search", "--store", store.url)
+
+    def release_source(**named: str) -> str:
+        [task] = (task for task in plan(store, **named, before=None)[0].tasks if task.name == "default")
+        return search_of_mode(task, modes_of(task)[-1]).source
+
+    assert default_source(store) == release_source() == "0.5*bm25+0.5*index:idx"
+    out = done(*at, "--query", "bafa")
+    assert out.startswith("no --mode: searches 0.5*bm25+0.5*index:idx\nbafa  (0.5*bm25+0.5*index:idx, 10 hits)\n")
+    shutil.copytree(root / "index/idx", root / "index/other")
+    line = refused(*at, "--query", "bafa")
+    told = "has several indexes over embeddings/enc: idx, other; say which with --index"
+    assert line.endswith(told)
+    assert default_source(store, index="other") == release_source(index="other") == "0.5*bm25+0.5*index:other"
+    shutil.rmtree(root / "index/other")
+    shutil.rmtree(root / "index/idx")
+    assert default_source(store) == release_source() == "0.5*bm25+0.5*exact:enc"
+    assert "no --mode: searches 0.5*bm25+0.5*exact:enc\n" in done(*at, "--plan")
+    shutil.copytree(root / "embeddings/enc", root / "embeddings/more")
+    line = refused(*at, "--query", "bafa")
+    assert "has several embeddings: enc, more; say which with --embeddings NAME" in line
+    documented("Searching", "a search without a mode or source, of a store with several embeddings", line, 1)
+    assert default_source(store, "more") == release_source(embeddings="more") == "0.5*bm25+0.5*exact:more"
+    shutil.rmtree(root / "embeddings/more")
+    words = shutil.move(root / "bm25", root / "words")
+    assert default_source(store) == release_source() == "exact:enc"
+    shutil.rmtree(root / "embeddings/enc")
+    assert "(splade:impacts, 10 hits)" in done(*at, "--query", "bafa")
+    shutil.move(words, root / "bm25")
+    assert default_source(store) == release_source() == "bm25"
+
+
+def test_a_store_without_anything_to_search_names_the_commands(
+    store: Store, refused: Done, documented: Callable[..., None]
+) -> None:
+    root, at = Path(store.url), ("search", "--store", store.url, "--query", "bafa")
+    for name in ("bm25", "index", "embeddings/enc"):
+        shutil.rmtree(root / name)
+    told = "there is nothing to search: build an index of its sparse embeddings (build_index), or build a BM25 index"
+    assert told in refused(*at)
+    shutil.rmtree(root / "embeddings")
+    line = refused(*at)
+    assert line.endswith("nothing to search: encode the corpus (encode_corpus), or build a BM25 index (build_bm25)")
+    documented("Searching", "a search without a mode or source, of a store with only a corpus", line, 1)
+    store.create("bm25", "bm25/g0000")
+    assert "there is nothing to search (bm25/bm25/g0000: begun and not complete): encode" in refused(*at)
+    shutil.rmtree(root / "corpus")
+    assert "/corpus/g0000: there is no such artifact (complete corpus: none); import_corpus makes one" in refused(*at)
+    with pytest.raises(InputError, match=r"enc: there is no such artifact .*; encode_corpus makes one"):
+        default_source(store, "enc")
