@@ -95,12 +95,12 @@ def dense_names(store: Store, embeddings: str | None, index: str | None) -> tupl
         index: Name of the index; None: the only one over the embeddings, if any.
 
     Raises:
-        InputError: If there are no such artifacts, or several.
+        InputError: If there are no such artifacts, or several, or if the index is over other embeddings.
     """
-    if index is not None and embeddings is None:
-        embeddings = str(store.generations("index", store.only("index", index))[-1].config["embeddings"])
+    if index is not None:
+        return store.only("embeddings", _embeddings_of(store, index, embeddings)), index
     embeddings = store.only("embeddings", embeddings, holds_dense)
-    return embeddings, index if index is not None else index_over(store, embeddings, "say which with parameter index")
+    return embeddings, index_over(store, embeddings, "say which with parameter index NAME")
 
 
 def index_over(store: Store, embeddings: str, remedy: str) -> str | None:
@@ -154,10 +154,17 @@ def source_of(
         choice = EXACT.text("NAME") if by_name else None
         return EXACT.text(store.only("embeddings", embeddings, holds_dense, choice=choice))
     name = store.only("index", index, holds_faiss, choice=INDEX.text("NAME") if by_name else None)
-    [latest] = store.generations("index", name)[-1:]
-    if embeddings not in (None, latest.config["embeddings"]):
-        raise InputError(f"index/{name} is over embeddings/{latest.config['embeddings']}, not {embeddings}")
+    _embeddings_of(store, name, embeddings)
     return INDEX.text(name)
+
+
+def _embeddings_of(store: Store, index: str, expected: str | None) -> str:
+    """Returns the embeddings of an index. Raises InputError if it is missing or not over the expected embeddings."""
+    [latest] = store.generations("index", store.only("index", index))[-1:]
+    embeddings = str(latest.config["embeddings"])
+    if expected not in (None, embeddings):
+        raise InputError(f"index/{index} is over embeddings/{embeddings}, not {expected}")
+    return embeddings
 
 
 def _has_index(store: Store, fits: Callable[[dict[str, Any]], bool]) -> bool:

@@ -251,9 +251,10 @@ def test_a_search_without_a_mode_takes_what_a_release_takes(
     assert default_source(store) == release_source() == "0.5*bm25+0.5*index:idx"
     out = done(*at, "--query", "bafa")
     assert out.startswith("no --mode: searches 0.5*bm25+0.5*index:idx\nbafa  (0.5*bm25+0.5*index:idx, 10 hits)\n")
+    assert "index/idx is over embeddings/enc, not sparse" in refused(*at, "--embeddings", "sparse", "--index", "idx")
     shutil.copytree(root / "index/idx", root / "index/other")
     line = refused(*at, "--query", "bafa")
-    told = "has several indexes over embeddings/enc: idx, other; say which with --index"
+    told = "has several indexes over embeddings/enc: idx, other; say which with --index NAME"
     assert line.endswith(told)
     assert default_source(store, index="other") == release_source(index="other") == "0.5*bm25+0.5*index:other"
     shutil.rmtree(root / "index/other")
