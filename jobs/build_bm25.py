@@ -5,9 +5,10 @@ python jobs/build_bm25.py --store data/squad
 
 from __future__ import annotations
 
+from jobs.cli import Common, human, run, say
+
 from dataclasses import dataclass
 
-from jobs.cli import Common, human, run, say
 from jobs.shards import fill_shards
 
 from indexing.bm25 import Bm25

@@ -5,10 +5,11 @@ python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
 
 from __future__ import annotations
 
+from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
+
 import math
 from dataclasses import dataclass
 
-from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
 from jobs.session import open_runner
 from jobs.shards import fill_shards
 

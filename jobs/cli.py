@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jobs.starting import finish, is_program
+
 from indexing.storage import describe_os_error, printable
 from indexing.work.local import has_unfinished_threads
 from indexing.work.work import Work, plan_stages
@@ -66,6 +68,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         place = parsed.store
         if parsed.limit is not None and parsed.limit < 1:
             raise InputError(f"--limit {parsed.limit}: expected at least 1")
+        finish()
         with raise_on_sigterm():
             main(parsed)
     except KeyboardInterrupt as end:
@@ -237,15 +240,10 @@ def input_error(error: BaseException) -> InputError | None:
 def fail(message: str, status: int) -> typing.NoReturn:
     """Prints one line to stderr and exits."""
     print(f"error: {printable(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
-    if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and _is_program():
+    if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and is_program():
         sys.stdout.flush()
         os._exit(status)  # Python would wait for the units that threads have begun, up to a minute
     sys.exit(status)
-
-
-def _is_program() -> bool:
-    """Whether this process runs one job, and is not a program that calls jobs."""
-    return Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent
 
 
 def as_options(message: str) -> str:

@@ -7,13 +7,14 @@ r"""Convert a prompt of DPTDR's authors or of PEFT's prefix tuning to prompts/TA
 
 from __future__ import annotations
 
+from jobs.cli import Common, human, run, say, say_complete
+
 import dataclasses
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jobs.cli import Common, human, run, say, say_complete
 from jobs.training import check_name
 
 from indexing.artifact import fingerprint_of

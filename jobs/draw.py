@@ -20,13 +20,14 @@ points: passages as points in the plane, by t-SNE of their vectors, coloured by 
 
 from __future__ import annotations
 
+from jobs.cli import Common, run, say
+
 import json
 import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from jobs.cli import Common, run, say
 from jobs.pictures.measured import parse_labels, parse_rates, read_points
 from jobs.pictures.query_sets import open_query_sets, parse_query_set
 

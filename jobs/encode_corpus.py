@@ -7,11 +7,12 @@ ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://buck
 
 from __future__ import annotations
 
+from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
+
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
 from jobs.session import describe_size, join_cluster, num_gpus
 
 from indexing.embeddings import is_sparse

@@ -18,6 +18,8 @@ The vectors of embeddings are measured with the judged pairs of the split, by al
 
 from __future__ import annotations
 
+from jobs.cli import run, say, say_complete, say_stages
+
 import hashlib
 import json
 import re
@@ -25,7 +27,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.cli import run, say, say_complete, say_stages
 from jobs.evaluation.categories import RANDOM, CategoryMeasure, category_measure
 from jobs.evaluation.embeddings import measure_embeddings, open_embeddings
 from jobs.evaluation.measures import PAGE_R_PRECISION, Measure, check_metrics, measure_of, needs_judgements

@@ -9,9 +9,10 @@ passages; those of earlier passages do not change.
 
 from __future__ import annotations
 
+from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+
 from dataclasses import dataclass, fields
 
-from jobs.cli import Common, Stage, run, say, say_complete, say_stages
 from jobs.session import open_runner
 
 from indexing.store import Store

@@ -9,10 +9,11 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
+from jobs.cli import Common, Stage, human, run, say, say_complete
+
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobs.cli import Common, Stage, human, run, say, say_complete
 from jobs.import_queries import hold_out_of
 from jobs.session import open_runner
 

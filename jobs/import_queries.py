@@ -8,10 +8,10 @@ The columns of each format are listed in docs/data.md.
 
 from __future__ import annotations
 
+from jobs.cli import Common, run, say, say_complete
+
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from jobs.cli import Common, run, say, say_complete
 
 from indexing.queries import HoldOut, complete_queries, import_queries
 from indexing.sources import describe_columns, detect_queries

@@ -9,10 +9,11 @@ digits come from the fingerprint of the re-ranker), and the sampled negatives (n
 
 from __future__ import annotations
 
+from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+
 from collections import Counter
 from dataclasses import dataclass, field
 
-from jobs.cli import Common, Stage, run, say, say_complete, say_stages
 from jobs.session import open_runner
 
 import pyarrow.compute as pc

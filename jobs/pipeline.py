@@ -17,13 +17,14 @@ So all of them run in this process, as their tests run them: Ray, torch and the 
 
 from __future__ import annotations
 
+from jobs.cli import Common, input_error, run, say
+
 import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.cli import Common, input_error, run, say
 from jobs.steps import Step, find_step, read_steps
 
 from indexing.storage import full_disk

@@ -7,12 +7,13 @@ python jobs/search.py --store data/squad --mode bm25 --query "who wrote Dracula?
 
 from __future__ import annotations
 
+from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+
 import difflib
 import sys
 from dataclasses import dataclass
 from typing import Annotated, get_args
 
-from jobs.cli import Common, Stage, run, say, say_complete, say_stages
 from jobs.session import num_gpus, open_runner
 
 import tyro

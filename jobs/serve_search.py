@@ -9,13 +9,13 @@ The server serves a release, which serving/current.json of the store names. If t
 
 from __future__ import annotations
 
+from jobs.cli import Common, run, say
+
 import asyncio
 import math
 import os
 from dataclasses import dataclass, fields
 from typing import Literal
-
-from jobs.cli import Common, run, say
 
 import uvloop
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from jobs.cli import Common, Stage, say, say_complete, say_stages
+
 from collections.abc import Sequence
 from typing import Protocol
 
-from jobs.cli import Common, Stage, say, say_complete, say_stages
 from jobs.session import open_runner
 
 from indexing.artifact import Artifact

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.cli import Common, options_of, parse, read_recipe
+
 import contextlib
 import dataclasses
 import difflib
@@ -14,8 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from jobs.cli import Common, options_of, parse, read_recipe
 
 import yaml
 

@@ -10,6 +10,8 @@ python jobs/store.py gc --store data/squad
 
 from __future__ import annotations
 
+from jobs.cli import Common, human, run, say
+
 import json
 import shutil
 import sys
@@ -17,8 +19,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
-
-from jobs.cli import Common, human, run, say
 
 import tyro
 

@@ -6,10 +6,11 @@ r"""Train a cross-encoder from a backbone on mined negatives. An interrupted run
 
 from __future__ import annotations
 
+from jobs.cli import human, run, say
+
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from jobs.cli import human, run, say
 from jobs.training import Training, check_name, count_steps, describe_best
 
 from indexing.artifact import Artifact

@@ -21,12 +21,13 @@ r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weigh
 
 from __future__ import annotations
 
+from jobs.cli import Stage, human, run, say, say_complete, say_stages
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.cli import Stage, human, run, say, say_complete, say_stages
 from jobs.sweeps.grid import Run, parse_grid
 from jobs.sweeps.report import chosen_line, draw, table
 from jobs.sweeps.work import SweepWork, choose, read_outcomes

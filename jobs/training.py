@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.cli import Common, Stage, as_options, say, say_complete
+
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs.cli import Common, Stage, as_options, say, say_complete
 from jobs.session import join_cluster
 from jobs.stopping import deferred_signals
 

@@ -6,8 +6,9 @@ r"""Train a task: the job train_retriever with --train prompts as the default, a
 
 from __future__ import annotations
 
-from jobs import train_retriever
 from jobs.cli import run
+
+from jobs import train_retriever
 from jobs.tuning.options import TunePrompts
 
 

@@ -5,9 +5,9 @@ python jobs/verify.py --store data/squad
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jobs.cli import Common, Stage, fail, human, run, say
+
+from dataclasses import dataclass
 
 from indexing.store import Store
 from indexing.verify import verify

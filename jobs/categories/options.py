@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from jobs.cli import Common
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from jobs.cli import Common
 
 from retriever.categories.options import FIELD, WEIGHT, CategoryOptions
 from retriever.errors import InputError

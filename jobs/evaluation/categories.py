@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from jobs.cli import say
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from jobs.cli import say
 
 import numpy as np
 import pyarrow as pa

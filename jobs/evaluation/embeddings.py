@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from jobs.cli import say
+
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
-
-from jobs.cli import say
 
 from indexing.queries import Queries
 from indexing.store import Store

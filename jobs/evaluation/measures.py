@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from jobs.cli import say
+
 import re
 from collections.abc import Callable, Mapping, Sequence
-
-from jobs.cli import say
 
 import numpy as np
 import pyarrow as pa

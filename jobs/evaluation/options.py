@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from jobs.cli import Common
+
 from dataclasses import dataclass
 from typing import Literal
-
-from jobs.cli import Common
 
 
 @dataclass(frozen=True, kw_only=True)

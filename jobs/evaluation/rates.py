@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from jobs.cli import say
+
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-from jobs.cli import say
 
 if TYPE_CHECKING:
     from indexing.exact import Hits

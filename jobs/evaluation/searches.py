@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from jobs.cli import Stage
+
 import re
 from typing import TYPE_CHECKING, Any
-
-from jobs.cli import Stage
 
 from indexing.artifact import fingerprint_of
 from indexing.store import MAX_NAME, Store

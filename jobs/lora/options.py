@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 from jobs.cli import Common
+
+from dataclasses import dataclass, fields
 
 from retriever.errors import InputError
 from retriever.lora.adapter import require_peft

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from jobs.cli import Common
+
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from jobs.cli import Common
 
 from retriever.errors import InputError
 from retriever.synthesis.options import DivergenceOptions, SynthesisOptions, find_bad_value

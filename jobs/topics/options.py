@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from jobs.cli import Common
+
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from jobs.cli import Common
 
 from retriever.errors import InputError
 from retriever.topics.options import TopicOptions

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from jobs.cli import raise_on_sigterm
+
 import signal
 import socket
 import sys
 from pathlib import Path
 
 from jobs import session
-from jobs.cli import raise_on_sigterm
 
 import pytest
 from local_ray import SessionRay

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.cli import human
+
 import json
 import re
 import shutil
@@ -9,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.cli import human
 from jobs.tuning.options import TrainRetriever
 
 import numpy as np

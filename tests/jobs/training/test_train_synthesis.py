@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from jobs.cli import human
+
 import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from jobs.cli import human
 
 import numpy as np
 import pytest

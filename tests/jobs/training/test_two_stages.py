@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from jobs.cli import human
+
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from jobs.cli import human
 
 import numpy as np
 import pytest

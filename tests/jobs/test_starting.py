@@ -1,0 +1,113 @@
+"""Signals while a job starts: one line and the status of the signal, at every moment from the job's first import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jobs
+from jobs import starting
+
+import pytest
+
+JOBS = Path(jobs.__file__).parent
+# Python runs it before a job's first line: the job tells when it imports the module MARKED, and waits there.
+SITE = """
+import os, sys, time
+
+class Marker:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["MARKED"]:
+            print("importing", flush=True)
+            while True:  # another thread may receive a signal, and does not end a long sleep of this one
+                time.sleep(0.01)
+
+sys.meta_path.insert(0, Marker())
+"""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(module, job, *arguments) starts a job and returns its process once it imports the module."""
+    processes = []
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+
+    def begin(module: str, job: str, *arguments: object, ignored: bool = False) -> subprocess.Popen[str]:
+        path = os.pathsep.join([str(tmp_path), str(JOBS.parent), os.environ.get("PYTHONPATH", "")])
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, str(JOBS / f"{job}.py"), *map(str, arguments)],
+                env={**os.environ, "PYTHONPATH": path, "MARKED": module},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        return process
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("module", "job", "number"),
+    [
+        ("dataclasses", "search", signal.SIGINT),  # among the first imports of the job
+        ("dataclasses", "serve_search", signal.SIGTERM),
+        ("pyarrow", "train_retriever", signal.SIGINT),
+        ("pyarrow", "store", signal.SIGTERM),
+        ("yaml", "search", signal.SIGINT),  # the options are read
+        ("yaml", "search", signal.SIGTERM),
+    ],
+)
+def test_a_signal_while_a_job_starts_is_one_line(
+    start: Start, documented: Callable[..., None], tmp_path: Path, module: str, job: str, number: signal.Signals
+) -> None:
+    (tmp_path / "r.yaml").write_text(f"store: {tmp_path}/none\n")
+    process = start(module, job, "--config", tmp_path / "r.yaml")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
+    told = f"error: {word} while it started; nothing was written\n"
+    assert (process.returncode, out, err) == (128 + number, "", told)
+    assert {path.name for path in tmp_path.iterdir()} <= {"r.yaml", "sitecustomize.py", "__pycache__"}
+    documented("Stores", f"a job that {number.name} ends while it starts", err.rstrip("\n"), 128 + number)
+
+
+def test_two_signals_at_once_are_one_line(start: Start) -> None:
+    process = start("pyarrow", "search")
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode in (130, 143)
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+
+
+def test_a_job_in_the_background_ignores_ctrl_c(start: Start) -> None:
+    """A shell starts a background process with SIGINT ignored."""
+    process = start("pyarrow", "search", ignored=True)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, "error: terminated while it started; nothing was written\n")
+
+
+def test_a_program_that_imports_jobs_keeps_its_handlers() -> None:
+    assert not starting.is_program()
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    starting.handle_signals()
+    starting.finish()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
