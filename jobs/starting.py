@@ -8,7 +8,7 @@ import sys
 
 
 def is_program() -> bool:
-    """Whether this process runs one job, and is not a program that calls jobs, or a worker."""
+    """Whether this process runs one job, and is not a program that calls jobs."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     return file is not None and os.path.dirname(os.path.realpath(file)) == os.path.dirname(os.path.realpath(__file__))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from jobs.cli import raise_terminated
+
 import contextlib
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-
-from jobs.cli import raise_terminated
 
 from retriever.training import Stopped
 

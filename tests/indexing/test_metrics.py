@@ -69,8 +69,8 @@ def test_names_are_those_that_were_asked_for() -> None:
 def test_numbers_of_hits_do_not_depend_on_other_metrics() -> None:
     """ir-measures gave NumRet without the hits that are not judged beside such a metric, for half of the hash seeds."""
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0, "x": 2.0}})
-    names = ["NumRet", "NumQ", *(f"P(judged_only=True)@{cutoff}" for cutoff in range(1, 9))]
-    assert per_query(qrels, run, names)["NumRet"].tolist() == [2]
+    for cutoff in range(1, 20):
+        assert per_query(qrels, run, ["NumRet", f"P(judged_only=True)@{cutoff}"])["NumRet"].tolist() == [2]
 
 
 def test_measures_that_are_offered_have_values_for_every_query() -> None:

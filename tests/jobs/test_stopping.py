@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.cli import Terminated, raise_on_sigterm
+
 import contextlib
 import os
 import signal
@@ -9,7 +11,6 @@ import threading
 from collections.abc import Sequence
 from signal import SIGINT, SIGTERM
 
-from jobs.cli import Terminated, raise_on_sigterm
 from jobs.stopping import deferred_signals
 
 import pytest
