@@ -43,7 +43,7 @@ MADE_BY = {  # the commands that make the artifacts of a kind
     "scores": "mine_negatives",
     "negatives": "mine_negatives",
     "models": "train_reranker, train_retriever or pretrain_rip",
-    "prompts": "train_retriever or tune_prompts",
+    "prompts": "train_retriever, tune_prompts or convert_prompts",
     "sweeps": "train_retriever",
     "runs": "search",
     "releases": "serve_search",
