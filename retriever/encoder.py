@@ -20,11 +20,12 @@ from retriever.errors import InputError
 from retriever.files import resolve
 from retriever.loading.configuration import load_config
 from retriever.loading.weights import load_model
+from retriever.memory import free_memory
 from retriever.numerics import Mode, choose_device, choose_dtype, describe_numerics
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.packing import SETTING, Packed, Team, packs
 from retriever.pooling import Head, Pooled
-from retriever.prompt_table import Prompts, PromptTable, free_memory, warm_up_rows
+from retriever.prompt_table import Prompts, PromptTable, warm_up_rows
 from retriever.prompts import TaskPrompt, check_backbone, check_offsets
 from retriever.recipe import Dense, Recipe, describe, fingerprint_of, read_recipe, settings_of
 from retriever.sparse.language_model import empty_masked_model, load_masked_model

@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import os
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -252,26 +249,6 @@ class PromptTable:
         # Descending: `put` takes the last one, the lowest number.
         self._free[:0] = range(wanted - 1, capacity - 1, -1)
         return numbers
-
-
-def free_memory(device: torch.device) -> int:
-    """Returns the bytes that can be allocated on a device now."""
-    if device.type != "cuda":
-        return available_memory()
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch reuses these bytes
-    return int(torch.cuda.mem_get_info(device)[0]) + cached
-
-
-def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Returns the bytes of main memory that can be allocated without swapping; all of it where the system has no
-    /proc/meminfo."""
-    try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    if match:
-        return 1024 * int(match[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def warm_up_rows(

@@ -30,6 +30,7 @@ from indexing.rescoring import open_reranker
 from indexing.store import Store
 from retriever.encoder import Encoder
 from retriever.errors import InputError, TextsError
+from retriever.memory import free_memory
 from retriever.options import Side
 from retriever.prompts import load_prompt
 from retriever.reranker import Reranker
@@ -43,7 +44,7 @@ from serve.calls.protocols import (
     SourceRequest,
 )
 from serve.health.failures import RefusedPromptError, StoreError, converted, store_error
-from serve.health.files import PartFiles, free_memory
+from serve.health.files import PartFiles
 from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.release import Opened, Release
 

@@ -7,14 +7,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
-
 from indexing.artifact import Artifact, Draft, Part
 from indexing.storage import LocalStorage
 from indexing.store import Store
 
 BLOCK = 8 << 20  # bytes per read
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class PartFiles:
@@ -73,18 +70,6 @@ class PartFiles:
                     size_bytes += size
             known.add(path)
         return size_bytes
-
-
-def free_memory() -> int:
-    """Returns the bytes of memory that files may fill: of the machine, or of the container if it has fewer."""
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        files = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())["file"]
-    except (OSError, ValueError, KeyError):
-        return available
-    return available if limit == "max" else max(0, min(available, int(limit) - used + int(files)))
 
 
 def _status(path: Path) -> tuple[int, int, int, int] | None:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from retriever.errors import InputError
+from retriever.memory import free_memory
 from serve.batching import OverloadedError
 from serve.calls.protocols import Clients, PassagesRequest
 from serve.engine import Engine, Query
-from serve.health.files import free_memory
 from serve.health.states import ENCODER, PASSAGES, RERANKER, parts_of
 from serve.parts import ExpiredError
 from serve.release import Opened, Release

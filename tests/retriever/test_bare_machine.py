@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 
-from retriever.prompt_table import available_memory
-
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks/gpu.py"
 # tokenizers and huggingface_hub come with transformers.
@@ -229,12 +227,3 @@ def test_rounds_end_with_the_time(gpu) -> None:
     for left_s, rounds in ((1000.0, gpu.ROUNDS), (-1.0, 1)):
         setting = gpu.Setting("cpu", time.monotonic() + left_s)
         assert gpu.compare(lambda: None, lambda: None, setting)["rounds"] == rounds
-
-
-def test_available_memory_is_what_the_system_says(tmp_path: Path) -> None:
-    import psutil
-
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5 kB\n")
-    assert available_memory(tmp_path / "meminfo") == 5 * 1024
-    assert available_memory(tmp_path / "none") == psutil.virtual_memory().total
-    assert available_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.2)

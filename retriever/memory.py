@@ -1,0 +1,85 @@
+"""The memory that this process may still use: of the machine, of its containers, and by its own limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import torch
+
+# A cgroup's files for its limit and its use, and the fields of memory.stat for page cache that can be reclaimed: in the
+# second and in the first version. A limit that is not set is "max", or a number above any machine's memory.
+_VERSION_2 = ("memory.max", "memory.current", ("inactive_file",))
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "inactive_file"))
+
+
+def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> int:
+    """Returns the bytes that this process can still use on a device without swapping or being killed.
+
+    Of main memory it is the smallest of these: the available memory of the machine; for each cgroup of the process and
+    each one above, its limit less its use, of which page cache that can be reclaimed does not count; and the limit of
+    the address space (`ulimit -v`) less the present address space.
+
+    Args:
+        device: The device; None: main memory.
+        root: The folder that has `proc` and `sys`.
+    """
+    if device is not None and device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch reuses these bytes
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    return max(0, min([_of_machine(root), *_of_cgroups(root), *_of_address_space(root)]))
+
+
+def _of_machine(root: Path) -> int:
+    """Returns the available memory of the machine; all of it where the system does not say what is available."""
+    if match := re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):
+        return 1024 * int(match[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _of_cgroups(root: Path) -> Iterator[int]:
+    """Yields what is free in each cgroup with a limit, for the cgroups of this process and those above them."""
+    for folder, version in _cgroups(root):
+        limit_file, used_file, reclaimable = version
+        limit, used = _text(folder / limit_file).strip(), _text(folder / used_file).strip()
+        if limit.isdecimal() and used.isdecimal():
+            fields = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+            cache = next((int(fields[name]) for name in reclaimable if name in fields), 0)
+            yield int(limit) - int(used) + cache
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, ...]]]]:
+    """Yields the folders of the cgroups that limit this process's memory, with the files of their version.
+
+    Not all of them exist: a container often sees its own cgroup as the top folder although /proc/self/cgroup has the
+    path of the machine.
+    """
+    mounts = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        inner = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
+        depths = range(len(inner) + 1)
+        if not controllers:
+            for mount in (mounts, mounts / "unified"):
+                yield from ((mount.joinpath(*inner[:depth]), _VERSION_2) for depth in depths)
+        elif "memory" in controllers.split(","):
+            yield from (((mounts / "memory").joinpath(*inner[:depth]), _VERSION_1) for depth in depths)
+
+
+def _of_address_space(root: Path) -> Iterator[int]:
+    """Yields what is free in the address space, if it has a limit and the system says how much is used."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    pages = _text(root / "proc/self/statm").partition(" ")[0]
+    if limit != resource.RLIM_INFINITY and pages.isdecimal():
+        yield limit - int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _text(file: Path) -> str:
+    """Returns the content of a small file of the system; empty if the file cannot be read."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
