@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from indexing.cache import CorruptError, NodeCache, file_sha256
-from indexing.storage import Storage, full_disk, printable
+from indexing.storage import Storage, full_disk
 from indexing.work.conflicts import describe_conflict
-from retriever.errors import InputError
+from retriever.errors import InputError, printable
 
 FORMAT = 2
 READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from indexing.artifact import Artifact
 from indexing.models import model_folder, resolve_model, untied_sides_of
 from indexing.store import Store
-from retriever.errors import InputError
+from retriever.errors import InputError, shortened
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 
 if TYPE_CHECKING:
@@ -253,5 +253,4 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
 
 def _short(value: Any) -> str:
     """Returns the value of a setting as messages show it."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return shortened(repr(value), 40)

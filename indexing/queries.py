@@ -17,7 +17,7 @@ from indexing.artifact import Artifact, Draft
 from indexing.corpus import Corpus, write_table
 from indexing.importing import file_identity
 from indexing.parse import read_qrels, read_queries
-from indexing.raw import clip, printable
+from indexing.raw import clip
 from indexing.sources import Source
 from indexing.store import Store, artifact_key
 from indexing.tables.judgements import read_query_tables
@@ -25,7 +25,7 @@ from indexing.work.conflicts import describe_changes
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Runner
 from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults, run_work
-from retriever.errors import InputError
+from retriever.errors import InputError, printable
 
 ALL = "all"  # the split that every query set has: all of its queries
 

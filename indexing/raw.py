@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 
 from indexing import limits
 from indexing.s3 import s3_filesystem
-from retriever.errors import InputError, StorageError
+from retriever.errors import InputError, StorageError, printable, shortened
 
 BLOCK = 1 << 20  # bytes read at a time
 BOM = b"\xef\xbb\xbf"
@@ -140,11 +140,6 @@ def check_path(path: str) -> None:
         raise InputError(f"{shown}: found a path that is not UTF-8, expected UTF-8; rename the file or folder")
 
 
-def printable(path: str) -> str:
-    """A path with the bytes that are not UTF-8 written as escapes."""
-    return path.encode(errors="backslashreplace").decode()
-
-
 def read_blocks(file: str) -> Iterator[bytes]:
     """The file's bytes in blocks, unzipped where its name ends with .gz.
 
@@ -213,8 +208,7 @@ def clip(value: object) -> str:
     """Returns a value's repr, short enough for a one-line error."""
     if isinstance(value, bytes | str):
         value = value[:200]
-    shown = repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    return shortened(repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value), 60)
 
 
 def one_line(error: Exception) -> str:

@@ -29,7 +29,6 @@ from indexing.raw import (
     clip,
     filesystem_of,
     no_rows,
-    printable,
     refuse_irregular,
     tsv_fields,
     unreadable,
@@ -61,7 +60,7 @@ from indexing.tables.schema import (
     refuse_unreadable,
 )
 from indexing.titles.join import TITLE_FILES, Titles
-from retriever.errors import InputError
+from retriever.errors import InputError, printable
 
 Format = Literal["beir", "msmarco", "dpr", "kilt", "parquet", "csv", "tsv", "jsonl"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from retriever.errors import InputError, StorageError
+from retriever.errors import InputError, StorageError, printable
 
 TEMPORARY = ".tmp"  # folder of the files that are being written to a local store; never listed, cleared by `gc`
 ATTEMPTS = 100  # to put a file into a folder that other processes remove whenever it is empty
@@ -281,11 +281,6 @@ def is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def printable(text: str) -> str:
-    """Returns `text` with the bytes that are not UTF-8 as escapes."""
-    return os.fsencode(text).decode(errors="backslashreplace") if not is_text(text) else text
 
 
 def _make_folder(folder: Path) -> None:

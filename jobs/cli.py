@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 from jobs.starting import finish, is_program
 
-from indexing.storage import describe_os_error, printable
+from indexing.storage import describe_os_error
 from indexing.work.local import has_unfinished_threads
 from indexing.work.work import Work, plan_stages
-from retriever.errors import InputError
+from retriever.errors import InputError, shortened
 
 # `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
@@ -239,7 +239,7 @@ def input_error(error: BaseException) -> InputError | None:
 
 def fail(message: str, status: int) -> typing.NoReturn:
     """Prints one line to stderr and exits."""
-    print(f"error: {printable(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
+    print(f"error: {shortened(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and is_program():
         sys.stdout.flush()
         os._exit(status)  # Python would wait for the units that threads have begun, up to a minute

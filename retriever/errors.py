@@ -1,6 +1,29 @@
-"""The exceptions for what a user can fix."""
+"""The exceptions for what a user can fix, and the texts of their messages."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+
+MOST_MESSAGE = 2_000  # characters of a message, whatever names and values it repeats from its input
+
+
+def printable(text: str) -> str:
+    """Returns a text that every output accepts: halves of surrogate pairs are written as escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def shortened(text: str, most: int = MOST_MESSAGE) -> str:
+    """Returns a printable text of at most `most` characters: of a longer one, "…" replaces the middle."""
+    return _cut(printable(_cut(text, most)), most)
+
+
+def listed(names: Collection[str]) -> str:
+    """Returns the first three names in order, each cut to 120 characters, and how many more there are."""
+    more = len(names) - 3
+    return ", ".join(shortened(name, 120) for name in sorted(names)[:3]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _cut(text: str, most: int) -> str:
+    end = (most - 1) // 3
+    return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
 class InputError(ValueError):

@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from retriever.attention import PromptRows, PromptShape
-from retriever.errors import InputError
+from retriever.errors import InputError, listed, shortened
 from retriever.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.loading.documents import has_type, read_object, shown
-from retriever.loading.failures import readable_errors
-from retriever.loading.weights import tensor_shapes
+from retriever.loading.tensors import read_tensors
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.recipe import Recipe
 from retriever.synthesis.saved import PREFIX, SavedSynthesis, read_options, saved_synthesis
@@ -289,11 +288,9 @@ def load_prompt(folder: Path) -> TaskPrompt:
         )
     if not weights.is_file():
         raise InputError(f"{weights}: no such file, so not a task's prompt")
-    with readable_errors(weights):
-        if settings["sha256"] != sha256_of(weights):
-            raise InputError(f"{weights}: its sha256 is not the one in {SETTINGS}: copy both files again")
-        tensor_shapes(weights)
-        tensors = load_file(weights)
+    if settings["sha256"] != sha256_of(weights):
+        raise InputError(f"{weights}: its sha256 is not the one in {SETTINGS}: copy both files again")
+    tensors = read_tensors(weights)
     synthesis = None
     if synthesis_options is not None:
         names_of_weights = [name for name in tensors if name.startswith(PREFIX)]
@@ -321,7 +318,7 @@ def _check_object(value: Any, types: Mapping[str, type | None], path: str, file:
         raise InputError(f"{file}: {path.rstrip('.') or 'content'}: expected an object, got {shown(value)}")
     for name, item in value.items():
         if name not in types:
-            raise InputError(f"{file}: {path}{name}: unknown field; expected {', '.join(types)}")
+            raise InputError(f"{file}: {path}{shortened(name, 60)}: unknown field; expected {', '.join(types)}")
         kind = types[name]
         if kind is not None and not has_type(item, kind):
             raise InputError(f"{file}: {path}{name}: expected {kind.__name__}, got {shown(item)}")
@@ -357,7 +354,7 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
     """Raises InputError unless the tensors are those that prompt.json names, alike in shape and dtype, and finite."""
     if set(tensors) != names:
         raise InputError(
-            f"{file}: holds {', '.join(sorted(tensors)) or 'no tensor'}, expected "
+            f"{file}: holds {listed(tensors) or 'no tensor'}, expected "
             f"{', '.join(sorted(names)) or 'none'} as {SETTINGS} says"
         )
     for name, tensor in tensors.items():
@@ -368,8 +365,8 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
             raise InputError(f"{file}: {name} holds numbers that are not finite")
     shapes = {(tensor.dtype, tensor.shape[0], tensor.shape[2], tensor.shape[4]) for tensor in tensors.values()}
     if len(shapes) > 1:
-        listed = ", ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items()))
-        raise InputError(f"{file}: tensors of different dtypes, layers or heads: {listed}")
+        kinds = listed([f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()])
+        raise InputError(f"{file}: tensors of different dtypes, layers or heads: {kinds}")
 
 
 def backbone_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from retriever.errors import shortened
+
 _HASH = re.compile(r"[0-9a-f]{32,}")
 _SEARCH = "search_parameters"  # nested settings, each of which is an option
 # settings without an option
@@ -107,7 +109,7 @@ def show(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(each, dict) and "file" in each for each in value):
         value = [f"{each['file']} of {each['bytes']:,} bytes" for each in value]
     text = value if isinstance(value, str) and re.fullmatch(r"[\w.:/+*-]+", value) else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(text, 60)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ import torch
 
 from retriever.errors import InputError
 from retriever.loading.failures import readable_errors
-from retriever.loading.weights import tensor_shapes
+from retriever.loading.tensors import read_tensors
 
 _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")
 
@@ -28,16 +28,8 @@ def read_state(files: Sequence[Path]) -> dict[str, torch.Tensor]:
     """
     state: dict[str, torch.Tensor] = {}
     for file in files:
-        state |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
+        state |= read_tensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
     return state
-
-
-def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    tensor_shapes(file)  # refuses a name that stands twice in the header
-    with readable_errors(file):
-        return dict(load_file(file))
 
 
 def _read_pickle(file: Path) -> dict[str, torch.Tensor]:

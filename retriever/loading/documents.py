@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from retriever.errors import InputError
+from retriever.loading.parsing import parse_json
+
+MOST_BYTES = 16 << 20  # of a JSON file
+_MOST_SHOWN = 60  # characters of a value in a message
 
 _NAMES = {
     dict: "an object",
@@ -29,9 +34,12 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
         required: Whether a missing file is refused.
 
     Raises:
-        InputError: If the file is missing and required, cannot be read, is not UTF-8, not JSON, or of another type.
+        InputError: If the file is missing and required, cannot be read, is too large, not UTF-8, not JSON (as
+            `parse_json` reads it), or of another type.
     """
     try:
+        if (size := file.stat().st_size) > MOST_BYTES:
+            raise InputError(f"{file}: {size:,} bytes, expected a JSON file of up to {MOST_BYTES:,}")
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         if required or file.is_symlink():
@@ -44,11 +52,9 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
     if not text.strip("\0 \t\r\n"):
         raise InputError(f"{file}: empty: expected JSON; copy the file again")
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{file}:{error.lineno}: not JSON: {error.msg}; copy the file again") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not JSON: numbers or nesting exceed what can be read") from error
     if not isinstance(content, kind):
         raise InputError(f"{file}: expected {_NAMES[kind]}, got {shown(content)}")
     return content
@@ -99,13 +105,17 @@ def inner_path(value: Any, name: str, file: Path) -> str:
 
 
 def has_type(value: Any, kind: type[Any]) -> bool:
-    """Whether a JSON value has a type: booleans are no integers, integers are numbers."""
+    """Whether a JSON value has a type: booleans are no integers, integers are numbers, and numbers are finite."""
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def shown(value: Any) -> str:
-    """Returns a JSON value for a message, cut to 60 characters."""
-    text = json.dumps(value, ensure_ascii=True, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    """Returns a JSON value for a message, cut to 60 characters; the cost does not grow with the value."""
+    text = ""
+    for piece in json.JSONEncoder(default=str).iterencode(value):
+        text += piece
+        if len(text) > _MOST_SHOWN:
+            return f"{text[: _MOST_SHOWN - 1]}…"
+    return text

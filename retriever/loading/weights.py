@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from retriever.errors import InputError
+from retriever.errors import InputError, listed
 from retriever.files import weight_files
 from retriever.loading.documents import read_object, shown
 from retriever.loading.failures import readable_errors, without_loading_report
+from retriever.loading.tensors import read_header, read_tensors
 
-_NAMED = 3  # tensors that a message names; it counts the others
 _REMEDY = "copy the model folder again, or save the model again"
 
 Part = Callable[[str], bool]
@@ -47,35 +46,13 @@ def check_files(folder: Path, config: Any) -> None:
     else:
         raise InputError(f"{files[0]}: neither {single.name} nor {index.name} is there; {_REMEDY}")
     if suffix == ".safetensors":
-        dimensions = {size for file in used for shape in tensor_shapes(file).values() for size in shape}
+        dimensions = {size for file in used for tensor in read_header(file).values() for size in tensor.shape}
         for name in ("hidden_size", "vocab_size"):
             size = getattr(config, name, None)
             if size is not None and size not in dimensions:
                 raise InputError(
                     f"{folder / 'config.json'}: {name} is {size}, and no tensor of the weights has this size; {_REMEDY}"
                 )
-
-
-def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each tensor in a safetensors file, from its header.
-
-    Raises:
-        InputError: If the file is damaged, or a name stands twice in its header, which safetensors does not notice.
-    """
-    from safetensors import safe_open
-
-    with readable_errors(file):
-        with safe_open(file, "pt"):  # checks the header, and that the file is as long as it says
-            pass
-        with open(file, "rb") as stream:
-            header = stream.read(int.from_bytes(stream.read(8), "little"))
-        entries = [entry for entry in json.loads(header, object_pairs_hook=list) if entry[0] != "__metadata__"]
-        shapes = {name: tuple(dict(entry)["shape"]) for name, entry in entries}
-    if len(entries) != len(shapes):
-        names = [name for name, _ in entries]
-        twice = sorted(name for name in shapes if names.count(name) > 1)
-        raise InputError(f"{file}: holds {_listed(twice)} twice; {_REMEDY}")
-    return shapes
 
 
 def load_model(
@@ -128,7 +105,7 @@ def load_model(
             f"{name} {list(stored)} instead of {list(expected)}"
             for name, stored, expected in sorted(report["mismatched_keys"])
         ]
-        raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {_listed(shapes)}; {_REMEDY}")
+        raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {listed(shapes)}; {_REMEDY}")
     lacking = _lacking(model, missing, fresh)
     needed = sorted(name for name in missing - lacking if not any(part(name) for part in unused))
     encoder = _encoder_tensors(model)
@@ -138,11 +115,11 @@ def load_model(
             "the encoder, or with both"
         )
     if needed:
-        raise InputError(f"{folder}: the weights lack {_listed(needed)}, which a {title} needs: {_REMEDY}")
+        raise InputError(f"{folder}: the weights lack {listed(needed)}, which a {title} needs: {_REMEDY}")
     # A setting that overrides the number of layers leaves out the last ones on purpose.
     if "num_hidden_layers" not in settings and (surplus := surplus_layers(model, report["unexpected_keys"])):
         raise InputError(
-            f"{folder}: the weights hold layers that config.json does not use: {_listed(surplus)}; correct "
+            f"{folder}: the weights hold layers that config.json does not use: {listed(surplus)}; correct "
             "the number of layers in config.json"
         )
     return model, sorted(lacking)
@@ -179,12 +156,9 @@ def load_tensors(folder: Path, expected: Mapping[str, tuple[int, ...]], prefix: 
     Raises:
         InputError: If the file is damaged, or holds other tensors, shapes or types.
     """
-    from safetensors.torch import load_file
-
     file = folder / "model.safetensors"
     if file.exists():
-        with readable_errors(file):
-            stored: Any = load_file(file)
+        stored: Any = read_tensors(file)
     else:
         file = folder / "pytorch_model.bin"
         with readable_errors(file):
@@ -207,7 +181,7 @@ def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
         raise InputError(f"{index}: weight_map: expected a file name for each tensor, got {shown(names)}")
     by_name = {file.name: file for file in files}
     if lost := sorted(set(names.values()) - set(by_name)):
-        raise InputError(f"{index}: names {_listed(lost)}, which is not in the folder; {_REMEDY}")
+        raise InputError(f"{index}: names {listed(lost)}, which is not in the folder; {_REMEDY}")
     return [by_name[name] for name in sorted(set(names.values()))]
 
 
@@ -234,8 +208,8 @@ def _has_decoder(folder: Path) -> bool:
     """Whether the weight files of a folder hold tensors of a decoder (T5)."""
     for file in weight_files(folder):
         with readable_errors(file):
-            safe = file.suffix == ".safetensors"
-            names: Iterable[str] = tensor_shapes(file) if safe else torch.load(file, "cpu", weights_only=True)
+            is_safe = file.suffix == ".safetensors"
+            names: Iterable[str] = read_header(file) if is_safe else torch.load(file, "cpu", weights_only=True)
         if any(name.startswith("decoder.") for name in names):
             return True
     return False
@@ -247,11 +221,5 @@ def _numbered(name: str) -> list[tuple[str, str]]:
     return [(".".join(pieces[:place]), piece) for place, piece in enumerate(pieces) if piece.isdigit()]
 
 
-def _listed(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
 def _table(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return json.dumps({name: list(shape) for name, shape in sorted(shapes.items())})
+    return listed([f"{name} {list(shape)}" for name, shape in shapes.items()]) or "none"

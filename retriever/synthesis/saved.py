@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from retriever.attention import PromptShape
-from retriever.errors import InputError
+from retriever.errors import InputError, listed, shortened
 from retriever.loading.documents import has_type, shown
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.synthesiser import Synthesiser
@@ -68,7 +69,7 @@ class SavedSynthesis:
         digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode())
         for name, tensor in sorted(self.tensors.items()):
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.contiguous().numpy().tobytes())
+            digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8))
         return digest.hexdigest()
 
     def fits(self, shape: PromptShape) -> bool:
@@ -96,7 +97,7 @@ def read_options(content: Any, file: Path) -> SynthesisOptions:
     if not isinstance(content, dict):
         raise InputError(f"{file}: synthesis: expected an object, got {shown(content)}")
     if unknown := [name for name in content if name not in types]:
-        raise InputError(f"{file}: synthesis.{unknown[0]}: unknown field; expected {', '.join(types)}")
+        raise InputError(f"{file}: synthesis.{shortened(unknown[0], 60)}: unknown field; expected {', '.join(types)}")
     for name, kind in types.items():
         if name not in content:
             raise InputError(f"{file}: synthesis.{name}: missing")
@@ -122,7 +123,7 @@ def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tenso
     basic, up = tensors.get("basic"), tensors.get("up.weight")
     if basic is None or basic.ndim != 3 or up is None or up.ndim != 2:
         raise InputError(
-            f"{file}: holds {', '.join(sorted(tensors)) or 'no tensor'} of a synthesiser: expected basic [N, m, d] and "
+            f"{file}: holds {listed(tensors) or 'no tensor'} of a synthesiser: expected basic [N, m, d] and "
             "up.weight [layers * 2 * heads * head_dim, d_p] among them"
         )
     width, hidden, bottleneck = basic.shape[2], options.hidden, options.bottleneck
@@ -137,7 +138,7 @@ def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tenso
     }
     if set(tensors) != set(expected):
         raise InputError(
-            f"{file}: a synthesiser of {', '.join(sorted(tensors))}: expected {', '.join(sorted(expected))}"
+            f"{file}: a synthesiser of {listed(tensors)}: expected {', '.join(sorted(expected))}"
         )
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != expected[name] or tensor.dtype != torch.float32:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from retriever.errors import InputError
+from retriever.errors import InputError, listed
 from retriever.loading.documents import shown
 from retriever.topics.words import topic_words
 
 NO_TOPIC = -1  # of a text without a known word
+MOST_WORDS = 1 << 20  # words of a vocabulary that is loaded
 _TYPES = {"path_topics": np.int64, "log_prior": np.float32, "log_words": np.float32, "vocabulary": np.uint8}
 
 
@@ -97,10 +98,12 @@ class TopicModel:
 
     def fingerprint(self) -> str:
         """Returns the sha256 of the content."""
-        digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode())
+        digest = hashlib.sha256()
+        for piece in json.JSONEncoder(sort_keys=True).iterencode(self.settings()):
+            digest.update(piece.encode())
         for name, array in sorted(self.named().items()):
             digest.update(f"{name} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         return digest.hexdigest()
 
     @classmethod
@@ -122,14 +125,12 @@ class TopicModel:
         if not isinstance(words, list) or not all(_is_words(topic) for topic in words):
             raise InputError(f"{where} words: expected a list of words for each topic, got {shown(words)}")
         if set(named) != set(_TYPES):
-            raise InputError(
-                f"{where} holds {', '.join(sorted(named)) or 'no array'}: expected {', '.join(sorted(_TYPES))}"
-            )
+            raise InputError(f"{where} holds {listed(named) or 'no array'}: expected {', '.join(sorted(_TYPES))}")
         for name, dtype in _TYPES.items():
             if named[name].dtype != dtype:
                 raise InputError(f"{where} {name} is {named[name].dtype}, expected {np.dtype(dtype)}")
         try:
-            vocabulary = tuple(named["vocabulary"].tobytes().decode().split("\n"))
+            vocabulary = _split_words(named["vocabulary"])
             arrays = {name: named[name] for name in ("path_topics", "log_prior", "log_words")}
             return cls(vocabulary, tuple(map(tuple, words)), **arrays)
         except UnicodeDecodeError as error:
@@ -142,7 +143,7 @@ class TopicModel:
         paths, size = self.path_topics.shape, len(self.vocabulary)
         if not self.words or not all(self.words):
             return "expected at least one topic, and at least one word for each"
-        if not all(self.vocabulary) or len(set(self.vocabulary)) != size or not size:
+        if "" in self._numbers or len(self._numbers) != size or not size:
             return "vocabulary: expected at least one word, each once"
         if self.path_topics.dtype != np.int64 or len(paths) != 1 or not paths[0]:
             return f"path_topics is {self.path_topics.dtype} {paths}, expected int64 [paths]"
@@ -162,6 +163,18 @@ class TopicModel:
 def with_default(topics: np.ndarray, model: TopicModel) -> np.ndarray:
     """Returns topics of passages, int64 [n], in which the topic of the most probable path replaces NO_TOPIC."""
     return np.where(topics == NO_TOPIC, model.path_topics[model.log_prior.argmax()], topics)
+
+
+def _split_words(lines: np.ndarray) -> tuple[str, ...]:
+    """Returns the lines of UTF-8 text, uint8 [n]. Raises InputError for more than MOST_WORDS, UnicodeDecodeError."""
+    content = np.ascontiguousarray(lines).reshape(-1)
+    ends = np.flatnonzero(content == ord("\n"))
+    if len(ends) >= MOST_WORDS:
+        raise InputError(f"topic model: vocabulary: {len(ends) + 1:,} words, expected up to {MOST_WORDS:,}")
+    starts, view = [0, *(ends + 1).tolist()], memoryview(content)
+    return tuple(
+        [str(view[start:end], "utf-8") for start, end in zip(starts, [*ends.tolist(), len(content)], strict=True)]
+    )
 
 
 def _is_words(value: Any) -> bool:

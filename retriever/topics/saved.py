@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from retriever.errors import InputError
+from retriever.errors import InputError, listed, shortened
 from retriever.loading.documents import has_type, shown
 from retriever.options import Side
 from retriever.topics.model import TopicModel, with_default
@@ -104,7 +104,7 @@ class SavedTopics:
         """Returns the sha256 of the topics, of `wordless`, and of the shape and the numbers of the prompts."""
         content = f"{self.model.fingerprint()} {self.wordless} {tuple(self.prompts.shape)}"
         digest = hashlib.sha256(content.encode())
-        digest.update(self.prompts.detach().float().cpu().contiguous().numpy().tobytes())
+        digest.update(self.prompts.detach().float().cpu().contiguous().numpy().reshape(-1).view(np.uint8))
         return digest.hexdigest()
 
 
@@ -131,13 +131,14 @@ def read_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, w
     arrays = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     for name, tensor in arrays.items():
         if tensor.dtype not in _TYPES:  # numpy has no bfloat16, for example
-            raise InputError(f"{weights}: {PREFIX}{_MODEL}{name} is {tensor.dtype}, expected integers or float32")
+            full_name = shortened(f"{PREFIX}{_MODEL}{name}", 60)
+            raise InputError(f"{weights}: {full_name} is {tensor.dtype}, expected integers or float32")
     model = TopicModel.load({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)
     expected = [str(topic) for topic in range(model.num_topics)]
     actual = {name for name in tensors if not name.startswith(_MODEL)}
     if actual != set(expected):
         raise InputError(
-            f"{weights}: holds prompts of the topics {', '.join(sorted(actual)) or 'none'}: expected one for each of "
+            f"{weights}: holds prompts of the topics {listed(actual) or 'none'}: expected one for each of "
             f"the {model.num_topics} topics, {PREFIX}0 to {PREFIX}{model.num_topics - 1}"
         )
     first = tensors["0"]

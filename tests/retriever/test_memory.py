@@ -79,7 +79,7 @@ def test_cgroups_of_the_first_version_are_limited(root: Path) -> None:
 
 @contextlib.contextmanager
 def cgroup(most: int) -> Iterator[list[Path]]:
-    """A cgroup with a limit, as the files to which a process writes its id to enter it; skips where none can be made."""
+    """A cgroup with a limit: the files to which a process writes its id to enter it. Skips where none can be made."""
     is_first = (CGROUPS / "memory").is_dir()
     folder = (CGROUPS / "memory" if is_first else CGROUPS) / f"riptide-test-{uuid.uuid4().hex[:8]}"
     try:
@@ -117,8 +117,8 @@ used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZ
 if sys.argv[3] == "limited":
     resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[4]) << 20), resource.RLIM_INFINITY))
 print(memory.free_memory() >> 20)
-matrix = torch.zeros(2, 2, 4, 1024, 8)
-for number in range(2000):
+matrix = torch.zeros(2, 2, 4, 8192, 8)
+for number in range(1000):
     try:
         encoder.put_task(str(number), TaskPrompt(backbone_of(encoder.config), encoder.options, matrix, None))
     except InputError as error:
@@ -131,7 +131,7 @@ for number in range(2000):
 def test_a_prompt_beyond_the_memory_of_the_process_is_refused_and_the_process_lives(
     tiny: Callable[..., Path], way: str, limit_mib: int
 ) -> None:
-    """2,000 prompts of 512 KiB each need 1 GiB, more than the limits of the address space and of the cgroup."""
+    """1,000 prompts of 4 MiB each need 4 GiB, more than the limits of the address space and of the cgroup."""
     with contextlib.ExitStack() as stack:
         entered = stack.enter_context(cgroup(limit_mib << 20)) if way == "contained" else []
         ended = run_child(PUT_TASKS, entered, tiny("bert"), way, limit_mib)
@@ -139,6 +139,6 @@ def test_a_prompt_beyond_the_memory_of_the_process_is_refused_and_the_process_li
     free_mib, line = ended.stdout.splitlines()
     assert 0 < int(free_mib) <= limit_mib
     assert re.match(
-        r"\d+ task '\d+': with a prompt of 1024 tokens the table of all prompts takes \d\.\d GiB, and 0\.\d are free",
+        r"\d+ task '\d+': with a prompt of 8192 tokens the table of all prompts takes \d\.\d GiB, and 0\.\d are free",
         line,
     )
