@@ -305,7 +305,7 @@ def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side
         return {**config, "prompt": prompt.topics.digest(), **offset}
     contents = matrix.detach().float().cpu().contiguous()
     digest = hashlib.sha256(repr(tuple(contents.shape)).encode())
-    digest.update(contents.numpy().reshape(-1).view(np.uint8))
+    digest.update(contents.numpy().reshape(-1).view(np.uint8).data)
     return {**config, "prompt": digest.hexdigest(), **offset}
 
 

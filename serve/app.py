@@ -172,7 +172,7 @@ def build_app(
         ] = None,
     ) -> Response:
         """Serves a prompt under a name, at once and after restarts; the response comes when every replica has it."""
-        await service.put_task(name, await prompt.read(), await settings.read(), index)
+        await service.put_task(name, prompt.file, settings.file, index)
         live = _live(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")

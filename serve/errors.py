@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from retriever.errors import InputError
+from retriever.errors import InputError, shortened
 from serve.batching import OverloadedError
 from serve.calls.protocols import LostError
 from serve.engine import IncompleteError
@@ -79,7 +79,7 @@ def response_to(request: Request, error: Exception) -> Response:
         place = ".".join(
             step for step in steps if not step.startswith(("constrained-", "list["))
         )  # names that pydantic adds
-        return _error(request, 422, "invalid_request_error", f"{place}: {closest['msg']}"[:500])
+        return _error(request, 422, "invalid_request_error", f"{place}: {closest['msg']}")
     if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):
         return NoResponse(status_code=499)
     if isinstance(error, HTTPException):
@@ -100,7 +100,7 @@ def request_id(request: Request) -> str:
 
 
 def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
-    document = {"error": {"message": message, "type": kind, "request_id": request_id(request)}}
+    document = {"error": {"message": shortened(message), "type": kind, "request_id": request_id(request)}}
     return as_json(document, status, headers)
 
 

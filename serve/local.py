@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from indexing.hit_sources.registry import online_searches
@@ -118,7 +118,12 @@ async def run_server(
         signal.signal(ending, lambda *_: None)
     with listen(host, port) as listening:
         address = address_of(host, listening.getsockname()[1])
-        service.on_live = partial(announce, address)
+
+        def on_live() -> None:
+            gc.freeze()  # otherwise each full collection looks at all objects of the libraries, for about 100 ms
+            announce(address)
+
+        service.on_live = on_live
         await uvicorn.Server(config).serve([listening])
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from indexing.artifact import Artifact, fingerprint_of
 from indexing.cache import file_sha256
@@ -15,11 +18,14 @@ from indexing.store import Store
 from retriever.encoder import describe
 from retriever.errors import InputError
 from retriever.files import resolve
+from retriever.loading.documents import shown
+from retriever.memory import free_memory
 from retriever.options import SIDES
 from retriever.prompt_table import task_config
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_offsets, load_prompt
 from retriever.recipe import read_recipe
 from retriever.synthesis.saved import SavedSynthesis
+from serve.parts import check_deadline
 from serve.release import BASE, GIVEN, TASK_NAME, Opened, Release, Space, Task, check_passages, open_space
 
 MOST_TOKENS = 1_024  # tokens of a prompt
@@ -29,48 +35,135 @@ MOST_BASIC = 1_024  # basic prompts
 MOST_HIDDEN = 16_384  # sizes of the hidden layers
 MOST_KEPT = 1 << 28  # numbers that the service keeps of a task: 1 GiB in float32
 MOST_SETTINGS = 1 << 20  # bytes of a prompt's settings
+COPIES = 3  # of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of them in float32
+RESERVE = 64 << 20  # bytes of memory for the rest of a check
 
 
-def take_prompt(
-    store: Store, release: Release, name: str, weights: bytes, settings: bytes, index: str | None
-) -> Release:
-    """Checks a prompt, commits it to the store, and returns the release with a task of that prompt.
+@dataclass(frozen=True)
+class CheckedPrompt:
+    """A prompt that came over HTTP and fits a release, in a folder until it is committed.
+
+    Attributes:
+        name: Name of the task.
+        index: Name of the index or of the embeddings that it searches; None: as the backbone's own task.
+        folder: The folder of its two files.
+        prompt: The prompt.
+        basis: The encoder and the embeddings that it was checked against.
+    """
+
+    name: str
+    index: str | None
+    folder: Path
+    prompt: TaskPrompt
+    basis: Any
+
+    def close(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def check_upload(
+    store: Store,
+    release: Release,
+    name: str,
+    weights: BinaryIO,
+    settings: BinaryIO,
+    index: str | None,
+    *,
+    deadline: float,
+    checks: int,
+) -> CheckedPrompt:
+    """Checks a prompt that came over HTTP, and returns it in a folder, which the caller closes.
+
+    Every step takes time and memory linear in the bytes of the prompt.
 
     Args:
         store: The store.
-        release: The release to start from; a task of the same name is replaced.
+        release: The release that the prompt must fit.
         name: Name of the task.
-        weights: Content of prompt.safetensors.
-        settings: Content of prompt.json.
+        weights: prompt.safetensors.
+        settings: prompt.json.
         index: Name of the index of its passages, or of embeddings, of which every vector is scored; None: the space of
             the backbone's own task.
+        deadline: Wall-clock time in seconds, after which the next step does not begin.
+        checks: Maximum number of checks at the same time, which share the free memory.
 
     Raises:
-        InputError: If the prompt is damaged, if it is for another backbone or other settings, or if the index holds
-            other vectors than those of its passages.
+        InputError: If the prompt is damaged, if it is for another backbone or other settings, if the index holds other
+            vectors than those of its passages, or if memory is short.
+        ExpiredError: If the deadline has passed.
     """
     if not TASK_NAME.fullmatch(name) or name == BASE:
-        raise InputError(f"task {name!r}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
-    if len(settings) > MOST_SETTINGS:
-        raise InputError(f"{SETTINGS}: {len(settings):,} bytes, expected up to {MOST_SETTINGS:,}")
+        raise InputError(f"task {shown(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
+    if (size := _size(settings)) > MOST_SETTINGS:
+        raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MOST_SETTINGS:,}")
+    needed, free = COPIES * _size(weights) + RESERVE, free_memory() // checks
+    if needed > free:
+        raise InputError(
+            f"task {name}: the check of {WEIGHTS} needs {needed >> 20:,} MiB of memory, and {free >> 20:,} are free: "
+            "use fewer or shorter prompts, or serve with more memory"
+        )
     artifacts = Opened(store, release)
     if artifacts.spec is None:
         raise InputError(f"task {name}: this release has no dense embeddings, over which prompts are served")
     space = _named_space(store, artifacts, index)
-    with tempfile.TemporaryDirectory(prefix="riptide-task-") as folder:
-        Path(folder, WEIGHTS).write_bytes(weights)
-        Path(folder, SETTINGS).write_bytes(settings)
+    folder = Path(tempfile.mkdtemp(prefix="riptide-task-"))
+    try:
+        for file, stream in ((WEIGHTS, weights), (SETTINGS, settings)):
+            check_deadline(deadline)
+            with open(folder / file, "wb") as target:
+                shutil.copyfileobj(stream, target)
+        check_deadline(deadline)
         try:
-            prompt = load_prompt(Path(folder))
+            prompt = load_prompt(folder)
         except InputError as error:
             raise InputError(str(error).replace(f"{folder}/", "")) from error
+        check_deadline(deadline)
         check_prompt(name, prompt, artifacts.spec, space.embeddings)
-        digest = fingerprint_of([file_sha256(Path(folder, file)) for file in (WEIGHTS, SETTINGS)])
-        artifact = keep_prompt(store, f"{name}.{digest[:12]}", Path(folder), artifacts.spec, prompt)
+        return CheckedPrompt(name, index, folder, prompt, _basis(release, space))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def take_prompt(store: Store, release: Release, checked: CheckedPrompt) -> Release:
+    """Commits a prompt to the store, and returns the release with a task of that prompt.
+
+    Args:
+        store: The store.
+        release: The release to start from; a task of the same name is replaced.
+        checked: The prompt. It is checked again if the release has another encoder or other embeddings than the
+            release that it was checked against.
+
+    Raises:
+        InputError: If the prompt does not fit the release.
+    """
+    artifacts, name = Opened(store, release), checked.name
+    if artifacts.spec is None:
+        raise InputError(f"task {name}: this release has no dense embeddings, over which prompts are served")
+    space = _named_space(store, artifacts, checked.index)
+    if _basis(release, space) != checked.basis:
+        check_prompt(name, checked.prompt, artifacts.spec, space.embeddings)
+    digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
+    artifact = keep_prompt(store, f"{name}.{digest[:12]}", checked.folder, artifacts.spec, checked.prompt)
     prompt_name = artifact.key.partition("/")[2]
     bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
     task = Task(name, prompt_name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
     return release.with_task(task, [artifact, *space.generations])
+
+
+def _size(stream: BinaryIO) -> int:
+    """Returns the bytes of a file, and sets its position to the start."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    return size
+
+
+def _basis(release: Release, space: Space) -> Any:
+    """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
+    encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
+    vectors = [artifact.fingerprint for artifact in space.generations]
+    return release.encoder, encoder, release.encoder_options, vectors
 
 
 def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embeddings) -> None:

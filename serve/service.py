@@ -7,11 +7,11 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from serve.health.warm_up import WarmUp, WarmUpLimits
 from serve.live import Live
 from serve.parts import ExpiredError
 from serve.protocol import SearchRequest
-from serve.registry import take_prompt
+from serve.registry import CheckedPrompt, check_upload, take_prompt
 from serve.release import BASE, Opened, Release, current, discard, make_current, renewed
 from serve.tasks import Search, Task, search_of, search_of_mode
 from serve.work import Asked, Pairs, Vectors, embed_all, rerank_all, search_all
@@ -47,7 +47,10 @@ LOOK = 2.0  # seconds between two reads of which release is live, and between ch
 CHECK_S = 10.0  # seconds between checks of the parts
 REPEAT = 60.0  # seconds after which a repeated error is logged again
 TRIES = 20  # attempts to make a release live while other servers do the same
-CHANGES = 8  # changes of the release at once, running or waiting; each holds its request's data
+CHANGES = 8  # changes of the release at once, running or waiting
+CHECKS = 2  # uploads that are checked at the same time
+UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
+CHECK_S = 60.0  # seconds in which an upload is checked, the wait included
 
 
 class UnknownTaskError(Exception):
@@ -63,6 +66,10 @@ async def nobody() -> None:
 
 def nothing_to_do() -> None:
     """Default of `Service.on_live`."""
+
+
+class UploadExpiredError(ExpiredError):
+    """The check of an upload took too long."""
 
 
 class ConflictError(Exception):
@@ -117,7 +124,9 @@ class Service:
         self._old: dict[str, float] = {}  # by release that is not live: the earliest time at which it may close
         self._changing = asyncio.Lock()
         self._changes = 0
+        self._num_uploads = 0
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
+        self._upload_checks = ThreadPoolExecutor(CHECKS, thread_name_prefix="uploads")
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
         queue: dict[str, Any] = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers,
                                  "watch": lambda item, change: self._use(item.release.id, change)}  # fmt: skip
@@ -290,13 +299,15 @@ class Service:
             scores, _ = await self.reranks.submit(Pairs(live.release, query, list(documents), deadline), deadline)
             return live, scores
 
-    async def put_task(self, name: str, weights: bytes, settings: bytes, index: str | None) -> Task:
+    async def put_task(self, name: str, weights: BinaryIO, settings: BinaryIO, index: str | None) -> Task:
         """Serves a prompt under a name; returns when every part has it.
+
+        The prompt is checked in a thread for that, so that changes of the release do not wait for the check.
 
         Args:
             name: Name of the task.
-            weights: Content of prompt.safetensors.
-            settings: Content of prompt.json.
+            weights: prompt.safetensors.
+            settings: prompt.json.
             index: Name of the index of its passages, or of embeddings; None: those of the backbone's own task.
 
         Returns:
@@ -304,21 +315,67 @@ class Service:
 
         Raises:
             InputError: If the prompt cannot be used.
+            OverloadedError: If too many uploads are in progress.
+            UploadExpiredError: If the check took too long.
             ConflictError: If other servers kept changing the release at the same time.
             StoreError: If the store cannot be read.
         """
+        live = self._now()
+        deadline = time.time() + CHECK_S
 
-        def change(release: Release) -> Release:
-            try:
-                Opened(self.store, release)
-            except Exception as error:  # the live release cannot be read, which is no mistake of the client
-                raise store_error(STORE, error) from error
-            return take_prompt(self.store, release, name, weights, settings, index)
+        def check() -> CheckedPrompt:
+            self._check_opens(live.release)
+            return check_upload(
+                self.store, live.release, name, weights, settings, index, deadline=deadline, checks=CHECKS
+            )
 
-        release = await self._change(change)
+        async with self._checked(check) as checked:
+
+            def change(release: Release) -> Release:
+                self._check_opens(release)
+                return take_prompt(self.store, release, checked)
+
+            release = await self._change(change)
         task = release.task(name)
         assert task is not None
         return task
+
+    def _check_opens(self, release: Release) -> None:
+        """Raises StoreError if a release cannot be read, which is no mistake of the client."""
+        try:
+            Opened(self.store, release)
+        except Exception as error:
+            raise store_error(STORE, error) from error
+
+    @contextlib.asynccontextmanager
+    async def _checked(self, check: Callable[[], CheckedPrompt]) -> AsyncIterator[CheckedPrompt]:
+        """Runs the check of an upload in a thread for that; at the end of the context its files are removed.
+
+        The thread of a check that took too long goes on until its next step, and counts as an upload until then.
+        """
+        if self._num_uploads >= UPLOADS:
+            raise OverloadedError(5)
+        self._num_uploads += 1
+        running = asyncio.get_running_loop().run_in_executor(self._upload_checks, check)
+        try:
+            await asyncio.wait([running], timeout=CHECK_S)
+            with self._client_errors():
+                try:
+                    if not running.done():
+                        raise ExpiredError
+                    checked = running.result()
+                except ExpiredError as error:
+                    problem = f"the prompt was not checked within {CHECK_S:g} s; try again later"
+                    raise UploadExpiredError(problem) from error
+            yield checked
+        finally:
+            running.add_done_callback(self._end_upload)
+
+    def _end_upload(self, check: asyncio.Future[CheckedPrompt]) -> None:
+        """Removes the files of an upload whose check has ended."""
+        self._num_uploads -= 1
+        if not check.cancelled() and check.exception() is None:
+            asyncio.get_running_loop().run_in_executor(None, check.result().close)
 
     async def drop_task(self, name: str) -> None:
         """Stops serving a task.
@@ -372,6 +429,7 @@ class Service:
         self.warm_up.stop()
         self._admin.shutdown(wait=False, cancel_futures=True)
         self._checks.shutdown(wait=False, cancel_futures=True)
+        self._upload_checks.shutdown(wait=False, cancel_futures=True)
 
     async def _change(self, change: Callable[[Release], Release]) -> Release:
         """Derives a release from the live one, opens it in all parts, and makes it the live one."""
@@ -393,14 +451,8 @@ class Service:
                 error = f"{self.store.url} has no live release any more: start the server again to make one"
                 raise StoreError(STORE, "files are missing", error)
             before = await self._from_store(Release.load, self.store, tagged[0])
-            try:
+            with self._client_errors():
                 release = await self._aside(change, before)
-            except Exception as error:
-                if is_store_error(error):
-                    raise store_error(STORE, error) from error
-                if isinstance(error, InputError):
-                    raise InputError(self._without_places(error)) from error
-                raise
             if await self._made_current(release, tagged[1]):
                 await self._adopt(release)
                 return release
@@ -466,6 +518,18 @@ class Service:
         except Exception as error:
             if isinstance(error, InputError) or is_store_error(error):
                 raise store_error(STORE, error) from error
+            raise
+
+    @contextlib.contextmanager
+    def _client_errors(self) -> Iterator[None]:
+        """Converts failures of the store to StoreError, and takes locations out of the errors for clients."""
+        try:
+            yield
+        except Exception as error:
+            if is_store_error(error):
+                raise store_error(STORE, error) from error
+            if isinstance(error, InputError):
+                raise InputError(self._without_places(error)) from error
             raise
 
     def _without_places(self, error: Exception) -> str:

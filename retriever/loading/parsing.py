@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from retriever.errors import shortened
 
 MOST_DEPTH = 64  # containers within one another
+# Containers in memory at once. Python's collection of garbage looks at all of them in one step.
+MOST_CONTAINERS = 32_768
 _MOST_DIGITS = 308  # of an integer: more cannot be converted to a float
 _MOST_SHOWN = 60  # characters of a name in a message
 _SPACE = re.compile(r"[ \t\n\r]*")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
-def parse_json(text: str, *, unique: bool = False) -> Any:
+def parse_json(text: str, *, convert: Callable[[str, Any], Any] | None = None) -> Any:
     """Returns the value of a JSON text; as for json.loads, NaN and Infinity are numbers.
 
     json.loads holds Python's GIL until it has read the whole text, for up to 50 ms per MiB, in which a server answers
@@ -23,20 +26,24 @@ def parse_json(text: str, *, unique: bool = False) -> Any:
 
     Args:
         text: The text.
-        unique: Refuse an object that has a field twice; otherwise the last one counts.
+        convert: Is called with each field of the outermost object and its value, and returns what replaces the value.
+            Then this object must not have a field twice; otherwise the last one counts.
 
     Raises:
         json.JSONDecodeError: If the text is not JSON, or has a string that is not Unicode text (half of a surrogate
-            pair), an integer of more than 308 digits, more than 64 containers within one another, or, if `unique`, a
-            field twice.
+            pair), an integer of more than 308 digits, more than MOST_DEPTH containers within one another, or more than
+            MOST_CONTAINERS in all (if values are converted, in the value of a field).
     """
     open_containers: list[Any] = []  # from the outside inwards
     fields: list[str] = []  # of each open container the field whose value is read; "" for a list
-    position = 0
+    position = count = 0
     while True:
         position = _skip_space(text, position)
         if text.startswith(("{", "["), position):
             value: Any = {} if text[position] == "{" else []
+            count += 1
+            if count > MOST_CONTAINERS:
+                raise json.JSONDecodeError(f"more than {MOST_CONTAINERS:,} objects and lists", text, position)
             position = _skip_space(text, position + 1)
             if not text.startswith(_end_of(value), position):
                 if len(open_containers) == MOST_DEPTH:
@@ -51,9 +58,11 @@ def parse_json(text: str, *, unique: bool = False) -> Any:
         while open_containers:
             container = open_containers[-1]
             if isinstance(container, dict):
-                if unique and fields[-1] in container:
-                    name = shortened(fields[-1], _MOST_SHOWN)
-                    raise json.JSONDecodeError(f"the field {name!r} stands twice", text, position)
+                if convert is not None and len(open_containers) == 1:
+                    if fields[0] in container:
+                        name = shortened(fields[0], _MOST_SHOWN)
+                        raise json.JSONDecodeError(f"the field {name!r} stands twice", text, position)
+                    value, count = convert(fields[0], value), 0
                 container[fields[-1]] = value
             else:
                 container.append(value)

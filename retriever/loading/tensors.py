@@ -5,6 +5,7 @@ safetensors' own reader parses the header while it holds Python's GIL, and does 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -57,17 +58,14 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     """
     start, size, text = _read_text(file)
     try:
-        entries = parse_json(text, unique=True)
+        tensors = parse_json(text, convert=functools.partial(_convert, start, file))
     except json.JSONDecodeError as error:
         raise _damaged(file, f"its header is not a table of tensors: {error.msg}") from error
-    if not isinstance(entries, dict):
-        raise _damaged(file, f"its header is {shown(entries)}, expected an object")
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _damaged(file, f"__metadata__: expected names and texts, got {shown(metadata)}")
-    if len(entries) > MOST_TENSORS:
-        raise InputError(f"{file}: {len(entries):,} tensors, expected up to {MOST_TENSORS:,}")
-    tensors = {name: _stored_tensor(name, entry, start, file) for name, entry in entries.items()}
+    if not isinstance(tensors, dict):
+        raise _damaged(file, f"its header is {shown(tensors)}, expected an object")
+    tensors.pop("__metadata__", None)
+    if len(tensors) > MOST_TENSORS:
+        raise InputError(f"{file}: {len(tensors):,} tensors, expected up to {MOST_TENSORS:,}")
     position = start
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1][2:]):
         if tensor.begin != position:
@@ -120,8 +118,12 @@ def _read_text(file: Path) -> tuple[int, int, str]:
         raise _damaged(file, f"its header is not UTF-8 at byte {8 + error.start}") from error
 
 
-def _stored_tensor(name: str, entry: Any, start: int, file: Path) -> StoredTensor:
-    """Returns a tensor from its entry in the header. Raises InputError for fields of a wrong type or value."""
+def _convert(start: int, file: Path, name: str, entry: Any) -> StoredTensor | None:
+    """Returns the tensor of an entry of the header, None for metadata. Raises InputError for a wrong type or value."""
+    if name == "__metadata__":
+        if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+            raise _damaged(file, f"__metadata__: expected names and texts, got {shown(entry)}")
+        return None
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(file, f"{shown(name)}: expected dtype, shape and data_offsets, got {shown(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -12,6 +12,8 @@ from retriever.errors import InputError
 Mix = Literal["before", "after"]
 Attention = Literal["learned", "uniform"]
 
+MOST_TEMPERATURE = 1_000_000  # makes all weights equal
+
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisOptions:
@@ -53,8 +55,8 @@ def find_bad_value(values: Mapping[str, Any]) -> tuple[str, str] | None:
         if values.get(name, 1) < 1:
             return name, "at least 1"
     temperature = values.get("temperature", math.e)
-    if not (temperature > 0 and math.isfinite(temperature)):
-        return "temperature", "more than 0"
+    if not 0 < temperature <= MOST_TEMPERATURE:
+        return "temperature", f"more than 0, at most {MOST_TEMPERATURE:,}"
     for name, allowed in (("mix", get_args(Mix)), ("attention", get_args(Attention))):
         if values.get(name, allowed[0]) not in allowed:
             return name, " or ".join(allowed)

@@ -69,7 +69,7 @@ class SavedSynthesis:
         digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode())
         for name, tensor in sorted(self.tensors.items()):
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8))
+            digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
     def fits(self, shape: PromptShape) -> bool:

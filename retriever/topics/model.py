@@ -103,7 +103,7 @@ class TopicModel:
             digest.update(piece.encode())
         for name, array in sorted(self.named().items()):
             digest.update(f"{name} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
     @classmethod
@@ -171,10 +171,13 @@ def _split_words(lines: np.ndarray) -> tuple[str, ...]:
     ends = np.flatnonzero(content == ord("\n"))
     if len(ends) >= MOST_WORDS:
         raise InputError(f"topic model: vocabulary: {len(ends) + 1:,} words, expected up to {MOST_WORDS:,}")
-    starts, view = [0, *(ends + 1).tolist()], memoryview(content)
-    return tuple(
-        [str(view[start:end], "utf-8") for start, end in zip(starts, [*ends.tolist(), len(content)], strict=True)]
-    )
+    words: list[str] = []
+    begin, view = 0, content.data
+    for block in np.array_split(np.append(ends, len(content)), 1 + len(ends) // 4096):
+        for end in block.tolist():
+            words.append(str(view[begin:end], "utf-8"))
+            begin = end + 1
+    return tuple(words)
 
 
 def _is_words(value: Any) -> bool:

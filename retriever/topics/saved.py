@@ -104,7 +104,7 @@ class SavedTopics:
         """Returns the sha256 of the topics, of `wordless`, and of the shape and the numbers of the prompts."""
         content = f"{self.model.fingerprint()} {self.wordless} {tuple(self.prompts.shape)}"
         digest = hashlib.sha256(content.encode())
-        digest.update(self.prompts.detach().float().cpu().contiguous().numpy().reshape(-1).view(np.uint8))
+        digest.update(self.prompts.detach().float().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
 

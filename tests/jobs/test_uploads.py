@@ -1,0 +1,179 @@
+"""Uploads of prompts: changed fields are refused with short messages, and the checks do not hold up other changes."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from local_cluster import LONG
+from serving import OPTIONS, computed_prompt, task_files, upload
+from topic_prompts import random_saved_topics
+
+from indexing.store import Store
+from retriever.encoder import describe
+from retriever.errors import MOST_MESSAGE
+from retriever.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
+from serve import registry
+from serve.local import LocalService
+
+MOST_RESPONSE = 4 * MOST_MESSAGE  # bytes; a character of a message takes up to three
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, served: Path) -> Path:
+    return Path(shutil.copytree(served, tmp_path_factory.mktemp("uploads") / "root"))
+
+
+@pytest.fixture
+def store(root: Path) -> Store:
+    return Store(str(root / "store"))
+
+
+def fields_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the path of each field and each item of a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from fields_of(inner, (*path, key))
+
+
+HUGE = "10" * 154  # 308 digits, the longest integer that is read
+# JSON texts that take the place of a field's value.
+VALUES = [
+    r'"\ud800"', r'"\udfff\ud800"', r'["\ud83d"]', r'{"\ud800": 1}', '"\x00"'.replace("\x00", r"\u0000"),
+    "1" + "0" * 400, "-1" + "0" * 400, HUGE, f"-{HUGE}", "1e400", "-1e400", "1e308", "NaN", "Infinity", "-Infinity",
+    str(2**63), str(2**64), str(-(2**63) - 1), "-1", "0", "0.5", "1e-400", "true", "null", '""', "[]", "{}", "[[[]]]",
+    '"' + "x" * 100_000 + '"', '{"' + "y" * 100_000 + '": 1}', "[" + "7," * 10_000 + "7]", "[" * 70 + "]" * 70,
+    '"\u202e\U0010ffff"', "nul", "",
+]  # fmt: skip
+
+
+def mutants(settings: dict[str, Any], draw: random.Random | None = None) -> Iterator[tuple[str, bytes]]:
+    """Yields changed settings with their names: each field with each value, renamed fields, and more fields.
+
+    Args:
+        settings: The content of prompt.json.
+        draw: With it, each field is changed twice, to values that are drawn.
+    """
+    for path in fields_of(settings):
+        for text in draw.sample(VALUES, 2) if draw else VALUES:
+            changed = json.loads(json.dumps(settings))
+            inner = changed
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = "REPLACED"
+            name = f"{'.'.join(map(str, path))}={text[:40]}"
+            yield name, json.dumps(changed).replace('"REPLACED"', text, 1).encode()
+    for name in (r"\ud800", "z" * 100_000, "NaN"):
+        yield f"more {name[:20]}", f'{json.dumps(settings)[:-1]}, "{name}": 1}}'.encode()
+
+
+def prompts_of(model: str) -> dict[str, TaskPrompt]:
+    """Returns a fixed prompt, one that is computed from each query, and one with topics."""
+    backbone = backbone_of(describe(model, OPTIONS))
+    topics = TaskPrompt(backbone, OPTIONS, None, None, topics=random_saved_topics())
+    return {"computed": computed_prompt(model, 1), "topics": topics}
+
+
+@pytest.mark.parametrize("kind", ["fixed", "computed", "topics"])
+def test_no_changed_field_fails_the_server_and_messages_are_short(
+    client: TestClient, model: str, tmp_path: Path, kind: str
+) -> None:
+    files = task_files(tmp_path, model, 1) if kind == "fixed" else upload(tmp_path, prompts_of(model)[kind])
+    settings = json.loads(files["settings"][1])
+    refused = 0
+    for name, content in mutants(settings, None if LONG else random.Random(3)):
+        answer = client.put("/v1/tasks/mutant", files={**files, "settings": (SETTINGS, content)})
+        assert answer.status_code in (200, 400), (name, answer.status_code, answer.text[:300])
+        assert len(answer.content) <= MOST_RESPONSE, name
+        refused += answer.status_code == 400
+        if answer.status_code == 400:
+            assert answer.json()["error"]["message"]
+    assert refused > 20
+
+
+def test_long_and_broken_names_of_tensors_are_cut_in_messages(
+    client: TestClient, model: str, tmp_path: Path, documented: Callable[..., None]
+) -> None:
+    files = task_files(tmp_path, model, 1)
+    for name in ("n" * (3 << 20), "\\ud800"):
+        header = f'{{"{name}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}}}'.encode()
+        weights = len(header).to_bytes(8, "little") + header
+        (tmp_path / "w").write_bytes(weights)
+        settings = json.loads(files["settings"][1]) | {"sha256": registry.file_sha256(tmp_path / "w")}
+        answer = client.put(
+            "/v1/tasks/long",
+            files={"prompt": ("w", weights), "settings": (SETTINGS, json.dumps(settings))},
+        )
+        assert answer.status_code == 400
+        assert len(answer.content) <= MOST_RESPONSE
+        if name.startswith("n"):
+            message = answer.json()["error"]["message"]
+            documented("HTTP", "a prompt with a tensor name of 3 MiB", message, 400)
+
+
+def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
+    client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first check begins, the second upload and a removal are answered, the first check ends: in this order."""
+    began, go_on, events = threading.Event(), threading.Event(), []
+
+    def load_slowly(folder: Path) -> TaskPrompt:
+        prompt = load_prompt(folder)
+        if prompt.query is not None and prompt.query.shape[3] == 5:
+            began.set()
+            assert go_on.wait(120)
+            events.append("first checked")
+        return prompt
+
+    monkeypatch.setattr(registry, "load_prompt", load_slowly)
+    first, second = task_files(tmp_path / "1", model, 1, length=5), task_files(tmp_path / "2", model, 2)
+    with ThreadPoolExecutor(2) as threads:
+        slow = threads.submit(client.put, "/v1/tasks/slow", files=first)
+        assert began.wait(60)
+        try:
+            assert threads.submit(client.put, "/v1/tasks/quick", files=second).result(30).status_code == 200
+            events.append("second answered")
+            assert threads.submit(client.delete, "/v1/tasks/quick").result(30).status_code == 200
+        finally:
+            go_on.set()
+        assert slow.result(60).status_code == 200
+    assert events == ["second answered", "first checked"]
+    assert {task["name"] for task in client.get("/v1/tasks").json()["tasks"]} >= {"slow"}
+    assert client.delete("/v1/tasks/slow").status_code == 200
+
+
+def test_uploads_beyond_the_limit_and_late_ones_are_told_to_come_again(
+    client: TestClient, service: LocalService, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = task_files(tmp_path, model, 1)
+    with monkeypatch.context() as full:
+        full.setattr(service, "_num_uploads", 8)
+        answer = client.put("/v1/tasks/more", files=files)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+    with monkeypatch.context() as late:
+        late.setattr("serve.service.CHECK_S", 0)
+        answer = client.put("/v1/tasks/more", files=files)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["message"] == "the prompt was not checked within 0 s; try again later"
+    assert client.put("/v1/tasks/more", files=files).status_code == 200
+    assert client.delete("/v1/tasks/more").status_code == 200
+
+
+def test_an_upload_that_the_memory_does_not_suffice_to_check_is_refused(
+    client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documented: Callable[..., None]
+) -> None:
+    files = task_files(tmp_path, model, 1)
+    monkeypatch.setattr(registry, "free_memory", lambda: 100 << 20)
+    answer = client.put("/v1/tasks/large", files=files)
+    assert answer.status_code == 400
+    documented("HTTP", "a prompt that the free memory does not suffice to check",
+               answer.json()["error"]["message"], 400)  # fmt: skip
