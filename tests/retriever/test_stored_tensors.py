@@ -1,0 +1,202 @@
+"""Headers of safetensors files and JSON texts: the same as other readers, in linear time, within bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from retriever.errors import InputError
+from retriever.loading import parsing, tensors
+from retriever.loading.documents import shown
+from retriever.loading.parsing import parse_json
+from retriever.loading.tensors import read_header, read_tensors
+
+EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+
+
+def write(file: Path, header: str | bytes, data: bytes = b"", length: int | None = None) -> Path:
+    """Writes a file with a header; `length`: the length that it gives for the header, if another."""
+    content = header.encode() if isinstance(header, str) else header
+    file.write_bytes((len(content) if length is None else length).to_bytes(8, "little") + content + data)
+    return file
+
+
+def cost(run: Callable[[], object]) -> float:
+    """Returns the smallest CPU time of three runs, which may end with an InputError."""
+    times = []
+    for _ in range(3):
+        started = time.thread_time()
+        with contextlib.suppress(InputError, json.JSONDecodeError):
+            run()
+        times.append(time.thread_time() - started)
+    return min(times)
+
+
+# Headers and texts of n units.
+HEADERS: dict[str, Callable[[int], str]] = {
+    "pairs of names": lambda n: "{" + ",".join(f'"{i // 2:x}":{EMPTY}' for i in range(n)) + "}",
+    "one name": lambda n: "{" + ",".join([f'"a":{EMPTY}'] * n) + "}",
+    "tensors": lambda n: "{" + ",".join(f'"{i:x}":{EMPTY}' for i in range(n)) + "}",
+    "sizes": lambda n: f'{{"a":{{"dtype":"U8","shape":[{"1," * 8 * n}1],"data_offsets":[0,1]}}}}',
+    "offsets": lambda n: f'{{"a":{{"dtype":"U8","shape":[1],"data_offsets":[{"1," * 8 * n}1]}}}}',
+    "metadata": lambda n: '{"__metadata__":{' + ",".join(f'"{i:x}":"é"' for i in range(4 * n)) + "}}",
+    "a long name": lambda n: f'{{"{"é" * 100 * n}":{EMPTY}}}',
+}
+TEXTS: dict[str, Callable[[int], str]] = {
+    "integers": lambda n: "[" + "1," * n + "1]",
+    "digits": lambda n: "1" * 20 * n,
+    "lists": lambda n: "[" + "[]," * n + "[]]",
+    "depth": lambda n: "[" * n + "]" * n,
+    "names": lambda n: "{" + ",".join(f'"{i:x}":1' for i in range(n)) + "}",
+    "halves of pairs": lambda n: '["' + '\\ud83d\\ude00","' * n + '"]',
+    "space": lambda n: " " * 100 * n + "1",
+}
+
+
+@pytest.mark.parametrize("kind", [*HEADERS, *TEXTS])
+def test_the_cost_is_linear(tmp_path: Path, kind: str) -> None:
+    """With sizes at which a quadratic search would take four times as long."""
+    if kind in HEADERS:
+        small, large = (write(tmp_path / str(n), HEADERS[kind](n)) for n in (3_000, 6_000))
+        costs = [cost(lambda: read_header(small)), cost(lambda: read_header(large))]
+    else:
+        one, other = (TEXTS[kind](n) for n in (12_000, 24_000))
+        costs = [cost(lambda: parse_json(one)), cost(lambda: parse_json(other))]
+    assert costs[1] <= 2.5 * costs[0] + 1e-3, costs
+
+
+def test_values_are_those_of_python(tmp_path: Path) -> None:
+    draw = random.Random(0)
+
+    def value(depth: int) -> Any:
+        kind = draw.randrange(8 if depth else 6)
+        if kind > 5:
+            inner = [value(depth - 1) for _ in range(draw.randrange(5))]
+            return inner if kind == 6 else {str(draw.random())[: draw.randrange(5)]: one for one in inner}
+        return [None, True, -(2**70), 1.5e-7, 'a"\\\n\u2028\U0001f600', float("inf")][kind]
+
+    for _ in range(300):
+        expected = value(5)
+        text = json.dumps(expected, indent=draw.choice([None, 1]), ensure_ascii=draw.random() < 0.5)
+        assert parse_json(f" {text}\n") == expected
+        place = draw.randrange(len(text))
+        damaged = text[:place] + draw.choice(["", ",", "}", "]", '"', "x", ":", "1"]) + text[place + 1 :]
+        assert outcome(parse_json, damaged) == outcome(json.loads, damaged), damaged
+
+
+def outcome(parse: Callable[[str], Any], text: str) -> str:
+    """Returns the value in ASCII; json.loads also reads halves of surrogate pairs."""
+    try:
+        value = ascii(parse(text))
+    except json.JSONDecodeError:
+        return "not JSON"
+    return "not JSON" if re.search(r"\\ud[89a-f]", value) else value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (r'{"a": ["\ud800"]}', "half of a surrogate pair"),
+        (r'{"\udfff\ud800": 1}', "half of a surrogate pair"),
+        ("[-1" + "0" * 308 + "]", "an integer of more than 308 digits"),
+        ("[" * 65 + "1" + "]" * 65, "more than 64 containers within one another"),
+        ("[" + "{}," * parsing.MOST_CONTAINERS + "1]", "more than 32,768 objects and lists"),
+    ],
+)
+def test_texts_that_other_programs_cannot_use_are_refused(text: str, message: str) -> None:
+    with pytest.raises(json.JSONDecodeError, match=message):
+        parse_json(text)
+
+
+def test_tensors_are_those_of_safetensors(tmp_path: Path) -> None:
+    """Also where they begin at a byte that is no multiple of the size of a number."""
+    stored = {
+        "half": torch.randn(2, 3).half(), "brain": torch.randn(5).bfloat16(), "wide": torch.arange(3),
+        "flags": torch.tensor([True, False]), "bytes": torch.arange(5, dtype=torch.uint8), "none": torch.zeros(0, 4),
+        "one": torch.tensor(1.5, dtype=torch.float64), "float": torch.randn(2, 2),
+    }  # fmt: skip
+    save_file(stored, tmp_path / "file", metadata={"format": "pt"})
+    read = read_tensors(tmp_path / "file")
+    assert {name: (tensor.dtype, tensor.tolist()) for name, tensor in read.items()} == {
+        name: (tensor.dtype, tensor.tolist()) for name, tensor in stored.items()
+    }
+    header = (
+        '{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}'
+    )
+    file = write(tmp_path / "odd", header, b"\1" + torch.tensor([2.5]).numpy().tobytes())
+    assert {name: tensor.tolist() for name, tensor in read_tensors(file).items()} == {"a": [1], "b": [2.5]}
+    read_tensors(file)["b"].zero_()  # the file stays as it is
+    assert read_tensors(file)["b"].tolist() == [2.5]
+
+
+def test_damaged_headers_are_refused_where_safetensors_refuses_them(tmp_path: Path) -> None:
+    """Random changes of a header; a name that stands twice is refused here alone."""
+    save_file({"a": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.int64)}, tmp_path / "whole")
+    whole = (tmp_path / "whole").read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header, data = whole[8:end].decode().rstrip(), whole[end:]
+    draw, refused = random.Random(1), 0
+    pieces = ["0", "1", "24", "-1", "1.0", "F16", "F32", "[", "]", "null", '"', ",", "\ud7ff", "99999999999999999999"]
+    for _ in range(400):
+        place = draw.randrange(len(header))
+        changed = header[:place] + draw.choice(pieces) + header[place + draw.randrange(4) :]
+        file = write(tmp_path / "file", changed, data[: len(data) - draw.choice([0, 0, 0, 1])])
+        try:
+            with safe_open(file, "pt") as opened:
+                names = set(opened.keys())
+        except SafetensorError:
+            refused += 1
+            with pytest.raises(InputError):
+                read_header(file)
+        else:
+            assert set(read_header(file)) == names, changed
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        ('{"a":' + EMPTY + ',"a":' + EMPTY + "}", b"", "the field 'a' stands twice"),
+        ("[]", b"", r"its header is \[\], expected an object"),
+        ('{"a":{"dtype":"F7","shape":[0],"data_offsets":[0,0]}}', b"", '"a": dtype: expected one of'),
+        ('{"a":{"dtype":"U8","shape":[' + "1," * 20 + '1],"data_offsets":[0,1]}}', b"0", "expected up to 16 sizes"),
+        ('{"a":{"dtype":"U8","shape":[true],"data_offsets":[0,1]}}', b"0", r"expected up to 16 sizes, got \[true\]"),
+        ('{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,1]}}', b"0", r"U8 \[9\] is not what 1 bytes hold"),
+        ('{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', b"00", "begins at byte 62, expected byte 61"),
+        ('{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"00", "its tensors end at byte 62, and the file"),
+        ('{"__metadata__":{"a":1}}', b"", "expected names and texts"),
+    ],
+)
+def test_the_problem_of_a_header_is_named(tmp_path: Path, header: str, data: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_header(write(tmp_path / "file", header, data))
+
+
+def test_headers_beyond_the_bounds_are_refused(tmp_path: Path) -> None:
+    large = write(tmp_path / "large", b" " * (tensors.MOST_HEADER + 1))
+    with pytest.raises(InputError, match="a header of 4,194,305 bytes, expected up to 4,194,304"):
+        read_header(large)
+    many = write(tmp_path / "many", "{" + ",".join(f'"{n}":{EMPTY}' for n in range(tensors.MOST_TENSORS + 1)) + "}")
+    with pytest.raises(InputError, match="32,769 tensors, expected up to 32,768"):
+        read_header(many)
+    with pytest.raises(InputError, match=r"8 bytes, and its header ends at byte 18446744073709551623"):
+        read_header(write(tmp_path / "longest", b"", length=2**64 - 1))
+    assert load_file(write(tmp_path / "empty", "{}")) == read_tensors(tmp_path / "empty") == {}
+
+
+def test_a_large_value_is_cut_in_messages() -> None:
+    line = shown(dict.fromkeys(map(str, range(200_000))))
+    assert len(line) == 60
+    assert line.endswith("…")
+    assert shown({"a": [1, None]}) == '{"a": [1, null]}'
