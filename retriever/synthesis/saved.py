@@ -137,9 +137,7 @@ def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tenso
         "up.weight": (up.shape[0], bottleneck),
     }
     if set(tensors) != set(expected):
-        raise InputError(
-            f"{file}: a synthesiser of {listed(tensors)}: expected {', '.join(sorted(expected))}"
-        )
+        raise InputError(f"{file}: a synthesiser of {listed(tensors)}: expected {', '.join(sorted(expected))}")
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != expected[name] or tensor.dtype != torch.float32:
             raise InputError(

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from retriever.errors import InputError
 from retriever.loading import parsing, tensors
-from retriever.loading.documents import shown
+from retriever.loading.documents import read_object, shown
 from retriever.loading.parsing import parse_json
 from retriever.loading.tensors import read_header, read_tensors
 
@@ -193,6 +193,13 @@ def test_headers_beyond_the_bounds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"8 bytes, and its header ends at byte 18446744073709551623"):
         read_header(write(tmp_path / "longest", b"", length=2**64 - 1))
     assert load_file(write(tmp_path / "empty", "{}")) == read_tensors(tmp_path / "empty") == {}
+
+
+def test_a_json_file_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / "config.json", "wb") as file:
+        file.truncate((16 << 20) + 1)
+    with pytest.raises(InputError, match="16,777,217 bytes, expected a JSON file of up to 16,777,216"):
+        read_object(tmp_path / "config.json")
 
 
 def test_a_large_value_is_cut_in_messages() -> None:

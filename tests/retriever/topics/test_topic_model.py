@@ -83,6 +83,7 @@ def test_fingerprint_covers_all_content() -> None:
         ({"path_topics": np.zeros((5, 1), np.int64)}, {}, r"path_topics is int64 \(5, 1\)"),
         ({"vocabulary": np.frombuffer(b"a\nb\nc\nd\ne\na", np.uint8)}, {}, "vocabulary: expected at least one word"),
         ({"vocabulary": np.frombuffer(b"a\nb\nc\nd\n\xff\nf", np.uint8)}, {}, "vocabulary: not UTF-8"),
+        ({"vocabulary": np.full(1 << 20, 10, np.uint8)}, {}, "vocabulary: 1,048,577 words, expected up to 1,048,576"),
         ({}, {"words": [["star"], [], ["gene"]]}, "words: expected a list of words for each topic"),
         ({}, {"words": [["star"], [7], ["gene"]]}, "words: expected a list of words for each topic"),
         ({}, {"words": "star"}, "words: expected a list of words for each topic, got .star"),
