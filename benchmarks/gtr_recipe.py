@@ -350,10 +350,10 @@ def measure_latency(folder: str, options: argparse.Namespace) -> float:
 def count_parameters(folder: str) -> int:
     """Returns the number of parameters of a model, the projection included."""
     from retriever.files import weight_files
-    from retriever.loading.tensors import read_header
+    from retriever.loading.weights import tensor_shapes
 
     files = [file for place in (Path(folder), *Path(folder).glob("*_Dense")) for file in weight_files(place)]
-    return sum(math.prod(tensor.shape) for file in files for tensor in read_header(file).values())
+    return sum(math.prod(shape) for file in files for shape in tensor_shapes(file).values())
 
 
 def show(title: str, sets: dict[str, dict[str, float]]) -> None:

@@ -27,8 +27,7 @@ from pathlib import Path
 Files = tuple[bytes, bytes]  # prompt.safetensors and prompt.json
 
 BOUNDARY = "riptide"
-HEADER = 4 << 20  # maximum bytes of a header (retriever/loading/tensors.py)
-TENSORS = 32_768  # maximum tensors of a file
+HEADER = 512 << 10  # maximum bytes of a header (serve/registry.py)
 SETTINGS = 1 << 20  # maximum bytes of prompt.json (serve/registry.py)
 EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
 
@@ -59,17 +58,17 @@ def hostile_uploads(folder: Path) -> dict[str, Callable[[], Files]]:
     room = SETTINGS - len(settings) - 100
     return {
         "the valid prompt": lambda: (weights, settings),
-        "a tensor name 60,000 times": lambda: with_header("{" + ",".join([f'"a":{EMPTY}'] * 60_000) + "}"),
-        "names in pairs": lambda: with_header("{" + ",".join([f'"{n // 2:x}":{EMPTY}' for n in range(60_000)]) + "}"),
+        "one tensor name": lambda: with_header("{" + ",".join([f'"a":{EMPTY}'] * (HEADER // 60)) + "}"),
+        "names in pairs": lambda: with_header("{" + ",".join([f'"{n // 2:x}":{EMPTY}' for n in range(HEADER // 60)]) + "}"),
         "as many tensors as allowed": lambda: with_header(
-            "{" + ",".join(f'"{n:x}":{EMPTY}' for n in range(TENSORS)) + "}"
+            "{" + ",".join(f'"{n:x}":{EMPTY}' for n in range(HEADER // 60)) + "}"
         ),
-        "a tensor name of 4 MiB": lambda: with_header(f'{{"{"a" * (HEADER - 100)}":{EMPTY}}}'),
-        "a shape of 2 million sizes": lambda: with_header(
+        "a long tensor name": lambda: with_header(f'{{"{"a" * (HEADER - 100)}":{EMPTY}}}'),
+        "a shape of many sizes": lambda: with_header(
             f'{{"a":{{"dtype":"U8","shape":[{"1," * (HEADER // 2 - 100)}1],"data_offsets":[0,1]}}}}', b"0"
         ),
-        "metadata of 200,000 texts": lambda: with_header(
-            '{"__metadata__":{' + ",".join(f'"{n:x}":""' for n in range(200_000)) + "}}"
+        "metadata of many texts": lambda: with_header(
+            '{"__metadata__":{' + ",".join(f'"{n:x}":""' for n in range(HEADER // 12)) + "}}"
         ),
         "a header of lists": lambda: with_header('{"a":[' + "[]," * (HEADER // 3 - 100) + "[]]}"),
         "settings of integers": lambda: with_field("[" + "1," * (room // 2) + "1]"),

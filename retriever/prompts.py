@@ -29,7 +29,7 @@ from retriever.attention import PromptRows, PromptShape
 from retriever.errors import InputError, listed, shortened
 from retriever.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.loading.documents import has_type, read_object, shown
-from retriever.loading.tensors import read_tensors
+from retriever.loading.weights import read_tensors
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.recipe import Recipe
 from retriever.synthesis.saved import PREFIX, SavedSynthesis, read_options, saved_synthesis

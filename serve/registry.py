@@ -35,6 +35,7 @@ MOST_BASIC = 1_024  # basic prompts
 MOST_HIDDEN = 16_384  # sizes of the hidden layers
 MOST_KEPT = 1 << 28  # numbers that the service keeps of a task: 1 GiB in float32
 MOST_SETTINGS = 1 << 20  # bytes of a prompt's settings
+MOST_HEADER = 512 << 10  # bytes of the header of prompt.safetensors, which is parsed while Python's GIL is held
 COPIES = 3  # of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of them in float32
 RESERVE = 64 << 20  # bytes of memory for the rest of a check
 
@@ -97,6 +98,8 @@ def check_upload(
         raise InputError(f"task {shown(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
     if (size := _size(settings)) > MOST_SETTINGS:
         raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MOST_SETTINGS:,}")
+    if (size := int.from_bytes(weights.read(8), "little")) > MOST_HEADER:
+        raise InputError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MOST_HEADER:,}")
     needed, free = COPIES * _size(weights) + RESERVE, free_memory() // checks
     if needed > free:
         raise InputError(

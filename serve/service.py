@@ -51,7 +51,7 @@ TRIES = 20  # attempts to make a release live while other servers do the same
 CHANGES = 8  # changes of the release at once, running or waiting
 CHECKS = 2  # uploads that are checked at the same time
 UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
-CHECK_S = 60.0  # seconds in which an upload is checked, the wait included
+UPLOAD_S = 60.0  # seconds in which an upload is checked, the wait included
 # Seconds after which a thread gives up Python's GIL to another one. Python's default makes the event loop wait 5 ms for
 # each step beside a check: with the shorter time /healthz took a third of it. It costs searches, so it is for checks.
 SWITCH_S, CHECK_SWITCH_S = 0.005, 0.001
@@ -325,7 +325,7 @@ class Service:
             StoreError: If the store cannot be read.
         """
         live = self._now()
-        deadline = time.time() + CHECK_S
+        deadline = time.time() + UPLOAD_S
 
         def check() -> CheckedPrompt:
             self._check_opens(live.release)
@@ -363,14 +363,14 @@ class Service:
         sys.setswitchinterval(CHECK_SWITCH_S)
         running = asyncio.get_running_loop().run_in_executor(self._upload_checks, check)
         try:
-            await asyncio.wait([running], timeout=CHECK_S)
+            await asyncio.wait([running], timeout=UPLOAD_S)
             with self._client_errors():
                 try:
                     if not running.done():
                         raise ExpiredError
                     checked = running.result()
                 except ExpiredError as error:
-                    problem = f"the prompt was not checked within {CHECK_S:g} s; try again later"
+                    problem = f"the prompt was not checked within {UPLOAD_S:g} s; try again later"
                     raise UploadExpiredError(problem) from error
             yield checked
         finally:

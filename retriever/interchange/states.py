@@ -12,7 +12,7 @@ import torch
 
 from retriever.errors import InputError
 from retriever.loading.failures import readable_errors
-from retriever.loading.tensors import read_tensors
+from retriever.loading.weights import read_tensors
 
 _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")
 

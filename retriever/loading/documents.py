@@ -9,9 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from retriever.errors import InputError
-from retriever.loading.parsing import parse_json
 
 MOST_BYTES = 16 << 20  # of a JSON file
+MOST_CONTAINERS = 32_768  # brackets that open objects and lists; Python's collection of garbage looks at all of them
+MOST_DIGITS = 308  # of an integer: more cannot be converted to a float
 _MOST_SHOWN = 60  # characters of a value in a message
 
 _NAMES = {
@@ -58,6 +59,54 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
     if not isinstance(content, kind):
         raise InputError(f"{file}: expected {_NAMES[kind]}, got {shown(content)}")
     return content
+
+
+def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
+    """Returns the value of a JSON text, in time linear in its length; as for json.loads, NaN and Infinity are numbers.
+
+    json.loads holds Python's GIL for up to 20 ms per MiB here, so a caller who serves requests bounds the length.
+
+    Args:
+        text: The text.
+        has_unique_fields: Whether no object may have a field twice; otherwise the last one counts.
+
+    Raises:
+        json.JSONDecodeError: If the text is not JSON, nests too deeply, has more than MOST_CONTAINERS objects and
+            lists, an integer of more than MOST_DIGITS digits, or a string with half of a surrogate pair.
+    """
+    if text.count("[") + text.count("{") > MOST_CONTAINERS:
+        raise json.JSONDecodeError(f"more than {MOST_CONTAINERS:,} objects and lists", text, 0)
+    try:
+        pairs_hook = _unique_fields if has_unique_fields else None
+        value = json.loads(text, parse_int=_short_integer, object_pairs_hook=pairs_hook)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except _RefusedValueError as error:
+        raise json.JSONDecodeError(str(error), text, 0) from None
+    except RecursionError:
+        raise json.JSONDecodeError("too many containers within one another", text, 0) from None
+    except UnicodeEncodeError:
+        raise json.JSONDecodeError("a string with half of a surrogate pair", text, 0) from None
+    return value
+
+
+class _RefusedValueError(Exception):
+    """A value that JSON allows and no file of a model needs."""
+
+
+def _short_integer(digits: str) -> int:
+    if len(digits.removeprefix("-")) > MOST_DIGITS:
+        raise _RefusedValueError(f"an integer of more than {MOST_DIGITS} digits")
+    return int(digits)
+
+
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise _RefusedValueError(f"the field {shown(name)} stands twice")
+        fields[name] = value
+    return fields
 
 
 def read_object(file: Path, *, required: bool = False) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import torch
 
 from retriever.errors import InputError, listed
 from retriever.files import weight_files
-from retriever.loading.documents import read_object, shown
+from retriever.loading.documents import parse_json, read_object, shown
 from retriever.loading.failures import readable_errors, without_loading_report
-from retriever.loading.tensors import read_header, read_tensors
 
+MOST_HEADER = 4 << 20  # bytes of the header of a safetensors file
 _REMEDY = "copy the model folder again, or save the model again"
 
 Part = Callable[[str], bool]
@@ -46,13 +47,46 @@ def check_files(folder: Path, config: Any) -> None:
     else:
         raise InputError(f"{files[0]}: neither {single.name} nor {index.name} is there; {_REMEDY}")
     if suffix == ".safetensors":
-        dimensions = {size for file in used for tensor in read_header(file).values() for size in tensor.shape}
+        dimensions = {size for file in used for shape in tensor_shapes(file).values() for size in shape}
         for name in ("hidden_size", "vocab_size"):
             size = getattr(config, name, None)
             if size is not None and size not in dimensions:
                 raise InputError(
                     f"{folder / 'config.json'}: {name} is {size}, and no tensor of the weights has this size; {_REMEDY}"
                 )
+
+
+def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each tensor in a safetensors file, from its header.
+
+    Raises:
+        InputError: If the file is damaged, its header exceeds MOST_HEADER bytes, or a name stands twice in the header,
+            which safetensors does not notice.
+    """
+    from safetensors import safe_open
+
+    with readable_errors(file):
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > MOST_HEADER:
+                raise InputError(f"{file}: a header of {length:,} bytes, expected up to {MOST_HEADER:,}")
+            header = stream.read(length)
+        with safe_open(file, "pt"):  # checks the header, and that the file is as long as it says
+            pass
+        try:
+            entries = parse_json(header.decode(), has_unique_fields=True)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{file}: its header is not a table of tensors: {error.msg}; {_REMEDY}") from error
+    return {name: tuple(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a safetensors file by name, on the CPU. Raises InputError as `tensor_shapes` does."""
+    from safetensors.torch import load_file
+
+    tensor_shapes(file)
+    with readable_errors(file):
+        return dict(load_file(file))
 
 
 def load_model(
@@ -209,7 +243,7 @@ def _has_decoder(folder: Path) -> bool:
     for file in weight_files(folder):
         with readable_errors(file):
             is_safe = file.suffix == ".safetensors"
-            names: Iterable[str] = read_header(file) if is_safe else torch.load(file, "cpu", weights_only=True)
+            names: Iterable[str] = tensor_shapes(file) if is_safe else torch.load(file, "cpu", weights_only=True)
         if any(name.startswith("decoder.") for name in names):
             return True
     return False
