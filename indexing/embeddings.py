@@ -45,9 +45,10 @@ def open_generations(store: Store, name: str | None, corpus: Corpus, *, sparse: 
                 f"{of.url} is {of.fingerprint[:12]}: encode this corpus"
             )
     num_rows = sum(part.rows for artifact in generations for part in artifact.group("part"))
-    if num_rows < corpus.num_rows and first.config["limit"] is None:
+    rows_to_cover = min(corpus.num_rows, first.config["limit"] or corpus.num_rows)
+    if num_rows < rows_to_cover:
         raise InputError(
-            f"{store.url}/embeddings/{name} covers {num_rows:,} of the corpus' {corpus.num_rows:,} passages: "
+            f"{store.url}/embeddings/{name} covers {num_rows:,} of the corpus' {rows_to_cover:,} passages: "
             f"run jobs/encode_corpus.py --name {name} again to encode the new ones"
         )
     return name, generations

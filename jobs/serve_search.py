@@ -4,7 +4,8 @@
     python jobs/serve_search.py --store data/squad --rerank models/reranker --tokens tokens.json --host 0.0.0.0
 
 The server serves a release, which serving/current.json of the store names. If the store has no release yet, or with
---renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are kept in it.
+--renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are kept in it. If the artifacts
+of the release have grown since, the job makes one of the same tasks over the newest generations.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from indexing.cache import CorruptError
 from indexing.store import Store
 from retriever.errors import InputError
 from serve.http.limits import HttpLimits
-from serve.release import Opened, Release, discard, last_release, live_release, make_current, plan
+from serve.release import Opened, Release, current, discard, last_release, live_release, make_current, plan
+from serve.renewal import begun_artifacts, describe_generations, newer_artifacts, renewed, replaced_artifacts
 from serve.security import Tokens, check_binding
 
 NO_RERANKER = "none"  # in place of the name of a re-ranker
@@ -54,6 +56,9 @@ class ServeSearch(HttpLimits, Common):
     live release. none: no re-ranking."""
     renew: bool = False
     """Make a new release of the store's current artifacts: to serve a new index, or if the release is damaged."""
+    keep_release: bool = False
+    """Serve the live release as it is, also if its artifacts have grown: to choose the moment of the change yourself
+    (PUT /v1/release)."""
     threads: int | None = None
     """Threads of the encoder and of each search; default: one for each core."""
     batch: int = 32
@@ -95,6 +100,8 @@ def main(options: ServeSearch) -> None:
             raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {least}")
     if options.shards is not None and options.topology != "distributed":
         raise InputError(f"--shards {options.shards}: goes with --topology distributed")
+    if options.keep_release and options.renew:
+        raise InputError("--keep-release: expected without --renew, which makes another release")
     if options.port == 0 and options.topology != "local":
         raise InputError("--port 0: Ray Serve listens where it is told; give a port")
     if options.topology != "local":
@@ -104,6 +111,8 @@ def main(options: ServeSearch) -> None:
     repair = False
     try:
         live, tag = live_release(store)
+        if live is None and options.keep_release:
+            raise InputError(f"--keep-release: {store.url} has no live release; leave it out to make one")
     except CorruptError as error:
         if not options.renew:
             raise InputError(f"{error} (--renew)") from error
@@ -113,6 +122,7 @@ def main(options: ServeSearch) -> None:
         say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
     release, is_new = choose(store, options, live)
     is_new = is_new or repair
+    fallback = live if is_new and not options.renew else None
     say(f"release   {release.id}{' (new)' if is_new else ''} of {store.url}")
     say(f"backbone  {release.encoder or 'none, as no dense embeddings are served'}")
     for task in release.tasks:
@@ -126,11 +136,14 @@ def main(options: ServeSearch) -> None:
         return
     if options.topology == "local":
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(store, options, tokens, release, is_new, tag))
+            runner.run(serve(store, options, tokens, release, is_new, tag, fallback))
     else:
         if is_new:
-            Opened(store, release)
-            begin(store, release, tag)
+            try:
+                Opened(store, release)
+                begin(store, release, tag)
+            except InputError as error:
+                fall_back(fallback, release, error)
         serve_on_ray(store, options, tokens)
 
 
@@ -145,7 +158,7 @@ def check_bounds(options: ServeSearch) -> None:
 def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[Release, bool]:
     """Returns the release to serve, and whether it is new.
 
-    It is the live release, or a new one of the store's artifacts as the options name them.
+    It is the live release, the same over newer artifacts, or a new one of the artifacts as the options name them.
     """
     names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources)
     has_names = any(value is not None for value in names)
@@ -153,7 +166,7 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
         if has_names or options.rerank:
             raise InputError(f"{store.url} has a live release, {before.id}: leave out what is to be in one, or add "
                              "--renew")  # fmt: skip
-        return before, False
+        return follow_store(store, before, is_kept=options.keep_release)
     reranker = options.rerank
     if reranker is None and before is not None:
         reranker = live_reranker(store, before)
@@ -170,6 +183,45 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
     for reason in [*excluded.values(), *incomplete_artifacts(store)]:
         say(f"left out  {reason}")
     return release, before is None or release.id != before.id
+
+
+def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release, bool]:
+    """Returns the live release, or the same one over newer artifacts, and whether it is new. Prints what is newer.
+
+    Args:
+        store: The store.
+        live: The live release.
+        is_kept: Whether the live release is served although there are newer artifacts.
+
+    Raises:
+        InputError: If an artifact of the live release was removed or built again, and no other release can be made.
+    """
+    newer, replaced = newer_artifacts(store, live), replaced_artifacts(store, live)
+    begun = [f"{store.url}/{key} was begun and is not complete" for key in begun_artifacts(store, live)]
+    lines = [*describe_generations(store, newer), *(f"{key}: removed, or built again" for key in replaced)]
+    reason = f"{'; '.join(begun)}: run the command that makes it again" if begun else ""
+    if is_kept:
+        reason = "--keep-release is given"
+    elif lines:
+        try:
+            release = renewed(store, live)
+        except InputError as error:
+            reason = str(error)
+        else:
+            for line in lines:
+                say(f"newer     {line}")
+            for line in begun:
+                say(f"left out  {line}")
+            return release, release.id != live.id
+    if replaced:
+        raise InputError(
+            f"release {live.id} cannot be served any more ({'; '.join(lines)}): {reason}; --renew makes a release of "
+            "the artifacts that the store has"
+        )
+    if lines or (begun and not is_kept):
+        without = f", without newer artifacts ({'; '.join(lines)})" if lines else ""
+        say(f"warning: release {live.id} is served as it is{without}: {reason}")
+    return live, False
 
 
 def live_reranker(store: Store, live: Release) -> str | None:
@@ -197,12 +249,29 @@ def incomplete_artifacts(store: Store) -> list[str]:
 def begin(store: Store, release: Release, tag: str | None) -> None:
     """Makes a release the live one. Raises InputError if another one has become live since it was planned."""
     if not make_current(store, release, tag):
+        live = current(store)
+        if live is not None and live[0] == release.id:  # another server has made the same release
+            return
         reason = "another release has just become live, or an artifact of this one was removed"
         raise InputError(f"{store.url}: {reason}; run the command again")
 
 
+def fall_back(live: Release | None, release: Release, error: InputError) -> Release:
+    """Returns the live release, which is served if a new one cannot be, and prints why. Raises the error if None."""
+    if live is None:
+        raise error
+    say(f"warning: release {live.id} is served as it is, as release {release.id} cannot be served: {error}")
+    return live
+
+
 async def serve(
-    store: Store, options: ServeSearch, tokens: Tokens, release: Release, is_new: bool, tag: str | None
+    store: Store,
+    options: ServeSearch,
+    tokens: Tokens,
+    release: Release,
+    is_new: bool,
+    tag: str | None,
+    fallback: Release | None,
 ) -> None:
     """Serves a release from this process until SIGTERM or SIGINT.
 
@@ -213,22 +282,27 @@ async def serve(
         release: The release.
         is_new: Whether the release is new; it becomes live when all parts have opened it.
         tag: Tag of the release that was live when this one was planned, for compare-and-swap.
+        fallback: The live release, which is served if a part cannot open the new one; None: the error is raised.
     """
     from serve.health.warm_up import WarmUpLimits
     from serve.local import open_local, run_server
 
     service = open_local(store, threads=options.threads, batch=options.batch, bound=options.queue,
                          compile=options.compile, warm_up=WarmUpLimits(total_s=options.warm_up_s))  # fmt: skip
-    if is_new:
-        release.save(store)
     try:
+        if is_new:
+            release.save(store)
         service.open(release.id)
         if is_new:
             begin(store, release, tag)
-    except BaseException:
+    except BaseException as error:
         if is_new:
             discard(store, release.id)
-        raise
+        if not isinstance(error, InputError):
+            raise
+        before = fall_back(fallback, release, error)
+        service.forget(release.id)
+        service.open(before.id)
     try:
         await run_server(service, tokens, options.host, options.port, announce, options)
     except InputError as error:

@@ -72,7 +72,8 @@ def build_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(service.follow()), asyncio.create_task(service.watch())]
+        loops = (service.follow, service.watch, service.watch_store)
+        tasks = [asyncio.create_task(loop()) for loop in loops]
         yield
         for task in tasks:
             task.cancel()
@@ -194,7 +195,7 @@ def build_app(
 
     @app.get("/v1/info", response_model=InfoResponse)
     async def info() -> Response:
-        """Returns the live release: its encoder, modes, filters, tasks and number of passages."""
+        """Returns the live release (encoder, modes, filters, tasks, number of passages), and what is newer."""
         live = _live(service)
         corpus, release = live.opened.corpus, live.release
         known = {
@@ -204,6 +205,7 @@ def build_app(
             "reranker": public_name(release.reranker) if release.reranker else None,
             "modes": modes_of(*release.tasks),
             "filters": {name: str(kind) for name, kind in live.columns.items()}, "tasks": sorted(live.tasks),
+            "newer": service.newer,
         }  # fmt: skip
         return as_json({**known, **await asyncio.to_thread(about, live)})
 

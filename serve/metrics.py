@@ -52,7 +52,9 @@ class Metrics:
         Gauge("tasks", "Tasks of the live release.", **common).set_function(
             lambda: float(len(service.live.tasks) if service.live else 0)
         )
-
+        Gauge("newer_artifacts", "Artifacts of the store that are newer than the live release.", **common).set_function(
+            lambda: float(len(service.newer))
+        )
         if connections is not None:
             Gauge("connections", "Open connections.", **common).set_function(lambda: float(len(connections)))
             connections.refused = lambda status: self.answered("other", status, 0.0)

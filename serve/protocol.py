@@ -214,6 +214,7 @@ class InfoResponse(Strict):
     modes: list[str]
     filters: dict[str, str]
     tasks: list[str]
+    newer: list[str] = Field(description="Artifacts of the store that are newer than the release; empty if none is.")
 
 
 class ErrorOut(Strict):

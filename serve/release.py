@@ -122,7 +122,7 @@ class Release:
             artifacts: The artifacts that the task uses.
         """
         tasks = [*(other for other in self.tasks if other.name != task.name), task]
-        return self._with(tasks, {**self.fingerprints, **_fingerprints(artifacts)})
+        return self._with(tasks, {**self.fingerprints, **fingerprints_of(artifacts)})
 
     def without_task(self, name: str) -> Release:
         """Returns a release without one of the tasks."""
@@ -236,16 +236,16 @@ def make_current(store: Store, release: Release, tag: str | None) -> bool:
         removed: then make the release again.
     """
     before = store.storage.read_tagged(CURRENT)
-    if (before[1] if before else None) != tag or _missing(store, release.fingerprints):
+    if (before[1] if before else None) != tag or missing_artifacts(store, release.fingerprints):
         return False
     release.save(store)
     history = [id for id in (_history(store, before[0]) if before else ()) if id != release.id]
     document = Current(release.id, tuple(history[:KEPT])).document()
     if not store.storage.swap(CURRENT, document, tag):
         return False
-    if _missing(store, [f"releases/{release.id}"]):
+    if missing_artifacts(store, [f"releases/{release.id}"]):
         release.save(store)
-    if missing := _missing(store, release.fingerprints):
+    if missing := missing_artifacts(store, release.fingerprints):
         log.warning("release %s lacks %s, which another server removed", release.id, ", ".join(missing))
         now = store.storage.read_tagged(CURRENT)
         if before and now and now[0] == document:
@@ -298,37 +298,16 @@ def _history(store: Store, data: bytes) -> list[str]:
     return [current.release, *current.before]
 
 
-def _missing(store: Store, keys: Collection[str]) -> list[str]:
-    """Returns those of the keys for which the store has no complete artifact."""
+def missing_artifacts(store: Store, keys: Collection[str], file: str = MANIFEST) -> list[str]:
+    """Returns those of the keys for which the store has no complete artifact, or none with another file."""
     with ThreadPoolExecutor(16) as threads:
-        sizes = threads.map(store.storage.size, [f"{key}/{MANIFEST}" for key in keys])
+        sizes = threads.map(store.storage.size, [f"{key}/{file}" for key in keys])
         return [key for key, size in zip(keys, sizes, strict=True) if size is None]
 
 
 def came_over_http(store: Store, prompt: str) -> bool:
     """Whether prompts/NAME was put into a running service over HTTP; all others were trained in this store."""
     return GIVEN in store.open("prompts", prompt).config
-
-
-def renewed(store: Store, release: Release) -> Release:
-    """Returns a release of the same tasks over the current artifacts of the same names, for example a new index.
-
-    Raises:
-        InputError: If an artifact does not fit any more.
-    """
-    corpus = Corpus.open(store)
-    spec = encoder_of(store, release)
-    parts: list[Artifact] = [*corpus.generations, *(spec.inputs().values() if spec else [])]
-    parts += open_sources(store, [source for task in release.tasks for source in task.sources], corpus)[1]
-    for task in release.tasks:
-        parts += Bm25.open(store, task.bm25, corpus).generations if task.bm25 else []
-        parts += [store.open("prompts", task.prompt)] if task.prompt else []
-        if task.space and spec:
-            space = open_space(store, *task.space, corpus)
-            parts += space.generations
-            check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
-    parts += _model(store, release.reranker)
-    return replace(release, fingerprints=_fingerprints(parts))
 
 
 def encoder_of(store: Store, release: Release) -> EncoderSpec | None:
@@ -376,13 +355,13 @@ def plan(
         open_sources(store, sources, corpus) if sources is not None else _live_sources(store, before, corpus)
     )
     parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *artifacts]
-    parts += _model(store, reranker)
+    parts += model_artifacts(store, reranker)
     if not _has_dense_search(store, embeddings, index, bool(words or others)):
         if prompted := [name for name in tasks or () if name != BASE]:
             raise InputError(f"task {prompted[0]}: {_NO_DENSE}")
         task = Task(BASE, None, None, None, words.name if words else None, others)
         excluded = {name: f"task {name}: {_NO_DENSE}" for name in store.names("prompts")}
-        return Release(None, {}, (task,), _fingerprints(parts), reranker), excluded
+        return Release(None, {}, (task,), fingerprints_of(parts), reranker), excluded
     embeddings, index = dense_names(store, embeddings, index)
     vectors = Embeddings.open(store, embeddings, corpus)
     main = Space(vectors, Index.open(store, index, vectors) if index else None)
@@ -410,7 +389,7 @@ def plan(
     if not planned:
         raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(excluded.values())}")
     ordered = tuple(sorted(planned, key=lambda task: task.name))
-    return Release(spec.name, vectors.encoder_options, ordered, _fingerprints(parts), reranker), excluded
+    return Release(spec.name, vectors.encoder_options, ordered, fingerprints_of(parts), reranker), excluded
 
 
 def _has_dense_search(store: Store, embeddings: str | None, index: str | None, has_others: bool) -> bool:
@@ -630,11 +609,11 @@ def _name_in(key: str) -> tuple[str, str]:
     return kind, name.partition("/")[0]
 
 
-def _model(store: Store, name: str | None) -> list[Artifact]:
+def model_artifacts(store: Store, name: str | None) -> list[Artifact]:
     """Returns the artifact of models/NAME; an empty list for a model from elsewhere."""
     kind, _, model = (name or "").partition("/")
     return [store.open(kind, model)] if kind == "models" and model else []
 
 
-def _fingerprints(artifacts: Iterable[Artifact]) -> dict[str, str]:
+def fingerprints_of(artifacts: Iterable[Artifact]) -> dict[str, str]:
     return {artifact.key: artifact.fingerprint for artifact in artifacts}

@@ -32,13 +32,15 @@ from serve.health.failures import (
     store_error,
     without_places,
 )
+from serve.health.staleness import Staleness
 from serve.health.states import PartStates, parts_of
 from serve.health.warm_up import WarmUp, WarmUpLimits
 from serve.live import Live
 from serve.parts import ExpiredError
 from serve.protocol import SearchRequest
 from serve.registry import CheckedPrompt, check_upload, take_prompt
-from serve.release import BASE, Opened, Release, current, discard, make_current, renewed
+from serve.release import BASE, Opened, Release, current, discard, make_current
+from serve.renewal import renewed
 from serve.tasks import Search, Task, search_of, search_of_mode
 from serve.work import Asked, Pairs, Vectors, embed_all, rerank_all, search_all
 
@@ -117,6 +119,7 @@ class Service:
         self.store, self.engine, self.parts, self.limits, self._linger = store, engine, parts, limits, linger
         self.live: Live | None = None
         self.states = PartStates()
+        self.staleness = Staleness(store)
         self.engine.failed = self._part_failed
         self.warm_up = WarmUp(
             lambda: self.engine.clients, self._read_files, is_local=is_local, limits=warm_up or WarmUpLimits()
@@ -173,6 +176,11 @@ class Service:
         live = self.live
         return live is not None and not self.draining and not self.states.failures(parts_of(live.release))
 
+    @property
+    def newer(self) -> list[str]:
+        """The artifacts of the store that are newer than the live release, as of the last look."""
+        return [] if self.live is None else self.staleness.newer(self.live.release)
+
     def readiness(self) -> dict[str, Any]:
         """Returns what `/readyz` reports: {"ready", "parts": {part: {"state", "reason" if it has failed}}}."""
         if self.live is None:
@@ -203,6 +211,13 @@ class Service:
                 with self._held(live):
                     await asyncio.get_running_loop().run_in_executor(self._checks, self.check_parts, live.release)
                 checked = time.monotonic()
+
+    async def watch_store(self) -> None:
+        """Looks now and then for artifacts of the store that are newer than the live release, forever."""
+        while True:
+            if (live := self.live) is not None and self.staleness.is_due(live.release):
+                await asyncio.to_thread(self.staleness.look, live.release)
+            await asyncio.sleep(LOOK)
 
     def check_parts(self, release: Release) -> None:
         """Has every part of a release check its files and answer a small request; records failures. Blocks."""

@@ -89,15 +89,23 @@ def upload(folder: Path, prompt: TaskPrompt) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def started(
-    *arguments: object, environment: Mapping[str, str] | None = None
+    *arguments: object, environment: Mapping[str, str] | None = None, output: list[str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The job in a process of its own, and its address once it listens. environment: what it has beside this one's."""
+    """The job in a process of its own, and its address once it listens.
+
+    Args:
+        arguments: The job's options.
+        environment: What it has beside this one's.
+        output: Gets the lines that it prints before it listens.
+    """
     command = [sys.executable, str(REPOSITORY / "jobs/serve_search.py"), *map(str, arguments), "--threads", "2"]
     variables = {**os.environ, **(environment or {})}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
+                if output is not None:
+                    output.append(line.rstrip("\n"))
                 if found := re.search(r"http://127\.0\.0\.1:\d+", line):
                     yield process, found.group()
                     return

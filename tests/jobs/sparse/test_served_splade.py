@@ -15,6 +15,7 @@ import torch
 from fastapi.testclient import TestClient
 from local_cluster import port
 from ready_client import serving
+from samples import make_passages, write_beir
 from serving import OPTIONS, K, computed_prompt, query_texts, started, task_files, upload
 from splade_stores import brute_force, encode_queries, run_of
 
@@ -30,7 +31,8 @@ from serve.deployments import Application, _parts, needed
 from serve.engine import Query
 from serve.health.states import parts_of
 from serve.local import LocalService, open_local
-from serve.release import Opened, Release, current, make_current, plan, renewed
+from serve.release import Opened, Release, current, make_current, plan
+from serve.renewal import renewed
 from serve.tasks import search_of
 
 Done = Callable[..., str]
@@ -218,6 +220,23 @@ def test_a_release_pins_what_the_source_needs(store: Store, release: Release, ma
         plan(store, index="idx", sources=["splade:idx"])
     with pytest.raises(InputError, match="embeddings/sparse: holds sparse vectors, expected dense ones"):
         plan(store, index="impacts")
+
+
+def test_a_source_of_a_live_release_grows_with_the_store(
+    store: Store, release: Release, tmp_path: Path, done: Done
+) -> None:
+    """The server that is started again serves it without a passage that was deleted, and once it covers new ones."""
+    at = ("--store", store.url)
+    (tmp_path / "gone").write_text("p77\n")
+    done("import_corpus", *at, "--delete", tmp_path / "gone")
+    out = done("serve_search", *at, "--plan")
+    assert out.startswith("newer     corpus: g0002, 0 passages added, 1 deleted\nrelease   ")
+    assert "task      default: index/idx, bm25/bm25, splade:impacts\n" in out
+    done("import_corpus", *at, "--append", "--source", write_beir(tmp_path / "more", make_passages(1, prefix="n")))
+    warning = done("serve_search", *at, "--plan").splitlines()[0]
+    assert warning.startswith(f"warning: release {release.id} is served as it is")
+    for behind in ("bm25/bm25", "embeddings/enc", "embeddings/sparse", "index/idx", "index/impacts"):
+        assert f"{behind} covers 240 of 241 passages" in warning
 
 
 @pytest.mark.ray_serve

@@ -1,0 +1,61 @@
+"""Whether the live release is older than its store, as `/v1/info`, a metric, the page and the log report it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from indexing.store import Store
+from retriever.errors import InputError
+from serve.release import Release
+from serve.renewal import newer_artifacts
+
+log = logging.getLogger("riptide.serve")
+
+INTERVAL_S = 10.0  # seconds between two looks at the store
+
+
+class Staleness:
+    """The artifacts of a store that are newer than the live release, as of the last look.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: Store):
+        self._store = store
+        self._last: tuple[str, list[str]] = ("", [])  # the id of a release, and the artifacts that are newer
+        self._next_look = 0.0
+        self._is_failing = False
+
+    def newer(self, release: Release) -> list[str]:
+        """Returns the keys of the artifacts that are newer than a release; empty before the first look for it."""
+        id, keys = self._last
+        return keys if id == release.id else []
+
+    def is_due(self, release: Release) -> bool:
+        """Whether it is time for a look: the last one was for another release, or INTERVAL_S ago."""
+        return release.id != self._last[0] or time.monotonic() >= self._next_look
+
+    def look(self, release: Release) -> None:
+        """Looks for newer artifacts. Blocks. Logs the first ones of a release, and the first error of the store."""
+        known = self.newer(release)
+        try:
+            keys = newer_artifacts(self._store, release)
+        except (InputError, OSError) as error:
+            keys = known
+            if not self._is_failing:
+                log.warning("%s cannot be read, so newer artifacts are not noticed: %s", self._store.url, error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+        if keys and not known:
+            log.warning(
+                "release %s is older than %s, which also has %s: PUT /v1/release, or start the server again, once all "
+                "of its artifacts have grown",
+                release.id,
+                self._store.url,
+                ", ".join(keys),
+            )
+        self._last = release.id, keys
+        self._next_look = time.monotonic() + INTERVAL_S

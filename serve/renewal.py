@@ -1,0 +1,171 @@
+"""Whether the store holds newer artifacts than a release uses, and the release of the newest ones.
+
+A corpus grows by generations, and so do the embeddings and indexes that are made from it. A release pins the
+generations of one moment; a renewed release has the same tasks over the newest generations of the same artifacts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from indexing.artifact import BEGUN, MANIFEST, Artifact
+from indexing.bm25 import Bm25
+from indexing.corpus import Corpus
+from indexing.store import Store, generation
+from retriever.errors import InputError
+from serve.release import (
+    Release,
+    check_passages,
+    encoder_of,
+    fingerprints_of,
+    missing_artifacts,
+    model_artifacts,
+    open_sources,
+    open_space,
+)
+
+JOBS = {"embeddings": "encode_corpus", "index": "build_index", "bm25": "build_bm25"}  # that make the next generation
+
+
+def newer_artifacts(store: Store, release: Release) -> list[str]:
+    """Returns the keys of the complete generations that are later than those of a release, of its own artifacts.
+
+    It looks up one file for each generation that may exist, and lists nothing: a listing grows with the store.
+    """
+    return _later(store, release, MANIFEST)
+
+
+def begun_artifacts(store: Store, release: Release) -> list[str]:
+    """Returns the keys of the generations that were begun after all complete ones, and are not complete."""
+    newer = newer_artifacts(store, release)
+    last = _last_generations([*release.fingerprints, *newer])
+    return [key for key in _later(store, release, BEGUN) if key > f"{_whole(key)}/{generation(last[_whole(key)])}"]
+
+
+def replaced_artifacts(store: Store, release: Release) -> list[str]:
+    """Returns the keys of the artifacts of a release that were removed, or built again with other content.
+
+    Raises:
+        CorruptError: If the manifest of one cannot be read.
+    """
+
+    def is_replaced(key: str) -> bool:
+        try:
+            return Artifact(store.storage, store.cache, key).fingerprint != release.fingerprints[key]
+        except FileNotFoundError:
+            return True
+
+    keys = sorted(release.fingerprints)
+    with ThreadPoolExecutor(16) as threads:
+        return [key for key, replaced in zip(keys, threads.map(is_replaced, keys), strict=True) if replaced]
+
+
+def describe_generations(store: Store, keys: Iterable[str]) -> list[str]:
+    """Returns a line for each artifact: its generations among the keys, and the passages that they add and delete."""
+    by_artifact: dict[str, list[str]] = {}
+    for key in keys:
+        by_artifact.setdefault(_whole(key), []).append(key)
+    return [f"{whole}: {_describe(store, whole, keys)}" for whole, keys in by_artifact.items()]
+
+
+def renewed(store: Store, release: Release) -> Release:
+    """Returns a release of the same tasks over the newest artifacts of the same names, for example a grown index.
+
+    Raises:
+        InputError: If an artifact lacks passages of the corpus, of which the message names all, or does not fit any
+            more.
+    """
+    corpus = Corpus.open(store)
+    if behind := list(_artifacts_behind(store, release, corpus)):
+        raise InputError(f"{store.url}: {'; '.join(behind)}")
+    spec = encoder_of(store, release)
+    parts: list[Artifact] = [*corpus.generations, *(spec.inputs().values() if spec else [])]
+    parts += open_sources(store, [source for task in release.tasks for source in task.sources], corpus)[1]
+    for name in sorted({task.bm25 for task in release.tasks if task.bm25}):
+        parts += Bm25.open(store, name, corpus).generations
+    spaces = {names: open_space(store, *names, corpus) for task in release.tasks if (names := task.space)}
+    for task in release.tasks:
+        parts += [store.open("prompts", task.prompt)] if task.prompt else []
+        if task.space and spec:
+            space = spaces[task.space]
+            parts += space.generations
+            check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
+    parts += model_artifacts(store, release.reranker)
+    return replace(release, fingerprints=fingerprints_of(parts))
+
+
+def _later(store: Store, release: Release, file: str) -> list[str]:
+    """Returns the keys of the later generations that have a file, by artifact, the corpus first.
+
+    Only a generation of the corpus brings one of another artifact, with at most its number.
+    """
+    last = _last_generations(release.fingerprints)
+    number = last.pop("corpus")
+    later = []
+    while store.storage.size(f"corpus/{generation(number + 1)}/{file}") is not None:
+        number += 1
+        later.append(f"corpus/{generation(number)}")
+    keys = [f"{whole}/{generation(n)}" for whole in sorted(last) for n in range(last[whole] + 1, number + 1)]
+    missing = set(missing_artifacts(store, keys, file))
+    return [*later, *(key for key in keys if key not in missing)]
+
+
+def _last_generations(keys: Iterable[str]) -> dict[str, int]:
+    """Returns the number of the last generation of each artifact that has generations, by KIND or KIND/NAME."""
+    last: dict[str, int] = {}
+    for key in keys:
+        if _whole(key) != key:
+            last[_whole(key)] = max(int(key[-4:]), last.get(_whole(key), 0))
+    return last
+
+
+def _whole(key: str) -> str:
+    """Returns KIND/NAME of the key of a generation, KIND for the corpus; other keys unchanged."""
+    return re.sub(r"/g\d{4}$", "", key)
+
+
+def _describe(store: Store, whole: str, keys: list[str]) -> str:
+    """Returns the names of generations of one artifact, and the passages that they add and delete."""
+    names = [key[-5:] for key in keys]
+    span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    try:
+        generations = [store.open(*key.split("/", 1)) for key in keys]
+    except InputError:  # the one that opens it for a release raises it too
+        return span
+    added = _passages(sum(artifact.rows for artifact in generations))
+    if whole != "corpus":
+        return f"{span}, {added}"
+    deleted = sum(part.rows for artifact in generations for part in artifact.parts if part.name == "deleted")
+    return f"{span}, {added} added, {deleted:,} deleted"
+
+
+def _passages(number: int) -> str:
+    return f"{number:,} passage{'' if number == 1 else 's'}"
+
+
+def _artifacts_behind(store: Store, release: Release, corpus: Corpus) -> Iterator[str]:
+    """Yields a line for each artifact of a release that lacks passages of the corpus, with the command that adds them.
+
+    Args:
+        store: The store.
+        release: The release.
+        corpus: The corpus as it is now.
+    """
+    names = [whole.split("/") for whole in sorted(_last_generations(release.fingerprints)) if whole != "corpus"]
+    chains = {(kind, name): store.generations(kind, name) for kind, name in names}
+    for (kind, name), generations in chains.items():
+        limited = generations
+        if kind == "index" and generations:
+            limited = chains.get(("embeddings", generations[-1].config["embeddings"]), [])
+        if not limited:  # it is missing, or of other embeddings: opening it says so
+            continue
+        rows = sum(made.rows for made in generations)
+        rows_to_cover = min(corpus.num_rows, limited[0].config["limit"] or corpus.num_rows)
+        if rows < rows_to_cover:
+            yield (
+                f"{kind}/{name} covers {rows:,} of {rows_to_cover:,} passages: run jobs/{JOBS[kind]}.py --name {name} "
+                "again"
+            )
