@@ -197,30 +197,32 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release
         InputError: If an artifact of the live release was removed or built again, and no other release can be made.
     """
     newer, replaced = newer_artifacts(store, live), replaced_artifacts(store, live)
+    changes = [*describe_generations(store, newer), *(f"{key}: removed, or built again" for key in replaced)]
     begun = [f"{store.url}/{key} was begun and is not complete" for key in begun_artifacts(store, live)]
-    lines = [*describe_generations(store, newer), *(f"{key}: removed, or built again" for key in replaced)]
-    reason = f"{'; '.join(begun)}: run the command that makes it again" if begun else ""
+    if not changes and (is_kept or not begun):
+        return live, False
     if is_kept:
         reason = "--keep-release is given"
-    elif lines:
+    elif not changes:
+        reason = f"{'; '.join(begun)}: run the command that makes it again"
+    else:
         try:
             release = renewed(store, live)
         except InputError as error:
             reason = str(error)
         else:
-            for line in lines:
-                say(f"newer     {line}")
+            for change in changes:
+                say(f"newer     {change}")
             for line in begun:
                 say(f"left out  {line}")
             return release, release.id != live.id
     if replaced:
         raise InputError(
-            f"release {live.id} cannot be served any more ({'; '.join(lines)}): {reason}; --renew makes a release of "
+            f"release {live.id} cannot be served any more ({'; '.join(changes)}): {reason}; --renew makes a release of "
             "the artifacts that the store has"
         )
-    if lines or (begun and not is_kept):
-        without = f", without newer artifacts ({'; '.join(lines)})" if lines else ""
-        say(f"warning: release {live.id} is served as it is{without}: {reason}")
+    without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
+    say(f"warning: release {live.id} is served as it is{without}: {reason}")
     return live, False
 
 

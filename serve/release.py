@@ -299,7 +299,7 @@ def _history(store: Store, data: bytes) -> list[str]:
 
 
 def missing_artifacts(store: Store, keys: Collection[str], file: str = MANIFEST) -> list[str]:
-    """Returns those of the keys for which the store has no complete artifact, or none with another file."""
+    """Returns those of the keys whose artifact lacks a file: by default the manifest, so that it is not complete."""
     with ThreadPoolExecutor(16) as threads:
         sizes = threads.map(store.storage.size, [f"{key}/{file}" for key in keys])
         return [key for key, size in zip(keys, sizes, strict=True) if size is None]

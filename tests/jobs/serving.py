@@ -57,6 +57,39 @@ def make_served(folder: Path, model: str, call_job: Callable[..., int]) -> Path:
     return folder
 
 
+NEW, GONE = make_passages(1, seed=11, prefix="n")[0], "p77"  # the passage that a growth adds, and the deleted one's id
+
+
+class Growth(NamedTuple):
+    """A store of `make_served`, and the jobs by which it grows, by the artifact that each makes."""
+
+    store: Store
+    steps: dict[str, Callable[[], str]]
+
+    def grow(self, *names: str) -> None:
+        """Runs some of the jobs; without names, all."""
+        for name in names or self.steps:
+            self.steps[name]()
+
+
+def make_growth(folder: Path, store: Path, model: str, done: Callable[..., str]) -> Growth:
+    """Returns the jobs that add one passage to a store, and delete one; folder: gets their input."""
+    at = ("--store", store)
+    source = write_beir(folder / "more", [NEW])
+    (folder / "gone").write_text(f"{GONE}\n")
+    exact = ("--dtype", "float32", "--compile", "never")
+    index = ("--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3)
+    return Growth(
+        Store(str(store)),
+        {
+            "corpus": lambda: done("import_corpus", *at, "--source", source, "--append", "--delete", folder / "gone"),
+            "embeddings": lambda: done("encode_corpus", *at, "--encoder", model, "--name", "enc", *exact),
+            "index": lambda: done("build_index", *at, *index),
+            "bm25": lambda: done("build_bm25", *at),
+        },
+    )
+
+
 def query_texts(root: Path) -> dict[str, str]:
     """Returns the texts of the queries of a folder that `make_served` made, by id."""
     return json.loads((root / "queries.json").read_text())

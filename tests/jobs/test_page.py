@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,20 @@ def test_the_tasks_are_listed(browser: Any, address: str) -> None:
     assert [row[0] for row in rows] == ["default", "ours"]
     assert [row[1] == "none" for row in rows] == [True, False]
     assert rows[1][2] == "3 (query)"
+
+
+def test_newer_artifacts_of_the_store_are_named(
+    browser: Any, address: str, root: Path, tmp_path: Path, call_job: Callable[..., int]
+) -> None:
+    (tmp_path / "gone").write_text("p77\n")
+    assert call_job("import_corpus", "--store", root / "store", "--delete", tmp_path / "gone") == 0
+    client, ends = Client(address), time.monotonic() + 240
+    while not client.info()["newer"]:
+        assert time.monotonic() < ends
+        time.sleep(0.2)
+    assert Page(browser, address).text("#newer") == "The store has newer artifacts than this release: corpus/g0002."
+    client.switch()
+    assert Page(browser, address).text("#newer") == ""  # a hidden element has no text
 
 
 def test_it_fits_a_telephone(browser: Any, address: str, root: Path) -> None:

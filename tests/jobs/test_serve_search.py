@@ -30,7 +30,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ready_client import serving
 from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
-from serving import OPTIONS, SHAPE, K, query_texts, started, task_files
+from serving import NEW, OPTIONS, SHAPE, K, make_growth, query_texts, started, task_files
 
 from indexing import faiss_index, kernel
 from indexing.corpus import Corpus
@@ -1063,16 +1063,27 @@ def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.Monke
 @pytest.mark.ray_serve
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", [pytest.param("colocated", marks=pytest.mark.long), "distributed"])
-def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path: Path, topology: str) -> None:
+def test_ray_serve_answers_as_one_process_does(
+    root: Path, model: str, tmp_path: Path, done: Callable[..., str], topology: str
+) -> None:
+    """It is started again on a store that has grown since its release, and which grows while it serves."""
+    root = Path(shutil.copytree(root, tmp_path / "root"))
+    growth = make_growth(tmp_path, root / "store", model, done)
+    growth.grow()
+    for mode in ("exact", "dense", "bm25", "hybrid"):
+        done("search", "--store", root / "store", "--mode", mode, "--k", K, "--name", f"grown-{mode}")
     asked = query_texts(root)
     task_files(tmp_path / "prompt", model, 3)
     at = ("--store", root / "store", "--topology", topology, "--port", port("127.0.0.1"))
-    with started(*at, *(("--shards", 2) if topology == "distributed" else ())) as (process, address):
+    output: list[str] = []
+    with started(*at, *(("--shards", 2) if topology == "distributed" else ()), output=output) as (process, address):
+        assert "newer     corpus: g0002, 1 passage added, 1 deleted" in output
         client = Client(address)
         for mode in ("exact", "dense", "bm25", "hybrid"):
-            expected = run_of(root, mode)
+            expected = run_of(root, f"grown-{mode}")
             for id, hits in zip(asked, client.search_all(list(asked.values()), mode=mode, k=K), strict=True):
                 assert [hit.id for hit in hits] == [name for name, _ in expected.get(id, [])]
+        assert "n0" in {hit.id for hit in client.search(NEW["text"], mode="exact", k=20)}
         assert client.info()["shards"] == (2 if topology == "distributed" else 1)
         assert len(client.embed(["bafa " * 13_000] * 80)) == 80  # more than Ray's own limit of a message, 4 MiB
         client.put_task("ours", tmp_path / "prompt")
@@ -1084,5 +1095,16 @@ def test_ray_serve_answers_as_one_process_does(root: Path, model: str, tmp_path:
         client.drop_task("ours")
         with pytest.raises(ServerError, match="404"):
             client.search("bafa", task="ours")
+        assert client.info()["newer"] == []
+        best = client.search(NEW["text"], k=1)[0].id
+        (tmp_path / "gone").write_text(f"{best}\n")
+        done("import_corpus", "--store", root / "store", "--delete", tmp_path / "gone")
+        ends = time.monotonic() + 240
+        while client.info()["newer"] != ["corpus/g0003"]:
+            assert time.monotonic() < ends
+            time.sleep(0.5)
+        client.switch()
+        assert client.info()["newer"] == []
+        assert best not in {hit.id for hit in client.search(NEW["text"], k=240)}
         process.send_signal(signal.SIGTERM)
         assert process.wait(240) == 0

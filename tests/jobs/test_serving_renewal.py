@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from ready_client import serving
-from samples import make_passages, write_beir
-from serving import started, task_files
+from serving import GONE, NEW, Growth, make_growth, started, task_files
 
 from indexing.corpus import Corpus
 from indexing.store import Store
@@ -28,38 +26,11 @@ from serve.renewal import renewed
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")
 MODES = ("exact", "dense", "bm25", "hybrid")
-NEW = make_passages(1, seed=11, prefix="n")[0]["text"]
-GONE = "p77"
-
-
-class Growth(NamedTuple):
-    """A served store and the steps that add a passage to it and delete one."""
-
-    store: Store
-    steps: dict[str, Callable[[], str]]
-
-    def grow(self, *names: str) -> None:
-        """Runs these steps, or all."""
-        for name in names or self.steps:
-            self.steps[name]()
 
 
 @pytest.fixture
 def growth(served: Path, model: str, tmp_path: Path, done: Done) -> Growth:
-    folder = Path(shutil.copytree(served / "store", tmp_path / "store"))
-    at = ("--store", folder)
-    source = write_beir(tmp_path / "more", make_passages(1, seed=11, prefix="n"))
-    (tmp_path / "gone").write_text(f"{GONE}\n")
-    index = ("--name", "idx", "--factory", "IVF4,PQ8x4fs", "--shards", 3)
-    return Growth(
-        Store(str(folder)),
-        {
-            "corpus": lambda: done("import_corpus", *at, "--source", source, "--append", "--delete", tmp_path / "gone"),
-            "embeddings": lambda: done("encode_corpus", *at, "--encoder", model, "--name", "enc", *NUMERICS),
-            "index": lambda: done("build_index", *at, *index),
-            "bm25": lambda: done("build_bm25", *at),
-        },
-    )
+    return make_growth(tmp_path, Path(shutil.copytree(served / "store", tmp_path / "store")), model, done)
 
 
 def live(store: Store) -> Release:
@@ -76,7 +47,7 @@ def text_of(store: Store) -> str:
 def check_grown(client: Client, gone: str) -> None:
     """The new passage is found and the deleted one is not, by every mode."""
     for mode in MODES:
-        assert "n0" in {hit.id for hit in client.search(NEW, mode=mode, k=20)}
+        assert "n0" in {hit.id for hit in client.search(NEW["text"], mode=mode, k=20)}
         assert GONE not in {hit.id for hit in client.search(gone, mode=mode, k=240)}
     assert client.info()["newer"] == []
 
@@ -280,7 +251,7 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
         assert client.get("/v1/info").json()["newer"] == []
         assert gauge(client.get("/metrics").text)[1] == "0.0"
         for mode in MODES:
-            request = {"queries": [NEW, gone], "mode": mode, "k": 240}
+            request = {"queries": [NEW["text"], gone], "mode": mode, "k": 240}
             new, old = client.post("/v1/search", json=request).json()["results"]
             assert "n0" in {hit["id"] for hit in new["hits"]}
             assert GONE not in {hit["id"] for hit in old["hits"]}
@@ -308,7 +279,11 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
     with serving(open_local(growth.store, threads=2)) as client:
         monkeypatch.setattr(growth.store.storage, "size", fail)
         wait_for(lambda: len(looks) > 3, True)
-        assert client.get("/readyz").status_code == client.post("/v1/search", json={"query": NEW}).status_code == 200
+        assert (
+            client.get("/readyz").status_code
+            == client.post("/v1/search", json={"query": NEW["text"]}).status_code
+            == 200
+        )
         monkeypatch.undo()
     messages = [record.getMessage() for record in caplog.records if "newer artifacts" in record.getMessage()]
     assert len(messages) == 1
