@@ -21,11 +21,19 @@ from typing import Literal
 import uvloop
 
 from indexing.cache import CorruptError
+from indexing.corpus import Corpus
 from indexing.store import Store
 from retriever.errors import InputError
 from serve.http.limits import HttpLimits
 from serve.release import Opened, Release, current, discard, last_release, live_release, make_current, plan
-from serve.renewal import begun_artifacts, describe_generations, newer_artifacts, renewed, replaced_artifacts
+from serve.renewal import (
+    begun_artifacts,
+    coverage_of,
+    describe_generations,
+    newer_artifacts,
+    renewed,
+    replaced_artifacts,
+)
 from serve.security import Tokens, check_binding
 
 NO_RERANKER = "none"  # in place of the name of a re-ranker
@@ -215,6 +223,10 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release
                 say(f"newer     {change}")
             for line in begun:
                 say(f"left out  {line}")
+            corpus = Corpus.open(store)
+            for part in coverage_of(store, release, corpus):
+                if part.rows < corpus.num_rows:
+                    say(f"limited   {part.artifact} covers {part.rows:,} of {corpus.num_rows:,} passages, by its limit")
             return release, release.id != live.id
     if replaced:
         raise InputError(

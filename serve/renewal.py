@@ -7,9 +7,10 @@ generations of one moment; a renewed release has the same tasks over the newest 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NamedTuple
 
 from indexing.artifact import BEGUN, MANIFEST, Artifact
 from indexing.bm25 import Bm25
@@ -71,6 +72,41 @@ def describe_generations(store: Store, keys: Iterable[str]) -> list[str]:
     return [f"{whole}: {_describe(store, whole, keys)}" for whole, keys in by_artifact.items()]
 
 
+class Coverage(NamedTuple):
+    """The passages of the corpus that an artifact covers.
+
+    Attributes:
+        artifact: KIND/NAME.
+        rows: The number of passages that it covers.
+        expected: The number that it should cover: those of the corpus, up to the limit with which it was made.
+        command: The job that makes its next generation.
+    """
+
+    artifact: str
+    rows: int
+    expected: int
+    command: str
+
+
+def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage]:
+    """Returns the coverage of the embeddings and indexes of a release, with all generations that the store has.
+
+    It leaves out an artifact that is missing, or an index that was built from other embeddings than the release has.
+    """
+    wholes = [whole.partition("/") for whole in sorted(_last_generations(release.fingerprints))]
+    chains = {(kind, name): store.generations(kind, name) for kind, _, name in wholes if kind in JOBS}
+    coverage = []
+    for (kind, name), generations in chains.items():
+        limited = generations
+        if kind == "index" and generations:
+            limited = chains.get(("embeddings", generations[-1].config["embeddings"]), [])
+        if limited:
+            rows, limit = sum(made.rows for made in generations), limited[0].config["limit"] or corpus.num_rows
+            command = f"jobs/{JOBS[kind]}.py --name {name}"
+            coverage.append(Coverage(f"{kind}/{name}", rows, min(corpus.num_rows, limit), command))
+    return coverage
+
+
 def renewed(store: Store, release: Release) -> Release:
     """Returns a release of the same tasks over the newest artifacts of the same names, for example a grown index.
 
@@ -79,8 +115,13 @@ def renewed(store: Store, release: Release) -> Release:
             more.
     """
     corpus = Corpus.open(store)
-    if behind := list(_artifacts_behind(store, release, corpus)):
-        raise InputError(f"{store.url}: {'; '.join(behind)}")
+    behind = [part for part in coverage_of(store, release, corpus) if part.rows < part.expected]
+    if behind:
+        lines = [
+            f"{part.artifact} covers {part.rows:,} of {part.expected:,} passages: run {part.command} again"
+            for part in behind
+        ]
+        raise InputError(f"{store.url}: {'; '.join(lines)}")
     spec = encoder_of(store, release)
     parts: list[Artifact] = [*corpus.generations, *(spec.inputs().values() if spec else [])]
     parts += open_sources(store, [source for task in release.tasks for source in task.sources], corpus)[1]
@@ -144,28 +185,3 @@ def _describe(store: Store, whole: str, keys: list[str]) -> str:
 
 def _passages(number: int) -> str:
     return f"{number:,} passage{'' if number == 1 else 's'}"
-
-
-def _artifacts_behind(store: Store, release: Release, corpus: Corpus) -> Iterator[str]:
-    """Yields a line for each artifact of a release that lacks passages of the corpus, with the command that adds them.
-
-    Args:
-        store: The store.
-        release: The release.
-        corpus: The corpus as it is now.
-    """
-    names = [whole.split("/") for whole in sorted(_last_generations(release.fingerprints)) if whole != "corpus"]
-    chains = {(kind, name): store.generations(kind, name) for kind, name in names}
-    for (kind, name), generations in chains.items():
-        limited = generations
-        if kind == "index" and generations:
-            limited = chains.get(("embeddings", generations[-1].config["embeddings"]), [])
-        if not limited:  # it is missing, or of other embeddings: opening it says so
-            continue
-        rows = sum(made.rows for made in generations)
-        rows_to_cover = min(corpus.num_rows, limited[0].config["limit"] or corpus.num_rows)
-        if rows < rows_to_cover:
-            yield (
-                f"{kind}/{name} covers {rows:,} of {rows_to_cover:,} passages: run jobs/{JOBS[kind]}.py --name {name} "
-                "again"
-            )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from jobs import serve_search
 
 import pytest
 from ready_client import serving
@@ -17,6 +20,7 @@ from serving import GONE, NEW, Growth, make_growth, started, task_files
 
 from indexing.corpus import Corpus
 from indexing.store import Store
+from retriever.errors import InputError
 from serve.client import Client
 from serve.health import staleness
 from serve.local import LocalService, open_local
@@ -66,10 +70,12 @@ def test_a_server_that_is_started_again_serves_a_grown_store(growth: Growth, don
     assert planned[:4] == lines
     assert live(store) == before
     output: list[str] = []
-    with started(*at, "--port", 0, output=output) as (_, address):
+    with started(*at, "--port", 0, output=output) as (process, address):
         assert output[: len(planned)] == planned
         assert f"release   {live(store).id} (new) of {store.url}" in output
         check_grown(Client(address), gone)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(240) == 0
     assert "(new)" not in done("serve_search", *at, "--plan")
 
 
@@ -128,15 +134,23 @@ def test_embeddings_with_a_limit_cover_new_passages_up_to_it(
     growth: Growth, model: str, done: Done, refused: Done
 ) -> None:
     store, at = growth.store, ("--store", growth.store.url)
-    limited = ("encode_corpus", *at, "--encoder", model, "--name", "few", *NUMERICS, "--limit", 300)
+    encode = ("encode_corpus", *at, "--encoder", model, *NUMERICS)
+    limited = (*encode, "--name", "few", "--limit", 300)
     done(*limited)
-    first, _ = plan(store, embeddings="few", tasks=["default"])
-    make_live(store, first)
+    done(*encode, "--name", "fewer", "--limit", 100)
+    releases = [plan(store, embeddings=name, tasks=["default"])[0] for name in ("few", "fewer")]
+    make_live(store, releases[1])
     growth.grow("corpus", "bm25")
+    assert "limited   embeddings/fewer covers 100 of 241 passages, by its limit\n" in done(
+        "serve_search", *at, "--plan"
+    )
+    make_live(store, releases[0])
     assert "embeddings/few covers 240 of 241 passages: run jobs/encode_corpus.py --name few again" in kept(store, done)
     assert "embeddings/few covers 240 of the corpus' 241 passages" in refused("search", *at, "--source", "exact:few")
     done(*limited)
-    assert "newer     embeddings/few: g0002, 1 passage\n" in done("serve_search", *at, "--plan")
+    out = done("serve_search", *at, "--plan")
+    assert "newer     embeddings/few: g0002, 1 passage\n" in out
+    assert "limited" not in out
 
 
 def make_live(store: Store, release: Release) -> None:
@@ -222,6 +236,18 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
     file.write_bytes(kept_bytes)
     done(*job)
     assert ready[1:] == [live(store)] != [before]
+
+
+def test_servers_that_make_the_same_release_at_once_all_serve_it(growth: Growth) -> None:
+    """Each planned it before another one made it live."""
+    store, (before, tag) = growth.store, live_release(growth.store)
+    assert before is not None
+    first, other = (replace(before, reranker=name) for name in ("some/cross-encoder", "another/cross-encoder"))
+    for _ in range(2):
+        serve_search.begin(store, first, tag)
+        assert live(store) == first
+    with pytest.raises(InputError, match="another release has just become live"):
+        serve_search.begin(store, other, tag)
 
 
 def test_a_running_server_says_that_it_is_older_than_its_store(
