@@ -32,7 +32,7 @@ JOBS = {"embeddings": "encode_corpus", "index": "build_index", "bm25": "build_bm
 
 
 def newer_artifacts(store: Store, release: Release) -> list[str]:
-    """Returns the keys of the complete generations that are later than those of a release, of its own artifacts.
+    """Returns the keys of the complete generations that were made after a release, of its own artifacts.
 
     It looks up one file for each generation that may exist, and lists nothing: a listing grows with the store.
     """
@@ -141,17 +141,19 @@ def renewed(store: Store, release: Release) -> Release:
 def _later(store: Store, release: Release, file: str) -> list[str]:
     """Returns the keys of the later generations that have a file, by artifact, the corpus first.
 
-    Only a generation of the corpus brings one of another artifact, with at most its number.
+    Generations of other artifacts with the number of one of the release's corpus add no passages: the artifacts of a
+    release cover its corpus.
     """
-    last = _last_generations(release.fingerprints)
-    number = last.pop("corpus")
-    later = []
-    while store.storage.size(f"corpus/{generation(number + 1)}/{file}") is not None:
+    wholes = _last_generations(release.fingerprints)
+    number = first = wholes.pop("corpus") + 1
+    while store.storage.size(f"corpus/{generation(number)}/{file}") is not None:
         number += 1
-        later.append(f"corpus/{generation(number)}")
-    keys = [f"{whole}/{generation(n)}" for whole in sorted(last) for n in range(last[whole] + 1, number + 1)]
+    keys = [f"{whole}/{generation(later)}" for whole in sorted(wholes) for later in range(first, number)]
     missing = set(missing_artifacts(store, keys, file))
-    return [*later, *(key for key in keys if key not in missing)]
+    return [
+        *(f"corpus/{generation(later)}" for later in range(first, number)),
+        *(key for key in keys if key not in missing),
+    ]
 
 
 def _last_generations(keys: Iterable[str]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,11 @@ def test_a_look_costs_one_call_for_each_possible_generation_however_large_they_a
         store = Store(str(tmp_path / f"{files}"))
         release = release_of(store, files)
         assert calls_of_a_look(store, release) == ["size corpus/g0001"]
-        make(store, "corpus/g0001", files)
+        deleted = make(store, "corpus/g0001", files)
         expected = ["corpus/g0001", "corpus/g0002", *(f"{name}/g0001" for name in NAMES)]
         assert sorted(calls_of_a_look(store, release)) == sorted(f"size {key}" for key in expected)
+        release = replace(release, fingerprints={**release.fingerprints, deleted.key: deleted.fingerprint})
+        assert calls_of_a_look(store, release) == ["size corpus/g0002"]
 
 
 def calls_of_a_look(store: Store, release: Release) -> list[str]:
