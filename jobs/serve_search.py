@@ -27,9 +27,9 @@ from retriever.errors import InputError
 from serve.http.limits import HttpLimits
 from serve.release import Opened, Release, current, discard, last_release, live_release, make_current, plan
 from serve.renewal import (
-    begun_artifacts,
     coverage_of,
     describe_generations,
+    incomplete_generations,
     newer_artifacts,
     renewed,
     replaced_artifacts,
@@ -206,13 +206,13 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release
     """
     newer, replaced = newer_artifacts(store, live), replaced_artifacts(store, live)
     changes = [*describe_generations(store, newer), *(f"{key}: removed, or built again" for key in replaced)]
-    begun = [f"{store.url}/{key} was begun and is not complete" for key in begun_artifacts(store, live)]
-    if not changes and (is_kept or not begun):
+    incomplete = [f"{store.url}/{key} was begun and is not complete" for key in incomplete_generations(store, live)]
+    if not changes and (is_kept or not incomplete):
         return live, False
     if is_kept:
         reason = "--keep-release is given"
     elif not changes:
-        reason = f"{'; '.join(begun)}: run the command that makes it again"
+        reason = f"{'; '.join(incomplete)}: run the command that makes it again"
     else:
         try:
             release = renewed(store, live)
@@ -221,7 +221,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release
         else:
             for change in changes:
                 say(f"newer     {change}")
-            for line in begun:
+            for line in incomplete:
                 say(f"left out  {line}")
             corpus = Corpus.open(store)
             for part in coverage_of(store, release, corpus):

@@ -32,15 +32,15 @@ JOBS = {"embeddings": "encode_corpus", "index": "build_index", "bm25": "build_bm
 
 
 def newer_artifacts(store: Store, release: Release) -> list[str]:
-    """Returns the keys of the complete generations that were made after a release, of its own artifacts.
+    """Returns the keys of the complete generations of a release's artifacts that were made after the release.
 
-    It looks up one file for each generation that may exist, and lists nothing: a listing grows with the store.
+    It looks up one file for each generation that may exist, as the cost of a listing grows with the store.
     """
     return _later(store, release, MANIFEST)
 
 
-def begun_artifacts(store: Store, release: Release) -> list[str]:
-    """Returns the keys of the generations that were begun after all complete ones, and are not complete."""
+def incomplete_generations(store: Store, release: Release) -> list[str]:
+    """Returns the keys of the generations of a release's artifacts that were begun after all complete ones."""
     newer = newer_artifacts(store, release)
     last = _last_generations([*release.fingerprints, *newer])
     return [key for key in _later(store, release, BEGUN) if key > f"{_whole(key)}/{generation(last[_whole(key)])}"]

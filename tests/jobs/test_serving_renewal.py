@@ -86,7 +86,7 @@ INCOMPLETE = {
 }
 
 
-def kept(store: Store, done: Done, *options: str) -> str:
+def warning_of(store: Store, done: Done, *options: str) -> str:
     """Returns the warning of a job that serves the live release as it is."""
     before = live(store)
     warning, line, *_ = done("serve_search", "--store", store.url, "--plan", *options).splitlines()
@@ -101,7 +101,7 @@ def test_a_store_in_the_middle_of_growth_is_served_as_it_was(
 ) -> None:
     steps, behind = INCOMPLETE[case]
     growth.grow(*steps)
-    warning = kept(growth.store, done)
+    warning = warning_of(growth.store, done)
     assert "without newer artifacts (corpus: g0002, 1 passage added, 1 deleted" in warning
     jobs = {"embeddings/enc": "encode_corpus", "index/idx": "build_index", "bm25/bm25": "build_bm25"}
     for whole, job in jobs.items():
@@ -114,7 +114,7 @@ def test_a_generation_that_was_begun_is_named(growth: Growth, done: Done, docume
     """Alone, and beside complete ones, which are served."""
     store, begun = growth.store, "was begun and is not complete"
     begin(store, "corpus", "g0002")
-    warning = kept(store, done)
+    warning = warning_of(store, done)
     assert f"{store.url}/corpus/g0002 {begun}: run the command that makes it again" in warning
     documented("Serving a store", "an import whose rows would be added was interrupted", warning, 0)
     store.remove("corpus/g0002")
@@ -145,7 +145,9 @@ def test_embeddings_with_a_limit_cover_new_passages_up_to_it(
         "serve_search", *at, "--plan"
     )
     make_live(store, releases[0])
-    assert "embeddings/few covers 240 of 241 passages: run jobs/encode_corpus.py --name few again" in kept(store, done)
+    assert "embeddings/few covers 240 of 241 passages: run jobs/encode_corpus.py --name few again" in warning_of(
+        store, done
+    )
     assert "embeddings/few covers 240 of the corpus' 241 passages" in refused("search", *at, "--source", "exact:few")
     done(*limited)
     out = done("serve_search", *at, "--plan")
@@ -163,7 +165,7 @@ def test_the_live_release_is_kept_by_an_option(
     store, job = growth.store, ("serve_search", "--store", growth.store.url, "--keep-release")
     assert "warning" not in done(*job, "--plan")
     growth.grow()
-    warning = kept(store, done, "--keep-release")
+    warning = warning_of(store, done, "--keep-release")
     assert warning.endswith("embeddings/enc: g0002, 1 passage; index/idx: g0002, 1 passage): --keep-release is given")
     documented("Serving a store", "a grown store, with --keep-release: the live release is served", warning, 0)
     documented("Serving a store", "--keep-release with --renew", refused(*job, "--renew"), 1)
@@ -219,8 +221,8 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
     store, before = growth.store, live(growth.store)
     growth.grow()
     [file] = Path(store.url).glob("bm25/bm25/g0002/*.cfs")
-    kept_bytes = file.read_bytes()
-    file.write_bytes(kept_bytes[:-1])
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
     ready = []
 
     async def run_server(service: LocalService, *_: object) -> None:
@@ -233,7 +235,7 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
     assert warning.startswith(f"warning: release {before.id} is served as it is, as release ")
     documented("Serving a store", "a grown store with a damaged file: the live release is served", warning, 0)
     assert ready == [before] == [live(store)]
-    file.write_bytes(kept_bytes)
+    file.write_bytes(content)
     done(*job)
     assert ready[1:] == [live(store)] != [before]
 

@@ -11,7 +11,7 @@ import pytest
 from indexing.artifact import Artifact
 from indexing.store import Store
 from serve.release import Release, Task
-from serve.renewal import begun_artifacts, describe_generations, newer_artifacts, replaced_artifacts
+from serve.renewal import describe_generations, incomplete_generations, newer_artifacts, replaced_artifacts
 
 NAMES = ("embeddings/enc", "index/idx", "bm25/bm25")
 
@@ -41,17 +41,17 @@ def test_later_generations_of_the_artifacts_of_a_release_are_newer(store_url: st
     store = Store(store_url)
     release = release_of(store)
     make(store, "bm25/other/g0000")
-    assert newer_artifacts(store, release) == begun_artifacts(store, release) == []
+    assert newer_artifacts(store, release) == incomplete_generations(store, release) == []
     begin(store, "corpus/g0001")
     assert newer_artifacts(store, release) == []
-    assert begun_artifacts(store, release) == ["corpus/g0001"]
+    assert incomplete_generations(store, release) == ["corpus/g0001"]
     for key in ("corpus/g0001", "corpus/g0002", "corpus/g0003", "embeddings/enc/g0001", "index/idx/g0002"):
         make(store, key, 2)
     begin(store, "index/idx/g0001")  # whose rows a later one has
     begin(store, "bm25/bm25/g0003")
     newer = ["corpus/g0001", "corpus/g0002", "corpus/g0003", "embeddings/enc/g0001", "index/idx/g0002"]
     assert newer_artifacts(store, release) == newer
-    assert begun_artifacts(store, release) == ["bm25/bm25/g0003"]
+    assert incomplete_generations(store, release) == ["bm25/bm25/g0003"]
     assert describe_generations(store, newer) == [
         "corpus: g0001 to g0003, 6 passages added, 0 deleted",
         "embeddings/enc: g0001, 2 passages",
