@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import regex
 
 from indexing.measures.hits import ranked_hits
+from retriever.unicode import normalize
 
 if TYPE_CHECKING:
     from indexing.corpus import Corpus
@@ -43,7 +43,7 @@ class AnswerMatcher:
 
 def joined_tokens(text: str) -> str:
     """Lower-case tokens of a text with a space before and after each, so that a row of them is a substring."""
-    tokens = _TOKEN.findall(unicodedata.normalize("NFD", text))
+    tokens = _TOKEN.findall(normalize("NFD", text))
     # Lower-cased as single tokens, as DPR does: what follows a Greek Σ in the text decides its small letter.
     return f" {' '.join(tokens)} ".lower() if tokens else " "
 

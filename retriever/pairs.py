@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from retriever.batching import Tokens
+from retriever.batching import Tokens, text_pieces
 from retriever.errors import InputError
 from retriever.files import sha256_of, tokenizer_files, weight_files
 from retriever.loading.arguments import check_model_arguments, config_arguments, tokenizer_arguments
@@ -22,7 +22,6 @@ from retriever.options import RerankerOptions, TitlePolicy
 from retriever.recipe import positions_of, vocabulary_of
 
 DEFAULT_OPTIONS = RerankerOptions()
-_PAIRS_PER_CALL = 4_096  # pairs tokenised in one call
 
 
 class PairTokenizer:
@@ -54,11 +53,11 @@ class PairTokenizer:
         pairs = list(zip(queries, passages, strict=True))
         rows: list[tuple[list[int], list[int]]] = []
         try:
-            for start in range(0, len(pairs), _PAIRS_PER_CALL):  # an encoding object takes about 20 kB
+            for piece in text_pieces(len(query) + len(passage) for query, passage in pairs):
                 # A tokenizer without special tokens gives no token for two empty texts.
                 rows += [
                     (encoding.ids, encoding.type_ids) if encoding.ids else ([self.pad_id], [0])
-                    for encoding in self._base.encode_batch(pairs[start : start + _PAIRS_PER_CALL])
+                    for encoding in self._base.encode_batch(pairs[piece])
                 ]
         except (TypeError, UnicodeEncodeError) as error:
             for position, pair in enumerate(zip(queries, passages, strict=True)):

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
 from serve.engine import Answer
-from serve.errors import add_errors, as_json
+from serve.errors import add_errors, as_json, as_json_list
 from serve.http.connections import Connections
 from serve.http.disconnects import cancelled_on_disconnect
 from serve.http.routes import JsonRoute
@@ -45,6 +45,7 @@ from serve.service import ConflictError, NotReadyError, Service, UnknownTaskErro
 from serve.tasks import Task, modes_of
 
 PAGE = Path(__file__).parent / "page"
+SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": what}
     for status, what in {
@@ -109,9 +110,8 @@ def build_app(
             "mode": None if request.source else request.mode,
             "source": search.source,
             "took_ms": {**took, "total": round(1000 * (time.perf_counter() - start), 3)},
-            "results": [_result(text, answer) for text, (answer, _) in zip(request.texts, answers, strict=True)],
         }
-        return as_json(document)
+        return as_json_list(document, "results", [answer.json for answer, _ in answers])
 
     @json_routes.post("/v1/embeddings", response_model=EmbeddingsResponse)
     async def embeddings(request: EmbeddingsRequest, http: Request) -> Response:
@@ -123,18 +123,14 @@ def build_app(
         if request.dimensions not in (None, vectors.shape[1]):
             raise InputError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
         is_base64 = request.encoding_format == "base64"
-        rows = vectors.astype("<f4")
-        data = [
-            {
-                "object": "embedding",
-                "index": n,
-                "embedding": base64.b64encode(row.tobytes()).decode() if is_base64 else row,
-            }
-            for n, row in enumerate(rows)
-        ]
+        data = (
+            _embeddings(vectors, is_base64)
+            if vectors.size <= SMALL
+            else await asyncio.to_thread(_embeddings, vectors, is_base64)
+        )
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         metrics.tokens.inc(tokens)
-        return as_json({"object": "list", "model": request.model, "data": data, "usage": usage})
+        return as_json_list({"object": "list", "model": request.model, "usage": usage}, "data", data)
 
     @json_routes.post("/v1/rerank", response_model=RerankResponse)
     async def rerank(request: RerankRequest, http: Request) -> Response:
@@ -145,6 +141,13 @@ def build_app(
         results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
         model = public_name(live.release.reranker or "")
         return as_json({"request_id": http.state.request_id, "model": model, "results": results})
+
+    @json_routes.put("/v1/release", response_model=TasksResponse)
+    async def put_release(request: ReleaseRequest, http: Request) -> Response:
+        """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
+        await service.switch(request.release)
+        live = _live(service)
+        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
     app.include_router(json_routes)
 
@@ -183,13 +186,6 @@ def build_app(
     async def delete_task(name: Name) -> Response:
         """Stops serving a task, and returns the remaining ones."""
         await service.drop_task(name)
-        live = _live(service)
-        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
-
-    @app.put("/v1/release", response_model=TasksResponse)
-    async def put_release(request: ReleaseRequest) -> Response:
-        """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
-        await service.switch(request.release)
         live = _live(service)
         return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
@@ -258,18 +254,19 @@ def _took(answers: list[tuple[Answer, float]]) -> dict[str, float]:
     return {stage: round(1000 * seconds, 3) for stage, seconds in took.items()}
 
 
-def _result(text: str, answer: Answer) -> dict[str, Any]:
-    shards = answer.shards
-    hits = [
-        {
-            "id": hit.id, "rank": rank, "score": hit.score, "title": hit.title, "text": hit.text,
-            "metadata": orjson.Fragment(hit.metadata) if hit.metadata else None, "scores": hit.scores,
-        }
-        for rank, hit in enumerate(answer.hits, 1)
-    ]  # fmt: skip
-    counts = {"total": shards.total, "successful": shards.successful, "failed": shards.failed,
-              "timed_out": shards.timed_out}  # fmt: skip
-    return {"query": text, "hits": hits, "shards": counts}
+def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
+    """Returns the JSON of each vector in the response to a request for embeddings."""
+    return [
+        orjson.dumps(
+            {
+                "object": "embedding",
+                "index": number,
+                "embedding": base64.b64encode(row.tobytes()).decode() if is_base64 else row,
+            },
+            option=orjson.OPT_SERIALIZE_NUMPY,
+        )
+        for number, row in enumerate(vectors.astype("<f4"))
+    ]
 
 
 def _task(live: Live, task: Task) -> dict[str, Any]:

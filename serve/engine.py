@@ -107,12 +107,14 @@ class Answer:
         shards: How many searchers answered.
         took: Seconds by stage, for the whole batch.
         error: The exception, if there is no answer.
+        json: The result in the response to a request, which `serve.work` writes.
     """
 
     hits: list[Hit] = field(default_factory=list)
     shards: Shards = field(default_factory=Shards)
     took: dict[str, float] = field(default_factory=dict)
     error: Exception | None = None
+    json: bytes = b""
 
 
 class IncompleteError(Exception):

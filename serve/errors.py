@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -18,10 +19,13 @@ from serve.batching import OverloadedError
 from serve.calls.protocols import LostError
 from serve.engine import IncompleteError
 from serve.health.failures import StoreError, without_places
+from serve.http.routes import closest
 from serve.parts import ExpiredError
 from serve.service import ConflictError, NotReadyError, UnknownTaskError
 
 log = logging.getLogger("riptide.serve")
+
+WHOLE = 64 << 10  # bytes of a response that is sent as a whole
 
 ERRORS: dict[type[Exception], tuple[int, str]] = {
     InputError: (400, "invalid_request_error"),
@@ -73,13 +77,12 @@ def response_to(request: Request, error: Exception) -> Response:
             headers = {"Retry-After": str(wait)} if status in (429, 503) else None
             return _error(request, status, name, message_of(error), headers)
     if isinstance(error, RequestValidationError):
-        # A field with several types has an error for each of them: report the error that comes closest to a match.
-        closest = max(error.errors(), key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
-        steps = [str(step) for step in closest["loc"]]
+        problem = closest(error.errors())
+        steps = [str(step) for step in problem["loc"]]
         place = ".".join(
             step for step in steps if not step.startswith(("constrained-", "list["))
         )  # names that pydantic adds
-        return _error(request, 422, "invalid_request_error", f"{place}: {closest['msg']}")
+        return _error(request, 422, "invalid_request_error", f"{place}: {problem['msg']}")
     if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):
         return NoResponse(status_code=499)
     if isinstance(error, HTTPException):
@@ -107,3 +110,29 @@ def _error(request: Request, status: int, kind: str, message: str, headers: Any 
 def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
     content = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(content, status, headers, media_type="application/json")
+
+
+def as_json_list(document: dict[str, Any], name: str, items: Sequence[bytes]) -> Response:
+    """Returns a response of a document with one more field, a list of JSON texts; a large one is sent in pieces."""
+    pieces = [orjson.dumps(document)[:-1], f',"{name}":['.encode()]
+    pieces += [b"," + item if number else item for number, item in enumerate(items)]
+    pieces.append(b"]}")
+    if sum(map(len, pieces)) <= WHOLE:
+        return Response(b"".join(pieces), media_type="application/json")
+    return PiecesResponse(pieces)
+
+
+class PiecesResponse(Response):
+    """Sends JSON piece by piece, so that the event loop never copies all of it at once."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Sequence[bytes]):
+        super().__init__(headers={"content-length": str(sum(map(len, pieces)))})
+        self.pieces = pieces
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

@@ -28,12 +28,14 @@ from indexing.models import model_folder, resolve_model
 from indexing.online import OpenPassages
 from indexing.rescoring import open_reranker
 from indexing.store import Store
+from retriever.batching import Tokens, text_pieces
 from retriever.encoder import Encoder
 from retriever.errors import InputError, TextsError
 from retriever.memory import free_memory
 from retriever.options import Side
 from retriever.prompts import load_prompt
 from retriever.reranker import Reranker
+from retriever.topics.model import NO_TOPIC
 from serve.calls.protocols import (
     Encoded,
     EncodeRequest,
@@ -223,7 +225,7 @@ class EncoderPart(Part):
         texts, tasks = list(request.texts), [slots[task] for task in request.tasks]
         if encoder is not encoders["query"]:
             tasks = [None] * len(texts)  # all prompts are of queries
-        tokens, topics = encoder.tokenize(texts, side=side), encoder.topics_of(texts, side=side, task=tasks)
+        tokens, topics = _read_texts(encoder, texts, side, tasks, request.deadline)
         refused = encoder.unusable_texts(tokens, side=side, task=tasks, topics=topics)
         vectors = encoder.forward(tokens, side=side, task=tasks, topics=topics, check=False)
         return Encoded(vectors, tokens.lengths, refused)
@@ -354,6 +356,22 @@ class SourcePart(Part):
         self._searchers.release(release_id)
 
 
+def _read_texts(
+    encoder: Encoder, texts: list[str], side: Side, tasks: list[str | None], deadline: float | None
+) -> tuple[Tokens, np.ndarray]:
+    """Returns the tokens and the topics of texts, NO_TOPIC for texts of tasks without topics.
+
+    Raises ExpiredError if the deadline passes, which is checked between pieces of the texts.
+    """
+    tokens, topics = [], []
+    for piece in text_pieces(map(len, texts)):
+        check_deadline(deadline)
+        tokens.append(encoder.tokenize(texts[piece], side=side))
+        inferred = encoder.topics_of(texts[piece], side=side, task=tasks[piece])
+        topics.append(np.full(len(tokens[-1]), NO_TOPIC) if inferred is None else inferred)
+    return Tokens.joined(tokens), np.concatenate(topics)
+
+
 def _those(queries: Sequence[str] | np.ndarray, numbers: list[int]) -> Sequence[str] | np.ndarray:
     """Returns the queries of some numbers; the same object if these are all."""
     if len(numbers) == len(queries):
@@ -399,7 +417,13 @@ class RerankPart(Part):
         check_deadline(request.deadline)
         model: Reranker | None = self._of(request.release)
         assert model is not None, f"release {request.release} has no re-ranker"
-        return model.score(list(request.queries), model.compose(list(request.titles), list(request.texts)))
+        queries, passages = list(request.queries), model.compose(list(request.titles), list(request.texts))
+        pairs = []
+        for piece in text_pieces(map(len, passages)):
+            check_deadline(request.deadline)
+            pairs.append(model.tokenize(queries[piece], passages[piece]))
+        tokens, types = (Tokens.joined(own) for own in zip(*pairs, strict=True))
+        return model.forward(tokens, types)
 
     def _open(self, artifacts: Opened) -> Reranker | None:
         name = artifacts.release.reranker

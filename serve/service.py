@@ -269,13 +269,15 @@ class Service:
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
         search = search_of(task, request.source) if request.source else search_of_mode(task, request.mode)
-        filter_text = None if not request.filter else Filter.parse(request.filter, live.columns).text
         deadline = time.time() + request.timeout_ms / 1000
-        queries = [
-            Query(text, task, request.k, search, deadline, filter_text, request.rerank, request.allow_partial)
-            for text in request.texts
-        ]
         with self._held(live):
+            filter_text = None
+            if request.filter:  # its conditions may have thousands of values
+                filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
+            queries = [
+                Query(text, task, request.k, search, deadline, filter_text, request.rerank, request.allow_partial)
+                for text in request.texts
+            ]
             asked = [Asked(live.release, query) for query in queries]
             return live, search, await self.searches.submit_all(asked, deadline)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import orjson
 
 from serve.engine import Answer, Engine, Query, finite, unusable
 from serve.release import Release
@@ -40,12 +41,14 @@ class Asked(NamedTuple):
 
 
 def search_all(engine: Engine, asked: Sequence[Asked]) -> list[Answer]:
-    """Of one release mostly, of two while another one becomes live."""
+    """Of one release mostly, of two while another one becomes live. Also writes the JSON of each answer."""
     answers: list[Answer] = [Answer()] * len(asked)
     for members in _alike(asked, lambda one: one.release.id):
         release = asked[members[0]].release
         found = engine.search(release, [asked[number].query for number in members])
         for number, answer in zip(members, found, strict=True):
+            if answer.error is None:
+                answer.json = _json(asked[number].query.text, answer)
             answers[number] = answer
     return answers
 
@@ -81,6 +84,21 @@ def rerank_all(engine: Engine, asked: Sequence[Pairs]) -> list[np.ndarray]:
         for number, share in zip(members, np.split(scores, ends), strict=True):
             found[number] = share
     return found
+
+
+def _json(text: str, answer: Answer) -> bytes:
+    """Returns the result of a query in the response of a search (`protocol.ResultOut`)."""
+    shards = answer.shards
+    hits = [
+        {
+            "id": hit.id, "rank": rank, "score": hit.score, "title": hit.title, "text": hit.text,
+            "metadata": orjson.Fragment(hit.metadata) if hit.metadata else None, "scores": hit.scores,
+        }
+        for rank, hit in enumerate(answer.hits, 1)
+    ]  # fmt: skip
+    counts = {"total": shards.total, "successful": shards.successful, "failed": shards.failed,
+              "timed_out": shards.timed_out}  # fmt: skip
+    return orjson.dumps({"query": text, "hits": hits, "shards": counts})
 
 
 def _alike(asked: Sequence[Item], key: Callable[[Item], object]) -> list[list[int]]:

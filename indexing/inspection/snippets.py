@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import regex
 
+from retriever.unicode import normalize
+
 ELLIPSIS = "…"
 _GAP = 2  # columns of an ellipsis and the space between it and the text
 # Scripts written without spaces: each character is a token, and a query matches pairs of adjacent characters.
@@ -74,7 +76,7 @@ class QueryWords:
 def tokens_of(text: str) -> Iterator[Token]:
     """Yields the tokens of a text; keys are case-folded after Unicode compatibility composition (NFKC)."""
     for match in _TOKEN.finditer(text):
-        key = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", match[0]).casefold()).replace("’", "'")
+        key = normalize("NFKC", normalize("NFKC", match[0]).casefold()).replace("’", "'")
         yield Token(match.start(), match.end(), key, match["character"] is not None)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import unicodedata
+
+from retriever.unicode import normalize
 
 MIN_LETTERS = 3
 _WORD = re.compile(rf"[^\W\d_]{{{MIN_LETTERS},}}")
@@ -36,4 +37,4 @@ def topic_words(text: str) -> list[str]:
     A word is a run of at least three letters of any script, in lower case (and in Unicode's form NFC, so that an accent
     has one spelling). Stop words (English) are left out.
     """
-    return [word for word in _WORD.findall(unicodedata.normalize("NFC", text).lower()) if word not in STOP_WORDS]
+    return [word for word in _WORD.findall(normalize("NFC", text).lower()) if word not in STOP_WORDS]

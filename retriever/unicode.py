@@ -1,0 +1,85 @@
+"""Unicode normal forms of texts, in time linear in their length.
+
+`unicodedata.normalize` sorts the marks that follow a character in time quadratic in their number, and holds Python's
+lock until it has done so. `normalize` bounds both: it cuts texts into pieces, and no text has longer runs of marks than
+Unicode's stream-safe text format allows (UAX #15, section 13).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import unicodedata
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
+
+MOST_MARKS = 30  # marks in a row
+PIECE = 4096  # characters that are normalised in one call, about
+_JOINER = "\u034f"  # COMBINING GRAPHEME JOINER: it shows nothing, and no mark is moved over it
+_PLAIN, _ATTACHED, _MARK = range(3)
+_LAST = 0x1FFFF  # all characters above this are plain
+
+
+def normalize(form: Form, text: str) -> str:
+    """Returns a text in a normal form, as `unicodedata.normalize` does unless it has more than 30 marks in a row.
+
+    In a longer run of marks, U+034F is inserted after each 30 of them, as in the stream-safe text format, and marks are
+    not sorted across it. A mark is a character that is moved by normalisation, or that becomes such characters.
+    """
+    if text.isascii():
+        return text
+    if len(text) <= MOST_MARKS:
+        return unicodedata.normalize(form, text)
+    return "".join(unicodedata.normalize(form, piece) for piece in _pieces(text))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yields the pieces of a text with bounded runs of marks, whose normal forms are that of the text when joined."""
+    kinds = _kinds_of(text)
+    after_runs = _ends_of_runs(kinds == _MARK)
+    if len(after_runs):
+        starts = [0, *after_runs.tolist()]
+        text = _JOINER.join(text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True))
+        kinds = np.insert(kinds, after_runs, _PLAIN)
+    borders = np.flatnonzero(kinds == _PLAIN)
+    start = 0
+    while start < len(text):
+        place = np.searchsorted(borders, start + PIECE)
+        end = int(borders[place]) if place < len(borders) else len(text)
+        yield text[start:end]
+        start = end
+
+
+def _ends_of_runs(marks: np.ndarray) -> np.ndarray:
+    """Returns the positions of marks before which a run is cut, int64: after each MOST_MARKS marks in a row."""
+    positions = np.arange(len(marks))
+    before = np.maximum.accumulate(np.where(marks, -1, positions))  # the last character that is no mark
+    return np.flatnonzero(marks & (positions - before > 1) & ((positions - before - 1) % MOST_MARKS == 0))
+
+
+def _kinds_of(text: str) -> np.ndarray:
+    """Returns the kind of each character, uint8: _PLAIN, _ATTACHED or _MARK."""
+    points = np.frombuffer(text.encode(f"utf-32-{sys.byteorder[0]}e", "surrogatepass"), np.uint32)
+    kinds: np.ndarray = _kinds()[np.minimum(points, _LAST)]
+    return kinds
+
+
+@functools.cache
+def _kinds() -> np.ndarray:
+    """Returns the kind of each character up to _LAST, uint8.
+
+    A text may be cut before a plain character: it is not moved, and composes with nothing before it. Attached ones are
+    not moved either, but may compose: vowel signs of Indic scripts, and vowels and final consonants of Hangul.
+    """
+    kinds = np.full(_LAST + 1, _PLAIN, np.uint8)
+    for point in range(0x80, _LAST + 1):
+        first = unicodedata.normalize("NFKD", chr(point))[0]
+        if unicodedata.combining(first):
+            kinds[point] = _MARK
+        elif (unicodedata.category(first)[0] == "M" and first != _JOINER) or "\u1160" <= first <= "\u11ff":
+            kinds[point] = _ATTACHED
+    return kinds
