@@ -8,6 +8,7 @@ Unicode's stream-safe text format allows (UAX #15, section 13).
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -38,24 +39,32 @@ def normalize(form: Form, text: str) -> str:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yields the pieces of a text with bounded runs of marks, whose normal forms are that of the text when joined."""
-    kinds = _kinds_of(text)
-    after_runs = _ends_of_runs(kinds == _MARK)
-    if len(after_runs):
-        starts = [0, *after_runs.tolist()]
-        text = _JOINER.join(text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True))
-        kinds = np.insert(kinds, after_runs, _PLAIN)
-    borders = np.flatnonzero(kinds == _PLAIN)
-    start = 0
+    """Yields the pieces of a text with bounded runs of marks, whose normal forms are that of the text when joined.
+
+    A piece has up to PIECE characters, beside joiners, or as many as precede the first place where it may end.
+    """
+    start, size, joiner = 0, PIECE, ""
     while start < len(text):
-        place = np.searchsorted(borders, start + PIECE)
-        end = int(borders[place]) if place < len(borders) else len(text)
-        yield text[start:end]
-        start = end
+        piece = text[start : start + size]
+        kinds = _kinds_of(piece)
+        joints = _joints(kinds == _MARK)
+        end = len(piece)
+        if start + end < len(text):
+            is_border = kinds == _PLAIN
+            is_border[joints] = True
+            borders = np.flatnonzero(is_border[1:])
+            if not len(borders):
+                size *= 2
+                continue
+            end = int(borders[-1]) + 1
+        cuts = [0, *joints[joints < end].tolist(), end]
+        yield joiner + _JOINER.join(piece[a:b] for a, b in itertools.pairwise(cuts))
+        joiner = _JOINER if end < len(piece) and kinds[end] == _MARK else ""
+        start, size = start + end, PIECE
 
 
-def _ends_of_runs(marks: np.ndarray) -> np.ndarray:
-    """Returns the positions of marks before which a run is cut, int64: after each MOST_MARKS marks in a row."""
+def _joints(marks: np.ndarray) -> np.ndarray:
+    """Returns the places in runs of marks at which a joiner is inserted, int64: after each MOST_MARKS of a run."""
     positions = np.arange(len(marks))
     before = np.maximum.accumulate(np.where(marks, -1, positions))  # the last character that is no mark
     return np.flatnonzero(marks & (positions - before > 1) & ((positions - before - 1) % MOST_MARKS == 0))

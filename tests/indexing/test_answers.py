@@ -6,9 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from linear_cost import growth
 from pyserini.eval.evaluate_dpr_retrieval import SimpleTokenizer, has_answers
 
-from indexing.answers import AnswerMatcher, answers_of
+from indexing.answers import AnswerMatcher, answers_of, joined_tokens
 
 DPR = SimpleTokenizer()
 
@@ -98,3 +99,7 @@ def test_an_answer_without_tokens_is_nowhere() -> None:
 )
 def test_answers_in_metadata(metadata: str, expected: list[str]) -> None:
     assert answers_of(metadata) == expected
+
+
+def test_the_time_is_linear_in_the_marks_of_a_letter() -> None:
+    assert growth(joined_tokens, lambda count: "a" + "\u0301\u0323" * count, 1 << 12) < 2.5

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from linear_cost import growth
 
 from retriever.errors import InputError
 from retriever.topics.controls import random_topics, shuffled_topics
@@ -113,3 +114,7 @@ def test_controls_keep_the_sizes() -> None:
     topics = random_topics(17, 5, 0)
     assert sorted(np.bincount(topics)) == [3, 3, 3, 4, 4]
     assert not np.array_equal(topics, random_topics(17, 5, 1))
+
+
+def test_the_time_is_linear_in_the_marks_of_a_letter() -> None:
+    assert growth(topic_words, lambda count: "a" + "\u0301\u0323" * count, 1 << 12) < 2.5
