@@ -97,24 +97,25 @@ def check_structure(body: bytes | bytearray) -> None:
     """
     if len(body) <= MOST_STRUCTURE:
         return
-    outside = end = 0
-    while (start := body.find(b'"', end)) >= 0:
-        outside += start - end + 2
+    outside = at = 0
+    while (quote := body.find(b'"', at)) >= 0:
+        outside += quote + 1 - at
         if outside > MOST_STRUCTURE:
             break
-        end = _end_of_string(body, start + 1)
-    if outside + len(body) - end > MOST_STRUCTURE:
+        at = _end_of_string(body, quote + 1)
+        if at < len(body):
+            outside += 1
+            at += 1
+    if outside + len(body) - at > MOST_STRUCTURE:
         raise _invalid("structure", f"expected up to {MOST_STRUCTURE:,} bytes of JSON outside of strings")
 
 
 def _end_of_string(body: bytes | bytearray, start: int) -> int:
-    """Returns the position after the quote that ends a string, or that of the end of the text."""
+    """Returns the position of the quote that ends a string, or the length of the text."""
     at = start
-    while at < len(body):
+    while at < len(body) and body[at] != _QUOTE:
         piece = _CONTENT.match(body, at, at + PIECE)
         assert piece is not None
-        if piece.end() < len(body) and body[piece.end()] == _QUOTE:
-            return piece.end() + 1
         if piece.end() == at:  # a backslash ends the text
             return len(body)
         at = piece.end()
