@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +22,22 @@ from topic_prompts import random_saved_topics
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.store import Store
+from retriever import batching
 from retriever.encoder import Encoder, describe
 from retriever.errors import InputError
 from retriever.options import Side
 from retriever.prompts import TaskPrompt, backbone_of
+from serve.calls.protocols import EncodeRequest
 from serve.engine import Query
 from serve.local import LocalService, open_local
+from serve.parts import ExpiredError
 from serve.release import current, make_current, plan
 from serve.tasks import search_of_mode
 from serve.work import Asked, search_all
 
 MODEL = model_of_words(WORDS[::2], 3)  # the other words are unknown
 WORDLESS = f"{WORDS[1]} {WORDS[3]}"
+WAITING_S = 30
 EXACT = ("--dtype", "float32", "--compile", "never")
 
 
@@ -213,3 +219,70 @@ def test_uploads_that_do_not_fit_are_refused(
         monkeypatch.setattr("serve.registry.MOST_KEPT", 1000)
         refused("bad", given, {"index": "topical"}, "3 prompts of topics with 1,920 numbers, expected up to 1,000")
         assert "bad" not in live_tasks(local)
+
+
+@pytest.fixture
+def second_call() -> Iterator[tuple[threading.Event, threading.Event]]:
+    """(begun, go_on): `begun` is set before the second piece of a request's text is normalised, which waits for
+    `go_on`."""
+    begun, go_on, calls = threading.Event(), threading.Event(), itertools.count(1)
+
+    def watch(frame: Any, event: str, argument: Any) -> None:
+        is_call = event == "c_call" and argument is unicodedata.normalize
+        if is_call and threading.current_thread().name.startswith("batch") and next(calls) == 2:
+            begun.set()
+            go_on.wait(WAITING_S)
+
+    threading.setprofile(watch)
+    yield begun, go_on
+    threading.setprofile(None)
+    go_on.set()
+
+
+def test_the_service_answers_while_the_topic_of_a_long_text_is_inferred(
+    second_call: tuple[threading.Event, threading.Event], local: LocalService
+) -> None:
+    begun, go_on = second_call
+    text = f"{WORDS[0]} " + "a\u0301\u0323" * 10_000
+    answers: list[int] = []
+
+    with serving(local) as client:
+
+        def embed() -> None:
+            answers.append(client.post("/v1/embeddings", json={"model": "topical", "input": text}).status_code)
+
+        thread = threading.Thread(target=embed)
+        thread.start()
+        assert begun.wait(WAITING_S)
+        assert client.get("/healthz").status_code == 200
+        assert not answers
+        go_on.set()
+        thread.join()
+        assert answers == [200]
+
+
+class PassingDeadline(float):
+    """A deadline that has passed when it is checked for the fourth time."""
+
+    checks = 0
+
+    def __lt__(self, now: float) -> bool:
+        self.checks += 1
+        return self.checks > 3
+
+
+def test_the_deadline_is_checked_between_texts(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "PIECE", 100)
+    with serving(local):
+        assert local.live is not None
+        texts = [" ".join(WORDS[:20])] * 9
+        request = EncodeRequest(local.live.release.id, texts, ["topical"] * len(texts), "query", PassingDeadline(4e9))
+        with pytest.raises(ExpiredError):
+            local.encoder.encode(request)
+        several = EncodeRequest(local.live.release.id, texts, ["topical", "default", "default"] * 3, "query", 4e9)
+        encoded = local.encoder.encode(several)
+        alone = [
+            local.encoder.encode(replace(several, texts=[text], tasks=[task])).vectors[0]
+            for text, task in zip(several.texts, several.tasks, strict=True)
+        ]
+        np.testing.assert_allclose(encoded.vectors, alone, atol=1e-6)

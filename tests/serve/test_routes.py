@@ -119,7 +119,7 @@ def test_more_structure_than_any_request_needs_is_refused(
     case: str, body: bytes, client: TestClient, documented: Callable[..., None]
 ) -> None:
     answer = client.put("/v1/search", content=body, headers={"Content-Type": "application/json"})
-    documented("Serving a store", case, answer.json()["error"]["message"], answer.status_code)
+    documented("HTTP", case, answer.json()["error"]["message"], answer.status_code)
     assert answer.status_code == 422
 
 
