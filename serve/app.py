@@ -22,7 +22,7 @@ from serve.engine import Answer
 from serve.errors import add_errors, as_json, as_json_list
 from serve.http.connections import Connections
 from serve.http.disconnects import cancelled_on_disconnect
-from serve.http.routes import JsonRoute
+from serve.http.routes import JsonRoute, UploadRoute
 from serve.limits import Guard
 from serve.live import Live
 from serve.metrics import Metrics
@@ -87,7 +87,7 @@ def build_app(
     )  # fmt: skip
     metrics = Metrics(service, connections)
     add_errors(app)
-    json_routes = APIRouter(route_class=JsonRoute)
+    json_routes, upload_routes = APIRouter(route_class=JsonRoute), APIRouter(route_class=UploadRoute)
 
     @json_routes.post("/v1/search", response_model=SearchResponse)
     async def search(request: SearchRequest, http: Request) -> Response:
@@ -165,7 +165,7 @@ def build_app(
             raise UnknownTaskError(name)
         return as_json(_task(live, live.tasks[name]))
 
-    @app.put("/v1/tasks/{name}", response_model=TaskOut)
+    @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)
     async def put_task(
         name: Name,
         prompt: Annotated[UploadFile, File(description="prompt.safetensors")],
@@ -181,6 +181,8 @@ def build_app(
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
         return as_json(_task(live, live.tasks[name]))
+
+    app.include_router(upload_routes)
 
     @app.delete("/v1/tasks/{name}", response_model=TasksResponse)
     async def delete_task(name: Name) -> Response:

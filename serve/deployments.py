@@ -10,6 +10,7 @@ sends the first request for them.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import re
 import signal
@@ -335,6 +336,7 @@ class Ingress:
                              "there; `without_tokens: true` where nobody else reaches the port")  # fmt: skip
         self.service, service.announce = service, announce
         await service.refresh()
+        gc.freeze()  # a full collection of garbage would stop all threads for about 0.25 s
         return build_app(service, tokens, about=service.about)
 
     async def refresh(self) -> None:

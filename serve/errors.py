@@ -25,7 +25,7 @@ from serve.service import ConflictError, NotReadyError, UnknownTaskError
 
 log = logging.getLogger("riptide.serve")
 
-WHOLE = 64 << 10  # bytes of a response that is sent as a whole
+WHOLE = 64 << 10  # bytes of a response that are sent at once
 
 ERRORS: dict[type[Exception], tuple[int, str]] = {
     InputError: (400, "invalid_request_error"),
@@ -115,7 +115,8 @@ def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
 def as_json_list(document: dict[str, Any], name: str, items: Sequence[bytes]) -> Response:
     """Returns a response of a document with one more field, a list of JSON texts; a large one is sent in pieces."""
     pieces = [orjson.dumps(document)[:-1], f',"{name}":['.encode()]
-    pieces += [b"," + item if number else item for number, item in enumerate(items)]
+    for number, item in enumerate(items):
+        pieces += [b",", item] if number else [item]
     pieces.append(b"]}")
     if sum(map(len, pieces)) <= WHOLE:
         return Response(b"".join(pieces), media_type="application/json")
@@ -134,5 +135,6 @@ class PiecesResponse(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for piece in self.pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            for start in range(0, len(piece), WHOLE):
+                await send({"type": "http.response.body", "body": piece[start : start + WHOLE], "more_body": True})
         await send({"type": "http.response.body", "body": b""})

@@ -118,12 +118,11 @@ async def run_server(
         signal.signal(ending, lambda *_: None)
     with listen(host, port) as listening:
         address = address_of(host, listening.getsockname()[1])
-
-        def on_live() -> None:
-            gc.freeze()  # otherwise each full collection looks at all objects of the libraries, for about 100 ms
+        def begin() -> None:
+            gc.freeze()  # a full collection of garbage would stop all threads for about 0.25 s
             announce(address)
 
-        service.on_live = on_live
+        service.on_live = begin
         await uvicorn.Server(config).serve([listening])
 
 

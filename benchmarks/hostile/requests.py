@@ -151,6 +151,9 @@ REQUESTS: Mapping[str, Callable[[], Hostile]] = {
     "upload of line ends": lambda: _upload(b"\r\n" * (8 * MIB), SETTINGS),
     "upload of small parts": _small_parts,
     "upload of a long header": _long_header,
+    "upload of form fields": lambda: Hostile(
+        "PUT", "/v1/tasks/hostile", "application/x-www-form-urlencoded", b"a&" * (32 * MIB)
+    ),
     "upload, a name repeated": lambda: _upload(_safetensors(_repeated_names(int(3.4 * MIB))), SETTINGS),
     "upload, many names": lambda: _upload(_safetensors(_many_names(32 * MIB)), SETTINGS),
     "upload, deep settings": lambda: _upload(_safetensors(b"{}"), b"[" * MIB),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import re
 import shutil
@@ -55,7 +56,7 @@ from serve.calls.remote import RemotePart, RemoteSearcher
 from serve.client import Client, ServerError
 from serve.deployments import ClusterService
 from serve.engine import Query
-from serve.local import LocalService, open_local
+from serve.local import LocalService, open_local, run_server
 from serve.parts import SourcePart
 from serve.release import Release, current, make_current, plan
 from serve.security import Tokens, digest
@@ -89,6 +90,27 @@ def run_of(root: Path, name: str) -> dict[str, list[tuple[str, float]]]:
         for row in table.to_pylist():
             found.setdefault(row["query_id"], []).append((row["id"], row["score"]))
     return found
+
+
+def test_collections_of_garbage_leave_out_what_was_there_when_the_server_began(service: LocalService) -> None:
+    """A full collection visits all objects of the libraries, which stops all threads for a quarter of a second."""
+    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)}
+    addresses, before, frozen = [], gc.get_freeze_count(), 0
+
+    def announce(address: str) -> None:
+        nonlocal frozen
+        addresses.append(address)
+        frozen = gc.get_freeze_count() - before
+        signal.raise_signal(signal.SIGTERM)
+
+    try:
+        asyncio.run(run_server(service, Tokens(), "127.0.0.1", 0, announce))
+    finally:
+        gc.unfreeze()
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
+    assert len(addresses) == 1
+    assert frozen > 100_000
 
 
 def test_it_may_stand_below_a_path(service: LocalService) -> None:
