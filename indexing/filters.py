@@ -26,6 +26,7 @@ from retriever.errors import InputError
 
 _ORDER = {"gt": pc.greater, "gte": pc.greater_equal, "lt": pc.less, "lte": pc.less_equal}
 _LARGEST = 1_000  # values of one condition, and conditions
+_MOST_CHARACTERS = 1 << 20  # of all names and texts of a filter together
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,12 @@ class Filter:
         """
         if len(document) > _LARGEST:
             raise InputError(f"filter: expected up to {_LARGEST} fields, found {len(document)}")
+        if (characters := _characters(document)) > _MOST_CHARACTERS:
+            raise InputError(f"filter: expected up to {_MOST_CHARACTERS:,} characters of texts, found {characters:,}")
         for name, condition in document.items():
             if name not in columns:
                 have = ", ".join(columns) or "none: import the corpus with --filters"
-                raise InputError(f"filter: {name!r} is no filter of this corpus; there are: {have}")
+                raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {have}")
             _conditions(name, condition, columns[name])
         return cls(canonical(document).decode())
 
@@ -75,6 +78,15 @@ def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:
         return {}
     schema = open_table(corpus.parts[0]).schema
     return {field.name.removeprefix("filter."): field.type for field in schema if field.name.startswith("filter.")}
+
+
+def _characters(value: Any) -> int:
+    """Returns the number of characters of all texts of a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(len, value)) + sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
 def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str, Any]]:

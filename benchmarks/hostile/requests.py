@@ -137,6 +137,7 @@ REQUESTS: Mapping[str, Callable[[], Hostile]] = {
     "unknown fields, 24 MiB": _unknown_fields,
     "field name, 24 MiB": lambda: _filled("/v1/search", b'{"query":"a","', b"x", b'":1}'),
     "filter values, 24 MiB": lambda: _filled("/v1/search", b'{"query":"a","filter":{"x":[', b"1,", b"1]}}"),
+    "filter name, 24 MiB": lambda: _filled("/v1/search", b'{"query":"a","filter":{"', b"\\n", b'":1}}'),
     "filter text, 24 MiB": lambda: _filled("/v1/search", b'{"query":"a","filter":{"x":"', b"x", b'"}}'),
     "spaces, 24 MiB": lambda: _filled("/v1/search", b'{"query":"a","k":', b" ", b"1}"),
     "documents, 24 MiB": lambda: _filled(

@@ -104,6 +104,8 @@ def test_equal_filters_are_equal_however_they_are_spelt(corpus: Corpus) -> None:
         ({"lang": {"near": "en"}}, "lang: expected a value, a list of values or bounds"),
         ({"at": "yesterday"}, "at: expected values of type timestamp"),
         ({"at": 5}, "at: expected values of type timestamp"),
+        ({"lang": ["x" * 2**19, "x" * 2**19]}, "expected up to 1,048,576 characters of texts, found 1,048,580"),
+        ({"x" * 10_000: 1}, f"filter: '{'x' * 100}' is no filter of this corpus"),
     ],
 )
 def test_what_does_not_fit_is_named(corpus: Corpus, document: dict[str, Any], told: str) -> None:
