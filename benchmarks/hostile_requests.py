@@ -70,7 +70,7 @@ class Server:
             command = [sys.executable, str(self.checkout / "jobs/serve_search.py"), "--store", self.store]
             environment = {**os.environ, "PYTHONPATH": str(self.checkout)}
             self._process = subprocess.Popen(
-                [*command, "--embeddings", "base", "--port", "0", "--warm-up-s", "0"],
+                [*command, "--renew", "--embeddings", "base", "--port", "0", "--warm-up-s", "0"],
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=self.checkout, env=environment,
             )  # fmt: skip
             assert self._process.stdout is not None

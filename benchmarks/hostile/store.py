@@ -45,7 +45,10 @@ def make_store(folder: Path) -> str:
 
 def _commit(store: Store, name: str, prompt: TaskPrompt) -> None:
     """Commits prompts/NAME."""
-    with store.create("prompts", name, inputs={}, config={"by": "hand"}) as draft, tempfile.TemporaryDirectory() as to:
+    with (
+        store.create("prompts", name, inputs={}, config={"by": "hand", "name": name}) as draft,
+        tempfile.TemporaryDirectory() as to,
+    ):
         prompt.save(Path(to))
         draft.note(backbone=BACKBONE, options=prompt.options.stored())
         commit_files(draft, Path(to))

@@ -624,6 +624,19 @@ def test_a_bad_request_is_told_what_is_wrong(client: TestClient, body: dict[str,
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
+def test_requests_that_would_hold_up_others_are_refused(client: TestClient, documented: Callable[..., None]) -> None:
+    answers = {
+        "a search with a filter of 2 Mi characters": client.post(
+            "/v1/search", json={"query": "a", "filter": {"lang": "x" * (1 << 21)}}
+        ),
+        "an upload of a prompt with 900 further fields": client.put(
+            "/v1/tasks/many", files={f"field{number}": (None, "1") for number in range(900)}
+        ),
+    }
+    for case, answer in answers.items():
+        documented("HTTP", case, answer.json()["error"]["message"], answer.status_code)
+
+
 def test_what_is_too_large_late_or_led_here_by_another_name_is_refused(client: TestClient) -> None:
     assert client.post("/v1/search", content=b"x" * (25 << 20)).status_code == 413
     assert client.post("/v1/search", content=(b"x" * (1 << 20) for _ in range(26))).status_code == 413

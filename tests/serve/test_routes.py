@@ -20,8 +20,8 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from serve.errors import WHOLE, add_errors, as_json_list
 from serve.http import routes
-from serve.http.routes import MOST_STRUCTURE, SMALL, JsonRoute, check_structure
-from serve.protocol import EmbeddingsRequest, SearchRequest
+from serve.http.routes import MOST_CONTAINERS, MOST_STRUCTURE, SMALL, JsonRoute, parse_json
+from serve.protocol import SearchRequest
 
 WAITING_S = 30
 
@@ -74,44 +74,70 @@ def test_others_are_answered_while_a_large_body_is_parsed(client: TestClient) ->
     assert statuses == ["100000"]
 
 
-def outside_of_strings(text: bytes) -> int:
-    """Returns the bytes outside of strings, character by character."""
-    count, is_inside, is_escaped = 0, False, False
-    for byte in text:
-        if is_inside and (is_escaped or byte != ord('"')):
-            is_escaped = not is_escaped and byte == ord("\\")
-            continue
-        is_inside ^= byte == ord('"')
-        count += 1
-    return count
+def random_value(draw: random.Random, depth: int = 3) -> Any:
+    """Returns a random JSON value, whose strings have escapes and characters of all lengths."""
+    kind = draw.randrange(6 if depth else 4)
+    if kind == 0:
+        return draw.choice([0, -1, 2.5, 1e-7, True, False, None])
+    if kind < 4:
+        return "".join(draw.choices('a"\\/\nb\té深😀,:[]{}', k=draw.randint(0, 12)))
+    items = [random_value(draw, depth - 1) for _ in range(draw.randint(0, 4))]
+    return items if kind == 4 else {f'{draw.choice("ab")}"\\{number}': item for number, item in enumerate(items)}
 
 
 @pytest.mark.parametrize("piece", [2, 3, 64])
-def test_the_structure_is_what_is_outside_of_strings(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_has_the_value_that_python_reads(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "PIECE", piece)
     draw = random.Random(piece)
     for _ in range(500):
-        text = bytes(draw.choices(b'"\\a,[', k=draw.randint(1, 60)))
-        size = outside_of_strings(text)
-        monkeypatch.setattr(routes, "MOST_STRUCTURE", size)
-        check_structure(text)
-        monkeypatch.setattr(routes, "MOST_STRUCTURE", size - 1)
-        with pytest.raises(RequestValidationError):
-            check_structure(text)
+        value = random_value(draw)
+        text = json.dumps(value, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 2])).encode()
+        assert parse_json(bytearray(text)) == value
 
 
-@pytest.mark.parametrize("unit", [b"a", b"\\n", b'\\"', b"\\\\"])
-def test_the_time_to_check_the_structure_is_linear(unit: bytes) -> None:
-    assert growth(check_structure, lambda count: b'{"input":"' + unit * count + b'"}', 1 << 17) < 2.5
+def test_text_that_is_no_json_is_refused() -> None:
+    draw = random.Random(0)
+    for _ in range(2_000):
+        text = bytes(draw.choices(b'"\\a,[{}]:1 ', k=draw.randint(0, 12)))
+        try:
+            value = json.loads(text)
+        except ValueError:
+            with pytest.raises(RequestValidationError, match="Invalid JSON"):
+                parse_json(bytearray(text))
+        else:
+            assert parse_json(bytearray(text)) == value
 
 
-LISTS = b'{"queries":["a"],"filter":{"x":[' + b"[]," * MOST_STRUCTURE + b"[]]}}"
+@pytest.mark.parametrize("unit", [b"a", b"\\n", b'\\"', b"\\\\", b'","', b"\\u6df1"])
+def test_the_time_to_parse_is_linear(unit: bytes) -> None:
+    assert growth(parse_json, lambda count: bytearray(b'{"input":["' + unit * count + b'"]}'), 1 << 14) < 2.5
+
+
+def test_each_call_of_the_parser_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call holds Python's lock, which the event loop needs several times for a response."""
+    sizes = []
+
+    def from_json(text: bytearray, **options: Any) -> Any:
+        sizes.append(len(text))
+        return original(text, **options)
+
+    original = routes.from_json
+    monkeypatch.setattr(routes, "from_json", from_json)
+    document = {"input": ["深" * 65_536] * 10}
+    assert parse_json(bytearray(json.dumps(document).encode())) == document
+    assert max(sizes) < 500_000
+
+
+LISTS = b'{"query":"a","filter":{"x":[' + b"[]," * MOST_CONTAINERS + b"[]]}}"
+FIELDS = json.dumps({f"{number:05d}": 0 for number in range(MOST_CONTAINERS)}).encode()
 
 
 @pytest.mark.parametrize(
     ("case", "body"),
     [
-        ("a search with 128 Ki lists in its filter", LISTS),
+        ("a search with 4,096 lists in its filter", LISTS),
+        ("a search with 4,096 unknown fields", FIELDS),
+        ("a search with a text of 1 MiB", b'{"query":"' + b"a" * (1 << 20) + b'"}'),
         ("a search with spaces without end", b'{"query":"a"' + b" " * MOST_STRUCTURE + b"}"),
     ],
 )
@@ -128,7 +154,7 @@ def test_errors_are_short_and_name_one_field(size: int, client: TestClient) -> N
     answer = client.put("/v1/search", json={"query": "a", "x" * size: 1, "k": 0})
     assert answer.status_code == 422
     assert len(answer.json()["error"]["message"]) <= 500
-    answer = client.put("/v1/search", json={f"{number:05d}": 0 for number in range(16_000)})
+    answer = client.put("/v1/search", json={f"{number:05d}": 0 for number in range(4_000)})
     assert answer.json()["error"]["message"] == "body.00000: Extra inputs are not permitted"
     answer = client.post("/length", json={"items": ["a"] * 20_000})
     assert "items.0" in answer.json()["error"]["message"]
@@ -136,10 +162,14 @@ def test_errors_are_short_and_name_one_field(size: int, client: TestClient) -> N
 
 def test_the_largest_requests_have_less_structure() -> None:
     """Of the most and longest texts, and of filters with ten thousand values, indented."""
-    check_structure(json.dumps({"input": ["é" * 60_000] * 256}, ensure_ascii=False).encode())
-    check_structure(json.dumps({"documents": ['a "quote"\n' * 2_000] * 1_000}, indent=4).encode())
-    check_structure(json.dumps({"filter": {f"field{n}": [*range(10**8, 10**8 + 1_000)] for n in range(10)}}).encode())
-    assert EmbeddingsRequest.model_validate_json(b'{"input":"a"}').texts == ["a"]
+    for document in (
+        {"input": ["é" * 40_000] * 256},
+        {"input": ["😀" * 65_536] * 5},
+        {"documents": ['a "quote"\n' * 1_500] * 1_000},
+        {"filter": {f"field{n}": [*range(10**8, 10**8 + 1_000)] for n in range(10)}},
+        {"filter": {f"field{n}": {"gte": n, "lt": n + 1} for n in range(1_000)}},
+    ):
+        assert parse_json(bytearray(json.dumps(document, indent=4).encode())) == document
 
 
 @pytest.mark.parametrize("size", [1, WHOLE])
