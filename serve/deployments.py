@@ -10,7 +10,6 @@ sends the first request for them.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import re
 import signal
@@ -57,7 +56,7 @@ from serve.parts import EncoderPart, Part, PassagesPart, RerankPart, SourcePart
 from serve.protocol import MOST_MS
 from serve.release import Release, current
 from serve.security import Tokens, is_loopback
-from serve.service import LOOK, Limits, Service
+from serve.service import LOOK, Limits, Service, favour_event_loop
 
 LINGER_S = MOST_MS / 1000 + 2 * LOOK  # seconds for which other ingresses may have requests of the previous release
 SPARE = 64  # requests that an ingress accepts in addition to those for its queues
@@ -336,7 +335,7 @@ class Ingress:
                              "there; `without_tokens: true` where nobody else reaches the port")  # fmt: skip
         self.service, service.announce = service, announce
         await service.refresh()
-        gc.freeze()  # a full collection of garbage would stop all threads for about 0.25 s
+        favour_event_loop()
         return build_app(service, tokens, about=service.about)
 
     async def refresh(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import signal
 import socket
@@ -20,7 +19,7 @@ from serve.http.limits import HttpLimits, allowed_connections
 from serve.live import Live
 from serve.parts import EncoderPart, PassagesPart, RerankPart, SourcePart
 from serve.security import Tokens
-from serve.service import Limits, Service
+from serve.service import Limits, Service, favour_event_loop
 
 GRACE = 30  # seconds that running requests have when the server ends
 
@@ -118,8 +117,9 @@ async def run_server(
         signal.signal(ending, lambda *_: None)
     with listen(host, port) as listening:
         address = address_of(host, listening.getsockname()[1])
+
         def begin() -> None:
-            gc.freeze()  # a full collection of garbage would stop all threads for about 0.25 s
+            favour_event_loop()
             announce(address)
 
         service.on_live = begin

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -92,8 +93,9 @@ def run_of(root: Path, name: str) -> dict[str, list[tuple[str, float]]]:
     return found
 
 
-def test_collections_of_garbage_leave_out_what_was_there_when_the_server_began(service: LocalService) -> None:
-    """A full collection visits all objects of the libraries, which stops all threads for a quarter of a second."""
+def test_other_threads_of_a_server_delay_its_event_loop_for_a_short_time(service: LocalService) -> None:
+    """A full collection of garbage would visit all objects of the libraries, which takes a quarter of a second."""
+    interval = sys.getswitchinterval()
     handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)}
     addresses, before, frozen = [], gc.get_freeze_count(), 0
 
@@ -106,11 +108,14 @@ def test_collections_of_garbage_leave_out_what_was_there_when_the_server_began(s
     try:
         asyncio.run(run_server(service, Tokens(), "127.0.0.1", 0, announce))
     finally:
+        switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(interval)
         gc.unfreeze()
         for kind, handler in handlers.items():
             signal.signal(kind, handler)
     assert len(addresses) == 1
     assert frozen > 100_000
+    assert switch_s == 0.001
 
 
 def test_it_may_stand_below_a_path(service: LocalService) -> None:
