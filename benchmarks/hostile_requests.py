@@ -71,8 +71,12 @@ class Server:
             environment = {**os.environ, "PYTHONPATH": str(self.checkout)}
             self._process = subprocess.Popen(
                 [*command, "--renew", "--embeddings", "base", "--port", "0", "--warm-up-s", "0"],
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=self.checkout, env=environment,
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                cwd=self.checkout,
+                env=environment,
+            )
             assert self._process.stdout is not None
             for line in self._process.stdout:
                 if match := re.search(r"http://127\.0\.0\.1:(\d+)", line):
@@ -201,9 +205,11 @@ def main() -> None:
                 request = None if name == IDLE else REQUESTS[name]()
                 figures[name] = {}
                 for checkout, server in servers.items():
-                    own = figures[name][checkout] = measure(server, request, options)
-                    times = f"slowest {own['slowest_ms']:9,.1f} ms, p99 {own['p99_ms']:9,.1f} ms"
-                    rest = f"{own['seconds']:5.1f} s, {own['memory_growth_mib']:5} MiB, {own['statuses']}"
+                    measured = figures[name][checkout] = measure(server, request, options)
+                    times = f"slowest {measured['slowest_ms']:9,.1f} ms, p99 {measured['p99_ms']:9,.1f} ms"
+                    rest = (
+                        f"{measured['seconds']:5.1f} s, {measured['memory_growth_mib']:5} MiB, {measured['statuses']}"
+                    )
                     print(f"{name:30} {checkout:20} {times}, {rest}", flush=True)
         finally:
             for server in servers.values():

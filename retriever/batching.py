@@ -18,7 +18,7 @@ from retriever.options import EncoderOptions, Side, TitlePolicy
 from retriever.recipe import Recipe
 
 PIECE = 1 << 17  # characters of texts, about, that a tokenizer gets in one call
-_TEXT = 32  # characters for which a text counts beside its own: a tokenizer's result takes about 20 kB per text
+_TEXT = 32  # characters that are added for each text: a tokenizer's result takes about 20 kB per text
 
 
 @dataclass(frozen=True)

@@ -91,13 +91,22 @@ def _json(text: str, answer: Answer) -> bytes:
     shards = answer.shards
     hits = [
         {
-            "id": hit.id, "rank": rank, "score": hit.score, "title": hit.title, "text": hit.text,
-            "metadata": orjson.Fragment(hit.metadata) if hit.metadata else None, "scores": hit.scores,
+            "id": hit.id,
+            "rank": rank,
+            "score": hit.score,
+            "title": hit.title,
+            "text": hit.text,
+            "metadata": orjson.Fragment(hit.metadata) if hit.metadata else None,
+            "scores": hit.scores,
         }
         for rank, hit in enumerate(answer.hits, 1)
-    ]  # fmt: skip
-    counts = {"total": shards.total, "successful": shards.successful, "failed": shards.failed,
-              "timed_out": shards.timed_out}  # fmt: skip
+    ]
+    counts = {
+        "total": shards.total,
+        "successful": shards.successful,
+        "failed": shards.failed,
+        "timed_out": shards.timed_out,
+    }
     return orjson.dumps({"query": text, "hits": hits, "shards": counts})
 
 

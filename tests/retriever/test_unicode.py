@@ -18,9 +18,16 @@ FORMS: tuple[Form, ...] = get_args(Form)
 JOINER = "\u034f"
 # Characters that move, compose or decompose: Latin, Greek, Hangul (syllables, jamo of three kinds, also the wide and
 # compatibility ones), Indic vowel signs, kana with its marks, ligatures, musical symbols, and marks of many classes.
-ALPHABET = [*"ae c\nÅéǖΣϓ", *"가각한ᄀ하ᅵᆨᇂㄱㅏㅠﾡￂ", *"কোোোொௌൊෞේෝ", *"かがハﾊﾞﾟ゙゚", *"ﬁ½①㌀ﷺ語😀",
-            *"\u0301\u0300\u0308\u0323\u0327\u031b\u0338\u0345\u0344\u0f73\u0f81\u05bf\u0651\u3099\u302e",
-            *"\U0001d15e\U0001d165\U0001d16e\U0001109a\U000110ba\ufb2c\ud800", JOINER]  # fmt: skip
+ALPHABET = [
+    *"ae c\nÅéǖΣϓ",
+    *"가각한ᄀ하ᅵᆨᇂㄱㅏㅠﾡￂ",
+    *"কোোোொௌൊෞේෝ",
+    *"かがハﾊﾞﾟ゙゚",
+    *"ﬁ½①㌀ﷺ語😀",
+    *"\u0301\u0300\u0308\u0323\u0327\u031b\u0338\u0345\u0344\u0f73\u0f81\u05bf\u0651\u3099\u302e",
+    *"\U0001d15e\U0001d165\U0001d16e\U0001109a\U000110ba\ufb2c\ud800",
+    JOINER,
+]
 
 
 def alternating(count: int) -> str:
