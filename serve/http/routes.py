@@ -15,6 +15,8 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve.http.disconnects import cancelled_on_disconnect
+
 Model = TypeVar("Model", bound=BaseModel)
 
 BOM = b"\xef\xbb\xbf"
@@ -87,7 +89,8 @@ async def read_body(request: Request, model: type[Model]) -> Model:
         raise _invalid("content_type", "expected Content-Type: application/json")
     if sum(map(len, chunks)) <= SMALL:
         return _validated(model.model_validate_json, b"".join(chunks).removeprefix(BOM))
-    return await asyncio.get_running_loop().run_in_executor(_PARSER, _parsed, chunks, model)
+    async with cancelled_on_disconnect(request):  # others wait for the thread
+        return await asyncio.get_running_loop().run_in_executor(_PARSER, _parsed, chunks, model)
 
 
 def _parsed(chunks: Sequence[bytes], model: type[Model]) -> Model:

@@ -74,6 +74,27 @@ def test_others_are_answered_while_a_large_body_is_parsed(client: TestClient) ->
     assert statuses == ["100000"]
 
 
+def test_the_body_of_a_client_that_has_disconnected_is_not_parsed(client: TestClient) -> None:
+    go_on = threading.Event()
+    messages = [{"type": "http.request", "body": b" " * (SMALL + 1)}, {"type": "http.disconnect"}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    async def post() -> None:
+        earlier = asyncio.get_running_loop().run_in_executor(routes._PARSER, go_on.wait, WAITING_S)
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/length", "query_string": b"", "headers": headers}
+        await asyncio.wait_for(client.app(scope, receive, send), WAITING_S)
+        assert not earlier.done()
+        go_on.set()
+
+    asyncio.run(post())
+
+
 def random_value(draw: random.Random, depth: int = 3) -> Any:
     """Returns a random JSON value, whose strings have escapes and characters of all lengths."""
     kind = draw.randrange(6 if depth else 4)
