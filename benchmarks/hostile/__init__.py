@@ -1,1 +1,1 @@
-"""Parts of benchmarks/hostile_requests.py: the requests that it sends, and the store that it serves."""
+"""Modules of benchmarks/hostile_requests.py: the requests, the store that is served, and the measurement."""
