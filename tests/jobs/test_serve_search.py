@@ -632,7 +632,7 @@ def test_a_bad_request_is_told_what_is_wrong(client: TestClient, body: dict[str,
 def test_requests_that_would_hold_up_others_are_refused(client: TestClient, documented: Callable[..., None]) -> None:
     answers = {
         "a search with a filter of 2 Mi characters": client.post(
-            "/v1/search", json={"query": "a", "filter": {"lang": "x" * (1 << 21)}}
+            "/v1/search", json={"query": "a", "filter": {"lang": ["x" * (1 << 19)] * 4}}
         ),
         "an upload of a prompt with 900 further fields": client.put(
             "/v1/tasks/many", files={f"field{number}": (None, "1") for number in range(900)}
