@@ -59,7 +59,9 @@ def hostile_uploads(folder: Path) -> dict[str, Callable[[], Files]]:
     return {
         "the valid prompt": lambda: (weights, settings),
         "one tensor name": lambda: with_header("{" + ",".join([f'"a":{EMPTY}'] * (HEADER // 60)) + "}"),
-        "names in pairs": lambda: with_header("{" + ",".join([f'"{n // 2:x}":{EMPTY}' for n in range(HEADER // 60)]) + "}"),
+        "names in pairs": lambda: with_header(
+            "{" + ",".join(f'"{n // 2:x}":{EMPTY}' for n in range(HEADER // 60)) + "}"
+        ),
         "as many tensors as allowed": lambda: with_header(
             "{" + ",".join(f'"{n:x}":{EMPTY}' for n in range(HEADER // 60)) + "}"
         ),

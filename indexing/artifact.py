@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Self
 from indexing.cache import CorruptError, NodeCache, file_sha256
 from indexing.storage import Storage, full_disk
 from indexing.work.conflicts import describe_conflict
+from retriever.cuts import Cuts, total
 from retriever.errors import InputError, printable
 
 FORMAT = 2
@@ -48,6 +49,12 @@ class Part:
     bytes: int
     sha256: str
     facts: dict[str, Any] = field(default_factory=dict)  # further data about it: hash of the input, line of the source
+
+
+def sum_cuts(parts: Iterable[Part]) -> Cuts:
+    """Returns how many texts of parts were cut to a length limit; parts of earlier releases have no counts."""
+    stored = ((part.rows, part.facts.get("cuts")) for part in parts)
+    return total(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
 
 
 def canonical(value: Any) -> bytes:

@@ -201,30 +201,34 @@ class PoolStage(StageDefaults):
             end = start + len(queries.ids)
             if name in missing:
                 hits = {source: Hits(each.scores[start:end], each.rows[start:end]) for source, each in found.items()}
-                items.append((name, queries, hits))
+                items.append((name, queries, hits, work.sources.numerics() | work.sources.cuts(slice(start, end))))
             else:
                 counter.count(len(queries.ids), kept=True)
             start = end
         corpus = work.corpus if work.options.drop_answers else None
-        task = PoolTask(draft, work.options.depth, corpus, work.sources.numerics(), read_copies(draft))
-        for (_, queries, _), _ in runner.run(task, items):
+        task = PoolTask(draft, work.options.depth, corpus, read_copies(draft))
+        for (_, queries, _, _), _ in runner.run(task, items):
             counter.count(len(queries.ids))
 
 
 @dataclass(frozen=True)
 class PoolTask:
-    """Pools the hits of a part's queries and commits them: an item is (name of the part, queries, hits by source)."""
+    """Pools the hits of a part's queries and commits them.
+
+    An item is (name of the part, queries, hits by source, facts of the part).
+    """
 
     draft: Draft
     depth: int
     corpus: Corpus | None
-    facts: Mapping[str, Any]
     copies: Copies
     resources: Resources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[tuple[str, MiningQueries, Mapping[str, Hits]], Report], None]:
+    def open(
+        self, place: Place
+    ) -> Callable[[tuple[str, MiningQueries, Mapping[str, Hits], Mapping[str, Any]], Report], None]:
         """Returns the worker."""
-        return lambda item, report: pool_part(item, self.draft, self.depth, self.corpus, self.facts, self.copies)
+        return lambda item, report: pool_part(item[:3], self.draft, self.depth, self.corpus, item[3], self.copies)
 
 
 def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> MiningQueries:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from indexing import mining
-from indexing.artifact import Artifact, Draft, fingerprint_of
+from indexing.artifact import Artifact, Draft, fingerprint_of, sum_cuts
 from indexing.candidates import MiningQueries, PoolCandidates
 from indexing.copies.search import read_copies
 from indexing.corpus import Corpus
@@ -48,6 +48,7 @@ from indexing.work.work import (
     run_work,
     silent,
 )
+from retriever.cuts import Cuts
 from retriever.errors import InputError
 
 DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
@@ -172,6 +173,10 @@ class ScoreCandidates(WorkDefaults):
         """The generations that the options need; later ones, for other options, do not change what is sampled."""
         enough = [n for n in range(1, len(self.previous) + 1) if self._suffice(self.previous[:n])]
         return self.previous[: enough[0]] if enough else self.previous
+
+    def cuts(self) -> Cuts:
+        """Returns how many pairs of the generations were cut to the re-ranker's length limit."""
+        return sum_cuts(part for artifact in self.generations for part in artifact.group("part"))
 
     @property
     def targets(self) -> list[Target]:
@@ -321,7 +326,7 @@ def score_part(
     table = read_part(candidates, name)
     known = probabilities(table, name, previous)
     fresh = np.zeros(len(table), bool)
-    texts = query_texts(queries, table)
+    texts, cuts = query_texts(queries, table), Cuts()
     while len(
         chosen := mining.to_score(
             table,
@@ -334,19 +339,21 @@ def score_part(
         )
     ):
         pairs = [texts[id] for id in table["query_id"].take(chosen).to_pylist()]
-        known[chosen] = scorer.score(pairs, corpus, table["row"].to_numpy()[chosen])
+        known[chosen], cut = scorer.score(pairs, corpus, table["row"].to_numpy()[chosen])
+        cuts += cut
         fresh[chosen] = True
         report(int(fresh.sum()))
     at = np.flatnonzero(fresh)
     scored = table.select(["query", "row"]).take(at).append_column("probability", pa.array(known[at], pa.float32()))
     if mined is not None and (positives := _unscored_positives(mined, name, previous)):
         numbers, rows = np.array(positives).T
-        probabilities_of_positives = scorer.score([mined.texts[number] for number in numbers], corpus, rows)
+        probabilities_of_positives, cut = scorer.score([mined.texts[number] for number in numbers], corpus, rows)
+        cuts += cut
         pairs = [pa.array(numbers, pa.int32()), pa.array(rows), pa.array(probabilities_of_positives, pa.float32())]
         scored = pa.concat_tables([scored, pa.table(pairs, schema=scored.schema)])
     draft.commit(
         name, ".parquet", lambda path: pq.write_table(scored, path, compression="zstd"), rows=len(scored),
-        scored_for=draw.needs,
+        scored_for=draw.needs, cuts=cuts.stored(),
     )  # fmt: skip
     return len(scored)
 

@@ -101,6 +101,14 @@ class EncoderSpec:
         except InputError as error:  # the message names the folder of this node's cache
             raise InputError(str(error).replace(str(folder), artifact.url)) from error
 
+    def longest(self, side: Side) -> int | None:
+        """Returns the largest limit of the tokens of a side's texts; None: any, as positions are relative."""
+        from retriever.files import resolve
+        from retriever.recipe import read_recipe
+
+        positions, prompt = read_recipe(resolve(self.folder_of(side)), self.options).positions, self.prompt()
+        return positions if positions is None or prompt is None else positions - prompt.offset(side)
+
     def describe(self, side: Side) -> dict[str, Any]:
         """Returns the settings that shape the vectors of a side, JSON-able; loads no model.
 

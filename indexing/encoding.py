@@ -222,7 +222,14 @@ class EncodeWorker:
         topics = self._commit_topics(draft, part, unit.rows)
         write, suffix = (self._write_sparse, SUFFIX) if self.encoder.is_sparse else (self._write_dense, ".npy")
         encode = functools.partial(write, tokens, topics, part, report)
-        committed = draft.commit(part.part.name, suffix, encode, rows=unit.rows, corpus_sha256=part.part.sha256)
+        committed = draft.commit(
+            part.part.name,
+            suffix,
+            encode,
+            rows=unit.rows,
+            corpus_sha256=part.part.sha256,
+            cuts=tokens.cuts().stored(),
+        )
         return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
 
     def _commit_topics(self, draft: Draft, part: RowPart, rows: int) -> np.ndarray | None:

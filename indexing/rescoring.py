@@ -14,6 +14,7 @@ from indexing.exact import Hits
 from indexing.models import resolve_model
 from indexing.store import Store
 from indexing.work.tasks import Place, Report, Resources, Runner
+from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import RerankerOptions
 
@@ -109,12 +110,14 @@ class PairScorer:
 
     model: Reranker
 
-    def score(self, queries: Sequence[str], corpus: Corpus, rows: np.ndarray) -> np.ndarray:
-        """Returns the probability of each pair (queries[i], the passage in rows[i]): float32 [pairs]."""
+    def score(self, queries: Sequence[str], corpus: Corpus, rows: np.ndarray) -> tuple[np.ndarray, Cuts]:
+        """Returns the probability of each pair (queries[i], the passage in rows[i]): float32 [pairs]; and the counts
+        of the pairs that were cut."""
         wanted, inverse = np.unique(rows, return_inverse=True)
         passages = corpus.passages(wanted)
         texts = self.model.compose([p.title for p in passages], [p.text for p in passages])
-        return self.model.score(queries, [texts[number] for number in inverse])
+        tokens, types = self.model.tokenize(queries, [texts[number] for number in inverse])
+        return self.model.forward(tokens, types), tokens.cuts()
 
 
 @dataclass(frozen=True)
@@ -126,25 +129,25 @@ class RerankTask:
     resources: Resources = RESOURCES
     stays_open: bool = True
 
-    def open(self, place: Place) -> Callable[[tuple[int, list[str], np.ndarray], Report], np.ndarray]:
-        """Returns the worker: float32 [q, d]; -inf for missing hits."""
+    def open(self, place: Place) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
+        """Returns the worker: scores float32 [q, d], -inf for missing hits; and the counts of cut pairs."""
         scorer = self.spec.open(place)
 
-        def score(block: tuple[int, list[str], np.ndarray], report: Report) -> np.ndarray:
+        def score(block: tuple[int, list[str], np.ndarray], report: Report) -> tuple[np.ndarray, Cuts]:
             _, texts, rows = block
-            scores = np.full(rows.shape, -np.inf, np.float32)
+            scores, cuts = np.full(rows.shape, -np.inf, np.float32), Cuts()
             queries, _ = pairs = np.nonzero(rows >= 0)
             if len(queries):
-                scores[pairs] = scorer.score([texts[number] for number in queries], self.corpus, rows[pairs])
-            return scores
+                scores[pairs], cuts = scorer.score([texts[number] for number in queries], self.corpus, rows[pairs])
+            return scores, cuts
 
         return score
 
 
-def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runner: Runner) -> Hits:
+def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runner: Runner) -> tuple[Hits, Cuts]:
     """Orders the first `depth` hits of each query by their probability, which becomes their score.
 
-    The hits below follow as `reranked` says.
+    The hits below follow as `reranked` says. Returns the counts of the pairs that were cut, too.
 
     Args:
         hits: The hits of the queries.
@@ -160,10 +163,11 @@ def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runne
         (start, list(texts[start : start + size]), rows[start : start + size, :depth])
         for start in range(0, len(texts), size)
     ]
-    probabilities = np.empty((len(rows), min(depth, rows.shape[1])), np.float32)
-    for (start, _, top), found in runner.run(task, blocks):
+    probabilities, cuts = np.empty((len(rows), min(depth, rows.shape[1])), np.float32), Cuts()
+    for (start, _, top), (found, cut) in runner.run(task, blocks):
         probabilities[start : start + len(top)] = found
-    return reranked(Hits(scores, rows), probabilities)
+        cuts += cut
+    return reranked(Hits(scores, rows), probabilities), cuts
 
 
 def reranked(hits: Hits, probabilities: np.ndarray) -> Hits:

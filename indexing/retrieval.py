@@ -166,11 +166,13 @@ class SearchStage(StageDefaults):
             raise InputError(f"query {ids[number]!r}: {error.reasons[number]}") from error
         hits, passage_ids = search.without_self(ids, hits)
         if rerank_task:
-            hits = rerank(hits, texts, search.rerank_depth, rerank_task, runner)
+            hits, pair_cuts = rerank(hits, texts, search.rerank_depth, rerank_task, runner)
             passage_ids = search.corpus.ids(hits.rows)
         table = hits_table(ids, hits, passage_ids)
         numerics = rerank_task.spec.numerics if rerank_task else None
-        facts = {**({"numerics": numerics} if numerics else {}), **search.sources.numerics()}
+        facts = {**({"numerics": numerics} if numerics else {}), **search.sources.numerics(), **search.sources.cuts()}
+        if rerank_task:
+            facts["pair_cuts"] = pair_cuts.stored()
         write = functools.partial(write_parquet, table)
         part = draft.commit(unit.names[0], ".parquet", write, rows=len(table), **facts)
         check_numerics(draft, part, numerics)  # it may be another writer's

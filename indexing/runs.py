@@ -6,8 +6,9 @@ import contextlib
 import filecmp
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from indexing.artifact import Artifact
 from indexing.exact import Hits
 from indexing.formats import text_lines
 from indexing.raw import Lines
+from retriever.cuts import Cuts
 from retriever.errors import InputError
 
 SCHEMA = pa.schema([("query_id", pa.string()), ("id", pa.string()), ("row", pa.int64()), ("score", pa.float32())])
@@ -47,6 +49,29 @@ def read_run(artifact: Artifact) -> Iterator[pa.Table]:
         # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
         with pq.ParquetFile(artifact.local(part)) as file:
             yield file.read().select(SCHEMA.names).cast(SCHEMA)
+
+
+class SearchCuts(NamedTuple):
+    """Counts of the texts of a search that were cut to a length limit.
+
+    Attributes:
+        queries: The queries, by the embeddings that they were searched in.
+        pairs: The pairs of a query and a passage that a re-ranker scored.
+    """
+
+    queries: dict[str, Cuts]
+    pairs: Cuts
+
+
+def search_cuts(facts: Iterable[Mapping[str, Any]]) -> SearchCuts:
+    """Returns the counts in the facts of the parts of a run or of candidates; earlier releases did not count."""
+    queries: dict[str, Cuts] = {}
+    pairs = Cuts()
+    for each in facts:
+        for name, counts in each.get("query_cuts", {}).items():
+            queries[name] = queries.get(name, Cuts()) + Cuts(**counts)
+        pairs += Cuts(**each.get("pair_cuts", {}))
+    return SearchCuts(queries, pairs)
 
 
 def write_trec(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bool = False) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from jobs.session import describe_size, join_cluster, num_gpus
 
+from indexing.artifact import Artifact, sum_cuts
 from indexing.embeddings import is_sparse
 from indexing.encoders import EncoderSpec, spec_of
 from indexing.encoding import CALLS, PartDone, is_encoded, numerics_of, similarity_of
@@ -52,9 +54,11 @@ class EncodeCorpus(Common):
     title: Literal["space", "newline", "sep", "none"] = "space"
     """How a passage's title and text are joined; none leaves the title out."""
     query_length: int | None = None
-    """Tokens of a query at most, special tokens included; default: the model folder's limit."""
+    """Tokens of a query at most, special tokens included; default: the model folder's limit. Longer queries are cut;
+    searches say how many."""
     passage_length: int | None = None
-    """Tokens of a passage at most, special tokens included; default: the model folder's limit."""
+    """Tokens of a passage at most, special tokens included; default: the model folder's limit. Longer passages are cut;
+    the job says how many."""
     dimension: int | None = None
     """Keep this many leading dimensions of each vector, for Matryoshka models; default: all."""
     append_eos: bool = False
@@ -106,11 +110,23 @@ def main(options: EncodeCorpus) -> None:
     if not encoded and (speed := encode(store, options, spec, name, described)).tokens:
         say(f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
             f"{speed.tokens / speed.seconds:,.0f} tokens/s")  # fmt: skip
-    for artifact in store.generations("embeddings", name):
+    generations = store.generations("embeddings", name)
+    for artifact in generations:
         kind = f"sparse vectors over {described['dim']:,} words" if is_sparse(described) else (
             f"vectors of {described['dim']}")  # fmt: skip
         say(f"{artifact.url}: {artifact.rows:,} {kind}, {artifact.config['numerics']}")
+    say_cuts(options, spec, generations)
     return None
+
+
+def say_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:
+    """Prints how many passages were cut, those of earlier runs included; nothing if none was."""
+    cuts = sum_cuts(part for artifact in generations for part in artifact.group("part"))
+    if cuts.cut_texts:
+        step = "give a larger --passage-length under another --name"
+        if options.task is not None:
+            step = "train the task under another name with a larger --passage-length"
+        say(cuts.line("passages", step, spec.longest("passage")))
 
 
 @dataclass

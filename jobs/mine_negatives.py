@@ -14,6 +14,7 @@ from jobs.cli import Common, Stage, run, say, say_complete, say_stages
 from collections import Counter
 from dataclasses import dataclass, field
 
+from jobs.cuts import say_pair_cuts, say_part_cuts
 from jobs.session import open_runner
 
 import pyarrow.compute as pc
@@ -153,6 +154,9 @@ def main(options: MineNegatives) -> None:
         negatives = SampleNegatives(pool, scores, draw, options.name)
         run_work(store, negatives, runner, Stage)
     print_summary(candidates, negatives)
+    say_part_cuts(candidates.group("part"), pool.sources)
+    if scores is not None:
+        say_pair_cuts(scores.cuts())
     export(options, negatives)
     return None
 

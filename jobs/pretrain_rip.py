@@ -29,7 +29,9 @@ from indexing.work.ray_tasks import RayTasks
 from retriever.condenser.head import describe_head
 from retriever.errors import InputError
 from retriever.files import describe_backbone, resolve, weight_files
+from retriever.loading.configuration import load_config
 from retriever.options import EncoderOptions
+from retriever.recipe import positions_of
 from retriever.reranker_training import check_length
 from retriever.rip import RipOptions, default_mask, default_unit, encoder_options, fit_batch
 from retriever.training import LoopOptions
@@ -89,7 +91,7 @@ class PretrainRip(Contrastive):
     """Fraction of the tokens that are masked."""
     max_length: int = 128
     """Maximum number of tokens of a sentence (of a passage with --objective condenser and mlm), special tokens
-    included."""
+    included. Longer ones are cut; the job says how many of those in its batches."""
     pooling: Literal["cls", "mean"] = "cls"
     """Pooling of token vectors into the vector of a sentence."""
     min_words: int = 8
@@ -180,7 +182,8 @@ def main(options: PretrainRip) -> None:
             facts["head"] = "new" if head is None else "the backbone's"
         return maker, exact, facts
 
-    artifact = options.make(store, kind, name, inputs=inputs, config=config, prepare=prepare)
+    longest = positions_of(load_config(folder))
+    artifact = options.make(store, kind, name, inputs=inputs, config=config, prepare=prepare, longest=longest)
     notes = artifact.notes
     say(
         f"{artifact.url}: {notes['steps']:,} steps of {notes['batch']:,} passages over {notes['passages']:,} eligible "

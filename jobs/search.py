@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, get_args
 
+from jobs.cuts import say_part_cuts, say_search_cuts
 from jobs.session import num_gpus, open_runner
 
 import tyro
@@ -125,6 +126,7 @@ def main(options: Search) -> None:
     if unanswered := work.unanswered():
         more = f" and {len(unanswered) - SHOWN} more" if len(unanswered) > SHOWN else ""
         say(f"  {len(unanswered):,} queries found nothing: {', '.join(unanswered[:SHOWN])}{more}")
+    say_part_cuts(artifact.group("part"), work.sources)
     if options.run:
         write_trec(read_run(artifact), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
@@ -168,6 +170,7 @@ def show_hits(store: Store, source: str, options: Search) -> None:
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         for line in hit_table(hits, query, style) if hits else ():
             say(line)
+    say_search_cuts(search.cuts(), search.sources)
 
 
 def search_options(options: Search) -> SearchOptions:

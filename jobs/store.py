@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from jobs.cuts import stored_counts
+
 import tyro
 
 from indexing.artifact import PROVENANCE, Artifact, unseal
@@ -198,6 +200,8 @@ def show(store: Store, key: str, limit: int | None) -> None:
     say(f"made         {provenance['finished']} on {provenance['host']} by {' '.join(provenance['command'])}")
     say(f"config       {json.dumps(artifact.config, indent=1, ensure_ascii=False)}")
     say(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}")
+    for counts in stored_counts(artifact):
+        say(f"cuts         {counts}")
     for part in artifact.parts[:limit]:
         say(f"part         {part.file:44} {part.rows:>12,} rows {human(part.bytes):>10}  {part.sha256[:12]}")
 

@@ -22,6 +22,8 @@ from indexing.reranking import CrossMaker, open_dev_data
 from indexing.store import Store
 from retriever.errors import InputError
 from retriever.files import describe_backbone, resolve, weight_files
+from retriever.loading.configuration import load_config
+from retriever.recipe import positions_of
 from retriever.reranker_training import CrossOptions, check_length
 from retriever.training import LoopOptions
 
@@ -55,7 +57,8 @@ class TrainReranker(Training):
     lr: float | None = None
     """Peak learning rate; default: 2e-5, 1e-3 with --optimizer adafactor."""
     max_length: int = 256
-    """Maximum number of tokens of query and passage together, special tokens included."""
+    """Maximum number of tokens of query and passage together, special tokens included. Of a longer pair the longer text
+    is cut; the job says how many pairs of its batches were."""
     loss: Literal["bce", "listwise"] = "bce"
     """bce: scores are probabilities, which denoising needs; listwise: it ranks as well, but its scores are not
     probabilities."""
@@ -71,6 +74,7 @@ class Opened:
         asked: Number of queries of the split.
         queries: Number of those queries that have negatives and a positive.
         weights: Size of the backbone's weights in bytes.
+        longest: The largest length limit that the backbone allows; None: any.
         maker: Makes the system on each worker.
         loop: Options of the training loop.
         inputs: The artifacts that the model is made from.
@@ -80,6 +84,7 @@ class Opened:
     asked: int
     queries: int
     weights: int
+    longest: int | None
     maker: CrossMaker
     loop: LoopOptions
     inputs: dict[str, Artifact]
@@ -104,7 +109,15 @@ def main(options: TrainReranker) -> None:
         lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
         return replace(opened.maker, lists=lists), opened.loop, counts
 
-    model = options.make(store, "models", name, inputs=opened.inputs, config=opened.config, prepare=prepare)
+    model = options.make(
+        store,
+        "models",
+        name,
+        inputs=opened.inputs,
+        config=opened.config,
+        prepare=prepare,
+        longest=opened.longest,
+    )
     notes = model.notes
     say(f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
         f"{notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
@@ -175,7 +188,8 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
         config["dev"] = options.dev_config()
     num_queries = len(queries.split(options.split, options.limit).ids)
     weights = sum(file.stat().st_size for file in weight_files(folder))
-    return Opened(num_queries, len(data.queries), weights, maker, loop, inputs, config)
+    longest = positions_of(load_config(folder))
+    return Opened(num_queries, len(data.queries), weights, longest, maker, loop, inputs, config)
 
 
 def plan(options: TrainReranker, opened: Opened) -> None:

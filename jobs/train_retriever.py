@@ -56,6 +56,7 @@ from retriever.options import EncoderOptions
 from retriever.recipe import Recipe, read_recipe
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.synthesiser import Synthesiser
+from retriever.tuning_options import offsets_of
 
 # Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
 # The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.
@@ -177,6 +178,7 @@ def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
         inputs=opened.inputs,
         config=opened.config,
         prepare=lambda on_ray: (opened.maker, opened.loop, notes),
+        longest=longest_text(opened),
     )
     tuning = opened.maker.tuning
     if tuning.parametrisation == "per-task":
@@ -184,6 +186,13 @@ def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
     elif tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None):
         commit_trained_prompt(store, artifact, opened.spec.options)
     return artifact
+
+
+def longest_text(opened: Opened) -> int | None:
+    """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
+    tuning = opened.maker.tuning
+    positions = trained_recipe(resolve(opened.spec.folder), opened.spec.options, tuning).positions
+    return None if positions is None else positions - max(offsets_of(tuning).values(), default=0)
 
 
 def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOptions) -> Artifact:

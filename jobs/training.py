@@ -27,6 +27,7 @@ from indexing.training.messages import StartMeasured, StepDone, TrainingResult
 from indexing.training.worker import Maker, TrainingTask, abandoned_s
 from indexing.training.workers import WorkerGroup, plan_workers
 from indexing.work.work import RESUME, Target, complete_target
+from retriever.cuts import SPLIT, Cuts
 from retriever.errors import InputError
 from retriever.training import LoopOptions
 
@@ -156,7 +157,7 @@ class Training(Common):
 
     def make(
         self, store: Store, kind: str, name: str, *, inputs: Mapping[str, Artifact | Reference], config: dict[str, Any],
-        prepare: Callable[[bool], tuple[Maker, LoopOptions, dict[str, Any]]],
+        prepare: Callable[[bool], tuple[Maker, LoopOptions, dict[str, Any]]], longest: int | None,
     ) -> Artifact:  # fmt: skip
         """Returns kind/NAME of the store; trains it if it is not complete.
 
@@ -168,6 +169,7 @@ class Training(Common):
             config: The settings that shape it.
             prepare: Called as prepare(on_ray) before a training run; returns the Maker, the options of the loop, and
                 notes for the artifact.
+            longest: The largest length limit that the backbone allows; None: any.
 
         Raises:
             InputError: If the input is bad. The store then holds no draft that was not there before, unless training
@@ -184,7 +186,7 @@ class Training(Common):
                 maker, loop, notes = prepare(on_ray)
                 task = TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=self.dtype,
                                     group=group)  # fmt: skip
-                result = self.run_task(task, on_ray)
+                result = self.run_task(task, on_ray, longest)
                 draft.begin()  # joins the draft that the first worker has begun
                 draft.note(**notes, **result.notes())
                 if not draft.complete:
@@ -213,9 +215,27 @@ class Training(Common):
             remedy = "" if self.wait else "; --wait SECONDS waits for nodes of an autoscaler"
             raise InputError(f"{error}{remedy}") from None
 
-    def run_task(self, task: TrainingTask, on_ray: bool) -> TrainingResult:
-        """Trains with progress on stderr and, if --curves is set, with curves."""
+    def length_step(self, noun: str) -> str:
+        """Returns how to set a larger length limit for texts of a kind (`retriever.cuts.NOUNS`)."""
+        return "give a larger --max-length under another --name"
+
+    def cut_lines(self, cuts: Mapping[str, Mapping[str, int]], longest: int | None) -> dict[str, tuple[Cuts, str]]:
+        """Returns the counts and the line for each kind of texts of which some were cut; longest: as of `make`."""
+        lines = {}
+        for noun, counts in cuts.items():
+            if (counted := Cuts(**counts)).cut_texts:
+                split = SPLIT if noun in ("passages", "pairs") else f"shorten the {noun}"
+                line = counted.line(f"{noun} of the batches", self.length_step(noun), longest, split)
+                lines[noun] = (counted, line)
+        return lines
+
+    def run_task(self, task: TrainingTask, on_ray: bool, longest: int | None) -> TrainingResult:
+        """Trains with progress on stderr and, if --curves is set, with curves; prints how many texts were cut.
+
+        longest: as of `make`.
+        """
         curves = self.open_curves(task.draft.key)
+        warned: set[str] = set()
         with Stage("train", task.loop.steps, "steps") as stage:
 
             def attempt(write: Callable[[], object]) -> bool:
@@ -232,6 +252,10 @@ class Training(Common):
                 if isinstance(done, StartMeasured):
                     stage.say(f"{QUALITY} {done.quality:.4f} at step 0, before training")
                     return
+                for noun, (cuts, line) in self.cut_lines(done.cuts, longest).items():
+                    if cuts.are_many and noun not in warned:
+                        warned.add(noun)
+                        stage.say(line)
                 stage.remark = f"loss {done.loss:.4f}"
                 if done.quality is not None:
                     stage.say(f"step {done.step:,}: {stage.remark}, {QUALITY} {done.quality:.4f}")
@@ -240,9 +264,8 @@ class Training(Common):
                     curves = None
 
             try:
-                if on_ray:
-                    return run_on_ray(task, stage.count, show, stage.say, deferred_signals)
-                return run_local(task, stage.count, show, deferred_signals)
+                run = partial(run_on_ray, say=stage.say) if on_ray else run_local
+                result = run(task, stage.count, show, stop_requests=deferred_signals)
             except BaseException:
                 if curves:
                     attempt(curves.draw_added)
@@ -250,6 +273,10 @@ class Training(Common):
             finally:
                 if curves:
                     attempt(curves.close)
+        for noun, (_, line) in self.cut_lines(result.cuts, longest).items():
+            if noun not in warned:
+                say(line)
+        return result
 
     def open_curves(self, title: str) -> Curves | None:
         """Returns the writer of curves; None without --curves."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Normalizers
 
+from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.loading.vocabulary import check_ids, end_texts, load_tokenizer
 from retriever.options import EncoderOptions, Side, TitlePolicy
@@ -23,10 +24,19 @@ _TEXT = 32  # characters that are added for each text: a tokenizer's result take
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of some texts, concatenated: ids int32 [total], lengths int64 [texts]."""
+    """Token ids of some texts, concatenated.
+
+    Attributes:
+        ids: int32 [total].
+        lengths: Tokens of each text, int64 [texts].
+        uncut: Tokens of each text before it was cut to a length limit, int64 [texts]; None: no text was cut.
+        limit: The length limit; 0: there was none.
+    """
 
     ids: np.ndarray
     lengths: np.ndarray
+    uncut: np.ndarray | None = None
+    limit: int = 0
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -36,12 +46,27 @@ class Tokens:
         """The position in `ids` at which each text begins: int64 [texts]."""
         return np.cumsum(self.lengths) - self.lengths
 
+    @property
+    def num_cut(self) -> np.ndarray:
+        """The number of tokens that were cut off each text: int64 [texts]."""
+        return np.zeros_like(self.lengths) if self.uncut is None else self.uncut - self.lengths
+
+    def cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
+        """Returns the counts of the texts that were cut; texts: numbers of the texts to count, by default all."""
+        return Cuts.of(self.lengths[texts], self.num_cut[texts], self.limit)
+
     @classmethod
     def joined(cls, pieces: Sequence[Tokens]) -> Tokens:
-        """Returns the tokens of the texts of several objects, at least one, in order."""
+        """Returns the tokens of the texts of several objects, at least one and all of one limit, in order."""
         if len(pieces) == 1:
             return pieces[0]
-        return cls(np.concatenate([piece.ids for piece in pieces]), np.concatenate([piece.lengths for piece in pieces]))
+        uncut = [piece.lengths if piece.uncut is None else piece.uncut for piece in pieces]
+        return cls(
+            np.concatenate([piece.ids for piece in pieces]),
+            np.concatenate([piece.lengths for piece in pieces]),
+            np.concatenate(uncut),
+            pieces[0].limit,
+        )
 
 
 def text_pieces(lengths: Iterable[int]) -> Iterator[slice]:
@@ -64,8 +89,40 @@ def text_pieces(lengths: Iterable[int]) -> Iterator[slice]:
         yield slice(start, end)
 
 
+def excess(encoding: Encoding, limit: int) -> list[slice]:
+    """Returns the tokens to delete so that a text, or a pair of texts, has at most `limit` tokens.
+
+    These are the last tokens of a text before its closing special tokens, which count too. Of a pair, the longer text
+    is cut until both have the same length, as by the tokenizer's own truncation (`longest_first`), which does not tell
+    how much it cuts off.
+
+    Args:
+        encoding: The tokens of a text or a pair, not truncated, with special tokens.
+        limit: Number of tokens, more than there are special tokens.
+
+    Returns:
+        Up to two slices, the last one first, so that they can be deleted one after the other.
+    """
+    if len(encoding) <= limit:
+        return []
+    if encoding.n_sequences == 1:
+        is_special = encoding.special_tokens_mask
+        closing = is_special[::-1].index(0)
+        return [slice(limit - closing, len(is_special) - closing)]
+    sequences = encoding.sequence_ids  # None at special tokens
+    first, second = (sequences.count(number) for number in (0, 1))
+    room = limit - (len(sequences) - first - second)
+    shorter = min(first, second, room // 2)
+    kept = (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+    return [
+        slice((start := sequences.index(number)) + most, start + length)
+        for number, length, most in ((1, second, kept[1]), (0, first, kept[0]))
+        if length > most
+    ]
+
+
 class TextTokenizer:
-    """A model's fast tokenizer with one copy per side, so that sides of different lengths can run concurrently.
+    """A model's fast tokenizer, with the prefix and the length limit of each side.
 
     Raises InputError for a tokenizer that is damaged, has no vocabulary, or does not fit the model.
     """
@@ -94,17 +151,15 @@ class TextTokenizer:
             base.normalizer = Normalizers([Lowercase(), *([base.normalizer] if base.normalizer else [])])
         if recipe.append_eos:
             end_texts(slow, recipe.backbone, "append_eos" if options.append_eos else "add_eos_token")
-        self._sides: dict[Side, tuple[Tokenizer, str]] = {}
-        for side, prefix, length in (
-            ("query", recipe.query_prefix, recipe.query_length),
-            ("passage", recipe.passage_prefix, recipe.passage_length),
-        ):
-            special = base.num_special_tokens_to_add(False)
+        self._tokenizer = base
+        self._sides: dict[Side, tuple[str, int]] = {
+            "query": (recipe.query_prefix, recipe.query_length),
+            "passage": (recipe.passage_prefix, recipe.passage_length),
+        }
+        special = base.num_special_tokens_to_add(False)
+        for side, (_, length) in self._sides.items():
             if length <= special:
                 raise InputError(f"{side}_length={length} leaves no room beside {special} special tokens")
-            copy = Tokenizer.from_str(base.to_str())
-            copy.enable_truncation(length)
-            self._sides[side] = (copy, prefix)  # type: ignore[index]
 
     def __call__(self, texts: Sequence[str], *, side: Side, prefix: str | None = None) -> Tokens:
         """Returns token ids with special tokens, cut to the side's length; uses the tokenizer's own threads.
@@ -114,46 +169,51 @@ class TextTokenizer:
         Raises:
             InputError: For a text that is no valid string, or that has a token without an embedding; names it.
         """
-        tokenizer, texts = self._prepare(texts, side, prefix)
+        texts, limit = self._prepare(texts, side, prefix)
         with _named_text(texts):
             pieces = text_pieces(map(len, texts))
-            rows = [encoding.ids for piece in pieces for encoding in tokenizer.encode_batch_fast(texts[piece])]
-        return self._join(rows)
+            rows = [
+                _row(encoding, limit)
+                for piece in pieces
+                for encoding in self._tokenizer.encode_batch_fast(texts[piece])
+            ]
+        return self._join(rows, limit)
 
     def with_words(self, texts: Sequence[str], *, side: Side) -> tuple[Tokens, np.ndarray]:
         """Returns token ids as a call does, and the word of each token, which the tokenizer's pre-tokenization decides.
 
         Words are numbered from 0 in each text: int64 [total], -1 for special tokens.
         """
-        tokenizer, texts = self._prepare(texts, side)
+        texts, limit = self._prepare(texts, side)
         with _named_text(texts):
-            encodings = tokenizer.encode_batch(texts)
-        tokens = self._join([encoding.ids for encoding in encodings])
+            encodings = self._tokenizer.encode_batch(texts)
+        tokens = self._join([_row(encoding, limit) for encoding in encodings], limit)
         words = np.full(len(tokens.ids), -1, np.int64)
         for start, encoding in zip(tokens.starts, encodings, strict=True):
             numbers = [-1 if word is None else word for word in encoding.word_ids]
+            for tail in excess(encoding, limit):
+                del numbers[tail]
             words[start : start + len(numbers)] = numbers
         return tokens, words
 
-    def _prepare(self, texts: Sequence[str], side: Side, prefix: str | None = None) -> tuple[Tokenizer, list[str]]:
-        """Returns the tokenizer of a side, and the texts with a prefix; None: that of the side."""
-        tokenizer, side_prefix = self._sides[side]
+    def _prepare(self, texts: Sequence[str], side: Side, prefix: str | None = None) -> tuple[list[str], int]:
+        """Returns the texts with a prefix, None: that of the side; and the limit of the side."""
+        side_prefix, limit = self._sides[side]
         prefix = side_prefix if prefix is None else prefix
-        return tokenizer, [prefix + text for text in texts] if prefix else list(texts)
+        return [prefix + text for text in texts] if prefix else list(texts), limit
 
-    def _join(self, rows: list[list[int]]) -> Tokens:
-        """Returns the checked token ids of texts."""
-        for row in rows:
-            if not row:  # a tokenizer without special tokens gives no token for an empty text
-                row.append(self.pad_id)
+    def _join(self, cut: Sequence[tuple[list[int], int]], limit: int) -> Tokens:
+        """Returns the checked token ids of texts; cut: the results of `_row`."""
+        rows = [row or [self.pad_id] for row, _ in cut]  # an empty text without special tokens has no token
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        uncut = np.maximum(lengths, np.fromiter((length for _, length in cut), np.int64, len(rows)))
         ids = np.empty(int(lengths.sum()), np.int32)
         start = 0
         for row in rows:
             ids[start : start + len(row)] = row
             start += len(row)
         check_ids(ids, lengths, self._vocabulary)
-        return Tokens(ids, lengths)
+        return Tokens(ids, lengths, uncut, limit)
 
     def unknown(self, tokens: Tokens) -> tuple[int, int]:
         """Returns how many tokens are unknown to the vocabulary, and how many there are, special tokens excluded."""
@@ -175,6 +235,14 @@ class TextTokenizer:
             return list(texts)
         between = {"space": " ", "newline": "\n", "sep": f" {self.separator} "}[policy]
         return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
+
+
+def _row(encoding: Encoding, limit: int) -> tuple[list[int], int]:
+    """Returns the token ids of a text, cut to a limit, and how many there were."""
+    ids = encoding.ids
+    for tail in excess(encoding, limit):
+        del ids[tail]
+    return ids, len(encoding)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from retriever.lora.adapter import FOLDER as ADAPTER_FOLDER
 from retriever.lora.adapter import add_adapter, merge_adapter, save_adapter
 from retriever.losses import Labels, LearnedTemperature, batch_loss, category_loss, overlap, teacher_logits, topic_loss
 from retriever.optimizers.groups import ParameterGroup
-from retriever.options import SIDES, EncoderOptions, Side
+from retriever.options import PLURALS, SIDES, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
 from retriever.prompts import (
     PROVIDERS,
@@ -255,7 +255,12 @@ class DualSystem:
         batches = [(some, width) for text_rows, width in planned for some in self._cut(text_rows, side)]
         filled = padded(tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id)
         return [
-            Chunk(dict.fromkeys(names, rows[text_rows]), (side, ids, lengths), ids.numel())
+            Chunk(
+                dict.fromkeys(names, rows[text_rows]),
+                (side, ids, lengths),
+                ids.numel(),
+                {} if output == _TOPICS else {PLURALS[side]: tokens.cuts(text_rows)},
+            )
             for text_rows, ids, lengths in filled
         ]
 

@@ -9,6 +9,7 @@ from retriever.errors import InputError
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, Side] = ("query", "passage")
+PLURALS: dict[Side, str] = {"query": "queries", "passage": "passages"}
 Pooling = Literal["cls", "mean", "last", "splade"]
 TitlePolicy = Literal["space", "newline", "sep", "none"]
 

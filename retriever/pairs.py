@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Encoding
 
-from retriever.batching import Tokens, text_pieces
+from retriever.batching import Tokens, excess, text_pieces
 from retriever.errors import InputError
 from retriever.files import sha256_of, tokenizer_files, weight_files
 from retriever.loading.arguments import check_model_arguments, config_arguments, tokenizer_arguments
@@ -39,26 +40,23 @@ class PairTokenizer:
         self.separator: str | None = slow.sep_token or slow.eos_token
         self.pad_id = int(slow.pad_token_id if slow.pad_token_id is not None else slow.eos_token_id or 0)
         self.types = "token_type_ids" in slow.model_input_names
+        self._limit = max_length
         self._base = slow.backend_tokenizer
         self._base.no_padding()
+        self._base.no_truncation()
         special = self._base.num_special_tokens_to_add(True)
         if max_length < special + 2:
             raise InputError(f"max_length={max_length} leaves no room beside {special} special tokens")
-        self._base.enable_truncation(max_length, strategy="longest_first")
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
         """Returns token ids and token types of each pair. Raises InputError, naming the pair, for invalid strings."""
         if len(queries) != len(passages):
             raise InputError(f"{len(queries)} queries and {len(passages)} passages: expected one passage for each")
         pairs = list(zip(queries, passages, strict=True))
-        rows: list[tuple[list[int], list[int]]] = []
+        rows: list[tuple[list[int], list[int], int]] = []
         try:
             for piece in text_pieces(len(query) + len(passage) for query, passage in pairs):
-                # A tokenizer without special tokens gives no token for two empty texts.
-                rows += [
-                    (encoding.ids, encoding.type_ids) if encoding.ids else ([self.pad_id], [0])
-                    for encoding in self._base.encode_batch(pairs[piece])
-                ]
+                rows += map(self._row, self._base.encode_batch_fast(pairs[piece]))
         except (TypeError, UnicodeEncodeError) as error:
             for position, pair in enumerate(zip(queries, passages, strict=True)):
                 try:
@@ -67,10 +65,21 @@ class PairTokenizer:
                 except (AttributeError, UnicodeEncodeError) as fault:
                     raise InputError(f"pair {position} of {len(queries)} is no two valid strings: {fault}") from error
             raise
-        lengths = np.fromiter((len(ids) for ids, _ in rows), np.int64, len(rows))
-        ids, types = (np.fromiter(chain.from_iterable(row[k] for row in rows), np.int32) for k in (0, 1))
+        lengths = np.fromiter((len(ids) for ids, _, _ in rows), np.int64, len(rows))
+        uncut = np.fromiter((length for _, _, length in rows), np.int64, len(rows))
+        ids = np.fromiter(chain.from_iterable(ids for ids, _, _ in rows), np.int32)
+        types = np.fromiter(chain.from_iterable(types for _, types, _ in rows), np.int32)
         check_ids(ids, lengths, self._vocabulary)
-        return Tokens(ids, lengths), Tokens(types, lengths)
+        return Tokens(ids, lengths, uncut, self._limit), Tokens(types, lengths)
+
+    def _row(self, encoding: Encoding) -> tuple[list[int], list[int], int]:
+        """Returns the token ids and types of a pair, cut to the limit, and how many there were."""
+        ids, types = encoding.ids, encoding.type_ids
+        if not ids:  # a tokenizer without special tokens gives no token for two empty texts
+            return [self.pad_id], [0], 1
+        for tail in excess(encoding, self._limit):
+            del ids[tail], types[tail]
+        return ids, types, len(encoding)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
         """Returns passages' strings by the title policy; an empty title adds nothing."""

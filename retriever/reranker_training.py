@@ -135,7 +135,12 @@ class CrossSystem:
         kinds = padded(types, batches, side="right", pad_id=0)
         none: dict[str, np.ndarray] = {}
         return [
-            Chunk(none if positions is None else {ITEMS: positions[rows]}, (ids, type_ids, lengths), ids.numel())
+            Chunk(
+                none if positions is None else {ITEMS: positions[rows]},
+                (ids, type_ids, lengths),
+                ids.numel(),
+                {"pairs": tokens.cuts(rows)},
+            )
             for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True)
         ]
 

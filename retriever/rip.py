@@ -143,6 +143,13 @@ class RipOptions:
         return self.objective in ("rip", "cocondenser", "pairs")
 
     @property
+    def whole_texts(self) -> str | None:
+        """Plural noun for the texts that should not be cut; None: they are random spans, whose ends mean nothing."""
+        if not self.has_pairs:
+            return "passages"
+        return "sentences" if self.unit == "sentence" else None
+
+    @property
     def has_masks(self) -> bool:
         """Whether masked tokens are predicted."""
         return self.objective != "pairs"
@@ -381,13 +388,15 @@ class RipSystem:
             dist.all_reduce(shared)
         total = max(1, int(shared[0]))
         batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+        noun = options.whole_texts
         inputs = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
         targets = padded(labels, batches, side="right", pad_id=-100)
         chunks = []
         for (text_rows, ids, lengths), (_, label_ids, _) in zip(inputs, targets, strict=True):
             unique = slice(len(text_rows))  # a chunk of one text holds the text twice
             chunk_inputs = (ids[unique], lengths[unique], label_ids[unique], total)
-            chunks.append(Chunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel()))
+            cuts = {} if noun is None else {noun: units.cuts(text_rows)}
+            chunks.append(Chunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel(), cuts))
         of_rows = torch.from_numpy(np.repeat(passages, per_passage)).to(self.device)
         labels_of_rows = {"passages": of_rows, "texts": shared[1:]} if num_rows else {}
         outputs = {"dense": Output(self.recipe.hidden, num_rows)} if num_rows else {}

@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from retriever.cuts import Cuts
+
 
 @dataclass(frozen=True)
 class Output:
@@ -50,11 +52,14 @@ class Chunk:
             are summed have none.
         inputs: The arguments of `System.forward`, on the CPU.
         tokens: The number of tokens, padding included.
+        cuts: The counts of its texts that were cut to a length limit, by their kind (`retriever.cuts.NOUNS`). Texts
+            that are cut by design, or that other chunks count too, are left out.
     """
 
     rows: Mapping[str, np.ndarray]
     inputs: Any
     tokens: int = 0
+    cuts: Mapping[str, Cuts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

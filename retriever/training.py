@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from retriever.cuts import NOUNS, Cuts
 from retriever.errors import Diverged, InputError
 from retriever.numerics import describe_numerics
 from retriever.optimizers.groups import (
@@ -133,6 +134,7 @@ class Progress:
     best: float | None = None
     best_step: int = 0
     since: int = 0  # evaluations since the best
+    cuts: dict[str, dict[str, int]] = field(default_factory=dict)  # of all workers' texts, by their kind: `Cuts.stored`
 
 
 class Stopped(Exception):
@@ -190,6 +192,7 @@ class Trainer:
         )  # fmt: skip
         self.refresh: Refresh | None = None
         self._mined: torch.Tensor | None = None
+        self._cuts: dict[str, Cuts] = {}  # of this worker's texts that `Progress.cuts` lacks
         self.numerics = describe_numerics(device, dtype)
         # Sums are rounded by the number of workers and threads too: said, as the same weights come of the same ones.
         self.conditions = {"numerics": self.numerics, "threads": str(torch.get_num_threads())}
@@ -246,9 +249,11 @@ class Trainer:
                 quality = self._evaluate(evaluate, progress, hooks)
             if quality is not None or last or progress.steps % max(1, options.steps // POINTS) == 0:
                 progress.curve.append([progress.steps, loss, lr, quality])
+            if last:
+                self._add_cuts(progress)
             if self.rank == 0:
                 hooks.note({"step": progress.steps, "loss": loss, "lr": lr, "quality": quality,
-                            "numerics": self.numerics})  # fmt: skip
+                            "numerics": self.numerics, "cuts": progress.cuts})  # fmt: skip
             if self.refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
                 self._mined = self.refresh.mine()
                 self.refresh.take(self._mined)
@@ -273,6 +278,9 @@ class Trainer:
     def step(self, number: int) -> float:
         """One step over the batch at `number`; the loss over all of it."""
         batch = self.system.batch(number, self.rank, self.world)
+        for chunk in batch.chunks:
+            for noun, cuts in chunk.cuts.items():
+                self._cuts[noun] = self._cuts.get(noun, Cuts()) + cuts
         total = self._together(number, batch) if batch.outputs else self._apart(number, batch)
         if not math.isfinite(total):
             raise self._not_finite(number, f"the loss is {total}")
@@ -393,6 +401,18 @@ class Trainer:
             progress.since += 1
         return quality
 
+    def _add_cuts(self, progress: Progress) -> None:
+        """Adds the counts of all workers' texts since the last time to the progress."""
+        own = [self._cuts.get(noun, Cuts()) for noun in NOUNS]
+        sums = torch.tensor([[c.texts, c.tokens, c.cut_texts, c.cut_tokens] for c in own], device=self.device)
+        if self.world > 1:
+            dist.all_reduce(sums)
+        for noun, cuts, counts in zip(NOUNS, own, sums.tolist(), strict=True):
+            if counts[0]:
+                added = Cuts(**progress.cuts.get(noun, {})) + replace(Cuts(*counts), limit=cuts.limit)
+                progress.cuts = {**progress.cuts, noun: added.stored()}
+        self._cuts = {}
+
     def _measure(self, evaluate: Evaluate) -> float:
         """Returns the quality of the present weights, as rank 0 has computed it."""
         self.system.module.eval()
@@ -403,8 +423,10 @@ class Trainer:
             quality = float(first)
         return quality
 
+
     def _keep(self, save: Callable[[int, Callable[[Path], object]], object], progress: Progress) -> None:
         """Have what trains, the optimizer's moments and the progress written, in one safetensors file."""
+        self._add_cuts(progress)
         state = self.stepper.state()
         if not all(bool(torch.isfinite(value).all()) for value in state.values()):
             raise self._not_finite(progress.steps - 1, "its weights are not finite")

@@ -117,7 +117,7 @@ def build_app(
     async def embeddings(request: EmbeddingsRequest, http: Request) -> Response:
         """Returns vectors of texts, in the format of OpenAI's API: `model` is the task."""
         async with cancelled_on_disconnect(http):
-            vectors, tokens = await service.embed(
+            vectors, cuts = await service.embed(
                 request.texts, request.model, request.input_type, request.timeout_ms / 1000
             )
         if request.dimensions not in (None, vectors.shape[1]):
@@ -128,8 +128,13 @@ def build_app(
             if vectors.size <= SMALL
             else await asyncio.to_thread(_embeddings, vectors, is_base64)
         )
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        metrics.tokens.inc(tokens)
+        usage = {
+            "prompt_tokens": cuts.kept_tokens,
+            "total_tokens": cuts.kept_tokens,
+            "cut_inputs": cuts.cut_texts,
+            "cut_tokens": cuts.cut_tokens,
+        }
+        metrics.tokens.inc(cuts.kept_tokens)
         return as_json_list({"object": "list", "model": request.model, "usage": usage}, "data", data)
 
     @json_routes.post("/v1/rerank", response_model=RerankResponse)

@@ -206,9 +206,9 @@ class Engine:
             batches.append(encoded._replace(refused=refused))
         if len(batches) == 1:
             return batches[0]
-        vectors, lengths = (np.concatenate([batch[field] for batch in batches]) for field in range(2))
+        vectors, lengths, num_cut = (np.concatenate([batch[field] for batch in batches]) for field in range(3))
         refused = {number: reason for batch in batches for number, reason in batch.refused.items()}
-        return Encoded(vectors, lengths, refused)
+        return Encoded(vectors, lengths, num_cut, refused)
 
     def rerank(
         self, release: Release, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], deadline: float

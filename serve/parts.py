@@ -228,7 +228,7 @@ class EncoderPart(Part):
         tokens, topics = _read_texts(encoder, texts, side, tasks, request.deadline)
         refused = encoder.unusable_texts(tokens, side=side, task=tasks, topics=topics)
         vectors = encoder.forward(tokens, side=side, task=tasks, topics=topics, check=False)
-        return Encoded(vectors, tokens.lengths, refused)
+        return Encoded(vectors, tokens.lengths, tokens.num_cut, refused)
 
     @converted
     def describe(self, release_id: str) -> dict[str, Any]:

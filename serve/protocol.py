@@ -144,8 +144,12 @@ class EmbeddingOut(Strict):
 
 
 class Usage(Strict):
+    """Tokens that were encoded, as OpenAI counts them, and those that were not."""
+
     prompt_tokens: int
     total_tokens: int
+    cut_inputs: int = Field(description="Inputs that are longer than the encoder reads: only their first tokens count.")
+    cut_tokens: int = Field(description="Tokens that were cut off these inputs.")
 
 
 class EmbeddingsResponse(Strict):

@@ -19,6 +19,7 @@ import numpy as np
 
 from indexing.filters import Filter
 from indexing.store import Store
+from retriever.cuts import Cuts
 from retriever.errors import InputError
 from serve.batching import Batcher, OverloadedError
 from serve.calls.protocols import PartControl
@@ -150,7 +151,7 @@ class Service:
         self.searches: Batcher[Asked, Answer] = Batcher(
             partial(search_all, engine), weigh=partial(_weight, limits.bound // 4), **queue
         )
-        self.embeddings: Batcher[Vectors, tuple[np.ndarray, int]] = Batcher(
+        self.embeddings: Batcher[Vectors, tuple[np.ndarray, Cuts]] = Batcher(
             partial(embed_all, engine), weigh=lambda item: len(item.texts), **queue
         )
         self.reranks: Batcher[Pairs, np.ndarray] = Batcher(
@@ -291,8 +292,8 @@ class Service:
             asked = [Asked(live.release, query) for query in queries]
             return live, search, await self.searches.submit_all(asked, deadline)
 
-    async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[np.ndarray, int]:
-        """Returns vectors of texts with a task's prompt, float32 [n, dim], and their token count.
+    async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[np.ndarray, Cuts]:
+        """Returns vectors of texts with a task's prompt, float32 [n, dim], and the counts of texts that were cut.
 
         Args:
             texts: Texts to encode.

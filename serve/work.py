@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import orjson
 
+from retriever.cuts import Cuts
 from serve.engine import Answer, Engine, Query, finite, unusable
 from serve.release import Release
 
@@ -53,20 +54,20 @@ def search_all(engine: Engine, asked: Sequence[Asked]) -> list[Answer]:
     return answers
 
 
-def embed_all(engine: Engine, asked: Sequence[Vectors]) -> list[tuple[np.ndarray, int] | Exception]:
+def embed_all(engine: Engine, asked: Sequence[Vectors]) -> list[tuple[np.ndarray, Cuts] | Exception]:
     """Requests of one release and side are encoded together; one with a text that cannot be used fails alone."""
-    found: list[tuple[np.ndarray, int] | Exception] = [(np.empty(0), 0)] * len(asked)
+    found: list[tuple[np.ndarray, Cuts] | Exception] = [(np.empty(0), Cuts())] * len(asked)
     for members in _alike(asked, lambda one: (one.release.id, one.side)):
         release, side = asked[members[0]].release, asked[members[0]].side
         texts = [text for number in members for text in asked[number].texts]
         tasks = [asked[number].task for number in members for _ in asked[number].texts]
         deadline = max(asked[number].deadline for number in members)
-        vectors, tokens, refused = engine.embed(release, texts, tasks, side, deadline)
+        vectors, lengths, num_cut, refused = engine.embed(release, texts, tasks, side, deadline)
         ends = np.cumsum([len(asked[number].texts) for number in members])
         starts = [0, *ends[:-1].tolist()]
-        shares = zip(members, starts, np.split(vectors, ends[:-1]), np.split(tokens, ends[:-1]), strict=True)
-        for number, start, rows, counts in shares:
-            found[number] = rows, int(counts.sum())
+        split = (np.split(column, ends[:-1]) for column in (vectors, lengths, num_cut))
+        for number, start, rows, own_lengths, own_cut in zip(members, starts, *split, strict=True):
+            found[number] = rows, Cuts.of(own_lengths, own_cut)
             if len(bad := np.flatnonzero(~finite(rows))):
                 found[number] = unusable(asked[number].task, refused.get(start + int(bad[0])), int(bad[0]))
     return found

@@ -14,6 +14,7 @@ from indexing.hit_sources.online import OnlineSearch, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.store import Store
 from indexing.work.tasks import Runner
+from retriever.cuts import Cuts
 
 
 class HitSource(Protocol):
@@ -36,6 +37,12 @@ class PinnedNumerics(Protocol):
     """Something that encodes queries. numerics: the class of its vectors so far, here or in an earlier run."""
 
     numerics: str | None
+
+    def cuts(self, queries: slice) -> Cuts:
+        """Returns how many of the queries that were encoded last were cut, of those with some numbers."""
+
+    def longest(self) -> int | None:
+        """Returns the largest length limit of queries that the encoder allows; None: any."""
 
 
 QueryEncoding = TypeVar("QueryEncoding", bound=PinnedNumerics)
@@ -67,6 +74,22 @@ class SearchContext:
         """
         classes = {name: encoder.numerics for name, encoder in self._encoders.items() if encoder.numerics}
         return {"query_numerics": classes} if classes else {}
+
+    def cuts(self, queries: slice = slice(None)) -> dict[str, dict[str, dict[str, int]]]:
+        """Returns how many of the queries that were searched last were cut, as facts of a part.
+
+        They are {"query_cuts": {embeddings: counts}}; empty if no source searches vectors.
+
+        Args:
+            queries: The numbers of the queries to count; by default all.
+        """
+        counts = {name: encoder.cuts(queries).stored() for name, encoder in self._encoders.items()}
+        return {"query_cuts": counts} if counts else {}
+
+    def longest_query(self, embeddings: str) -> int | None:
+        """Returns the largest length limit of the queries of some embeddings; None: their encoder allows any."""
+        longest: int | None = self._encoders[embeddings].longest()
+        return longest
 
     def pin(self, facts: Mapping[str, Any]) -> None:
         """Pins the numerics classes of a committed part."""

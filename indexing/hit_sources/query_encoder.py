@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from indexing.embeddings import EmbeddingsReader
 from indexing.encoders import EncoderSpec, differing, spec_of
 from indexing.hit_sources.options import SearchOptions
 from indexing.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
+
+if TYPE_CHECKING:
+    from retriever.batching import Tokens
 
 Vectors = TypeVar("Vectors")  # float32 [q, dim], or SparseVectors if the embeddings are sparse
 
@@ -46,6 +50,7 @@ class QueryEncoder(Generic[Vectors]):
             )
         self.described = spec.describe("query")
         self.numerics: str | None = None  # the class of the vectors so far, here or in an earlier run
+        self._tokens: Tokens | None = None  # of the queries that were encoded last
         self.task = EncodeQueriesTask(self.spec, self.described)
 
     def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
@@ -53,20 +58,30 @@ class QueryEncoder(Generic[Vectors]):
         for recent_texts, vectors in self._recent:
             if recent_texts is texts:
                 return vectors
-        [(_, (vectors, numerics))] = runner.run(self.task, [list(texts)])
+        [(_, (vectors, numerics, tokens))] = runner.run(self.task, [list(texts)])
         if self.numerics not in (None, numerics):
             raise InputError(
                 f"the queries' vectors are of the numerics class `{self.numerics}`, this worker's are `{numerics}`: "
                 "resume on the kind of machine that began it"
             )
-        self.numerics = numerics
+        self.numerics, self._tokens = numerics, tokens
         self._recent = [*self._recent, (texts, vectors)][-_RECENT:]
         return vectors
+
+    def longest(self) -> int | None:
+        """Returns the largest length limit of queries that the encoder allows; None: any."""
+        return self.spec.longest("query")
+
+    def cuts(self, queries: slice = slice(None)) -> Cuts:
+        """Returns how many of the queries that were encoded last were cut; queries: their numbers, by default all."""
+        return Cuts() if self._tokens is None else self._tokens.cuts(queries)
 
 
 @dataclass(frozen=True)
 class EncodeQueriesTask:
-    """Encodes a list of queries: their vectors and the numerics class. pinned: the encoder's description.
+    """Encodes a list of queries: their vectors, the numerics class, and their tokens.
+
+    pinned: the encoder's description.
 
     The vectors are float32 [q, dim], or SparseVectors if the encoder makes sparse ones.
     """
@@ -76,7 +91,7 @@ class EncodeQueriesTask:
     resources: Resources = ALL_CORES
     stays_open: bool = True
 
-    def open(self, place: Place) -> Callable[[list[str], Report], tuple[Any, str]]:
+    def open(self, place: Place) -> Callable[[list[str], Report], tuple[Any, str, Tokens]]:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
         from indexing.encoding import check_encoder
 
@@ -87,4 +102,11 @@ class EncodeQueriesTask:
             from retriever.sparse.encoder import SparseEncoder
 
             encoder = SparseEncoder.over(opened)
-        return lambda texts, report: (encoder.encode(texts, side="query", task=self.spec.task), opened.numerics)
+
+        def encode(texts: list[str], report: Report) -> tuple[Any, str, Tokens]:
+            tokens = opened.tokenize(texts, side="query")
+            topics = opened.topics_of(texts, side="query", task=self.spec.task)
+            vectors = encoder.forward(tokens, side="query", task=self.spec.task, topics=topics)
+            return vectors, opened.numerics, tokens
+
+        return encode

@@ -9,8 +9,10 @@ from indexing.exact import Hits
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
 from indexing.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
+from indexing.runs import SearchCuts, search_cuts
 from indexing.store import Store
 from indexing.work.local import LocalRunner
+from retriever.cuts import Cuts
 
 
 class LocalSearch:
@@ -33,7 +35,9 @@ class LocalSearch:
         gpus: int = 0,
     ):
         self.corpus = Corpus.open(store)
-        self.hit_source = HitSources(store, self.corpus, options).open(source)
+        self.sources = HitSources(store, self.corpus, options)
+        self.hit_source = self.sources.open(source)
+        self._pair_cuts = Cuts()
         self.runner = LocalRunner(cores=threads, gpus=gpus)
         self._rerank_task: RerankTask | None = None
         if reranker:
@@ -61,5 +65,9 @@ class LocalSearch:
             hits = self.hit_source.search(queries, min(k, rows), self.runner)
         else:
             hits = self.hit_source.search(queries, min(max(k, rerank_depth), rows), self.runner)
-            hits = rerank(hits, queries, rerank_depth, self._rerank_task, self.runner)
+            hits, self._pair_cuts = rerank(hits, queries, rerank_depth, self._rerank_task, self.runner)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])
+
+    def cuts(self) -> SearchCuts:
+        """Returns how many queries and pairs the last search cut to a length limit."""
+        return search_cuts([self.sources.cuts()])._replace(pairs=self._pair_cuts)

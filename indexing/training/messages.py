@@ -21,6 +21,7 @@ class TrainingResult:
         curve: [step, loss, learning rate, quality or None] of the recorded steps.
         best: The best quality; None without an evaluation.
         best_step: The step with the best quality.
+        cuts: The counts of texts that were cut to a length limit, by the kind of text (`retriever.cuts.NOUNS`).
         judged: The results of a JudgingMaker.
     """
 
@@ -31,6 +32,7 @@ class TrainingResult:
     curve: list[list[float | None]]
     best: float | None
     best_step: int
+    cuts: dict[str, dict[str, int]] = field(default_factory=dict)
     judged: dict[str, Any] = field(default_factory=dict)
 
     def notes(self) -> dict[str, Any]:
@@ -70,6 +72,7 @@ class StepDone:
         lr: Learning rate.
         quality: Quality on the dev split; None if it was not measured.
         numerics: The numerics class.
+        cuts: As in TrainingResult, up to the last checkpoint; of the last step, of all steps.
     """
 
     step: int
@@ -77,6 +80,7 @@ class StepDone:
     lr: float
     quality: float | None
     numerics: str
+    cuts: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

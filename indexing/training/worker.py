@@ -175,6 +175,7 @@ def train_one(
         curve=progress.curve,
         best=progress.best,
         best_step=progress.best_step,
+        cuts=progress.cuts,
         judged=judged,
     )
 

@@ -98,8 +98,11 @@ def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
 
 
 def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
-    """Searches a source, unless the store has its run."""
+    """Searches a source, unless the store has its run, and prints how many queries were cut."""
+    from jobs.cuts import say_part_cuts
     from jobs.session import open_runner
 
-    if complete_artifact(store, search) is None:
-        run_work(store, search, open_runner(store, private=options.ray), Stage)
+    artifact = complete_artifact(store, search)
+    if artifact is None:
+        [artifact] = run_work(store, search, open_runner(store, private=options.ray), Stage)
+    say_part_cuts(artifact.group("part"), search.sources)

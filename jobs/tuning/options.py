@@ -15,7 +15,7 @@ from indexing.pairs.sets import NO_NEGATIVES, parse_set
 from retriever.dual import PROMPT_LR, TEMPERATURE_LR
 from retriever.errors import InputError
 from retriever.files import resolve
-from retriever.options import EncoderOptions
+from retriever.options import PLURALS, EncoderOptions
 from retriever.prompts import Parametrisation, Sides
 from retriever.recipe import SPLADE, read_recipe
 from retriever.sparse.flops import MARGIN_MSE_WEIGHTS, SOFTMAX_WEIGHTS, WARM_UP, FlopsOptions
@@ -181,9 +181,11 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
     """Separator between a passage's title and its text; none: leave out the title."""
     query_length: int | None = None
     """Maximum number of tokens per query, special tokens included; default: the setting in the backbone's folder, or
-    256 with --pooling splade (naver/splade) if the folder is no SPLADE model."""
+    256 with --pooling splade (naver/splade) if the folder is no SPLADE model. Longer queries are cut; the job says how
+    many of those in its batches."""
     passage_length: int | None = None
-    """Maximum number of tokens per passage, special tokens included; default: as for queries."""
+    """Maximum number of tokens per passage, special tokens included; default: as for queries. Longer passages are cut;
+    the job says how many of those in its batches."""
     dimension: int | None = None
     """Keep this many leading dimensions of each vector, for Matryoshka models; default: all."""
     append_eos: bool = False
@@ -329,6 +331,11 @@ class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTrain
         if not 0 <= share <= 1:
             raise InputError(f"--flops-warm-up {share}: expected a fraction of the steps")
         return FlopsOptions(queries=queries, passages=passages, warm_up=max(1, round(share * steps)))
+
+    def length_step(self, noun: str) -> str:
+        """Returns how to set a larger length limit for queries or passages."""
+        side = {plural: side for side, plural in PLURALS.items()}[noun]
+        return f"give a larger --{side}-length under another --task"
 
     def encoder(self, folder: str) -> EncoderOptions:
         """Returns how texts become vectors.

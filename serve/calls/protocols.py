@@ -56,11 +56,13 @@ class Encoded(NamedTuple):
     Attributes:
         vectors: float32 [n, dim]; a text that the encoder cannot use has one that is not finite.
         lengths: Tokens of each text, [n].
+        num_cut: Tokens that were cut off each text, which was longer than the encoder reads, [n].
         refused: What a text lacks that has no words by which its prompt is found, by its number in the request.
     """
 
     vectors: np.ndarray
     lengths: np.ndarray
+    num_cut: np.ndarray
     refused: dict[int, str]
 
 

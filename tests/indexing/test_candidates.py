@@ -176,7 +176,7 @@ def test_a_pool_resumes_with_whole_blocks_and_gives_the_same_bytes(
     _, counts = tallied(store, work, runner)
     assert sorted(counts["pool"]) == [(False, 1), (True, 1), (True, 1), (True, 2)]
     assert counts["find copies"] == [(True, 6)]
-    assert [name for name, _, _ in runner.items("PoolTask")] == ["part-00003"]
+    assert [name for name, *_ in runner.items("PoolTask")] == ["part-00003"]
     assert batched.calls == [["no answer known", "when"]]
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "provenance.json"} == files
 

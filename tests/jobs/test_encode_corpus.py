@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import files_of, make_passages, save_tiny_bert, write_beir
+from samples import WORDS, files_of, make_passages, save_tiny_bert, write_beir
 
+from indexing.artifact import seal, sum_cuts, unseal
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.store import Store
 from indexing.verify import verify
+from retriever.cuts import Cuts
 from retriever.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
@@ -185,3 +187,89 @@ def test_provenance_names_the_command_but_is_of_no_fingerprint(world) -> None:
     provenance = json.loads((world.store / "embeddings/enc/g0000/provenance.json").read_text())
     assert provenance["versions"]["ray"]
     assert "host" not in (world.store / "embeddings/enc/g0000/manifest.json").read_text()
+
+
+def import_words(done: Done, tmp_path: Path, lengths: Sequence[int], *more: object) -> Path:
+    """Imports passages of given numbers of words, a token each, in parts of ten; returns the store."""
+    name = f"source{len(list(tmp_path.glob('source*')))}"
+    passages = [
+        {"_id": f"{name}-{number}", "title": "", "text": " ".join(WORDS[:length])}
+        for number, length in enumerate(lengths)
+    ]
+    store = tmp_path / "store"
+    done("import_corpus", "--store", store, "--source", write_beir(tmp_path / name, passages), "--part-size", 10, *more)
+    return store
+
+
+def counted(store: Path, name: str) -> Cuts:
+    """Returns the counts in the parts of all generations of embeddings."""
+    generations = Store(str(store)).generations("embeddings", name)
+    return sum_cuts(part for artifact in generations for part in artifact.group("part"))
+
+
+LONG = [100 if number % 3 == 0 else 20 for number in range(30)]
+WARNING = (
+    "warning: 10 of 30 passages were cut to 64 tokens; 74% of all tokens were kept; split long documents into "
+    "passages before they are imported, because the model allows no more tokens"
+)
+
+
+def test_cut_passages_are_counted_over_all_workers_and_runs(
+    tmp_path: Path, model: str, done: Done, interrupt, documented: Callable[..., None]
+) -> None:
+    store = import_words(done, tmp_path, LONG)
+    encode = ("encode_corpus", "--store", store, "--encoder", model, *NUMERICS, "--cpus", 1)
+    expected = Cuts(30, 10 * 102 + 20 * 22, 10, 10 * (102 - 64), 64)
+    *_, line = done(*encode, "--name", "two", "--max-workers", 2).splitlines()
+    assert line == WARNING
+    assert counted(store, "two") == expected
+    documented("Encoding", "encode_corpus of passages that are longer than the model's limit", line, 0)
+
+    interrupt(2, *encode, "--name", "one", "--max-workers", 1)
+    out = done(*encode, "--name", "one", "--max-workers", 1)
+    assert "kept)" in out
+    assert out.splitlines()[-1] == line
+    assert files_of(store / "embeddings/one") == files_of(store / "embeddings/two")
+    assert done(*encode, "--name", "one").splitlines()[-1] == line, "also of complete embeddings"
+    shown = done("store", "show", "embeddings/one/g0000", "--store", store)
+    assert f"\ncuts         {expected.sentence('passages')}\n" in shown
+
+    out = done(*encode, "--name", "short", "--passage-length", 30, "--passage-prefix", f"{WORDS[0]} {WORDS[1]} ")
+    assert counted(store, "short") == Cuts(30, 10 * 104 + 20 * 24, 10, 10 * 74, 30)
+    assert "give a larger --passage-length under another --name (the model allows at most 64), or split" in out
+
+
+def test_parts_of_earlier_releases_have_no_counts(tmp_path: Path, model: str, done: Done) -> None:
+    store = import_words(done, tmp_path, LONG[:20])
+    encode = ("encode_corpus", "--store", store, "--encoder", model, "--name", "enc", *NUMERICS)
+    done(*encode)
+    folder = store / "embeddings/enc/g0000"
+    before = Store(str(store)).open("embeddings", "enc/g0000").fingerprint
+    for file in (folder / "manifest.json", *folder.glob("part-?????.json")):
+        document = unseal(file.read_bytes(), file.name)
+        for record in document.get("parts", [document]):
+            del record["facts"]["cuts"]
+        file.write_bytes(seal(document))
+    old = files_of(store)
+    assert "were cut" not in done(*encode)
+    assert files_of(store) == old
+    assert all(finding.problem is None for finding in verify(Store(str(store))))
+    assert Store(str(store)).open("embeddings", "enc/g0000").fingerprint == before
+
+    import_words(done, tmp_path, LONG[20:], "--append")
+    *_, line = done(*encode).splitlines()
+    assert line.startswith("warning: 3 of 10 passages were cut to 64 tokens (20 more passages were not counted); 75.")
+    assert counted(store, "enc") == Cuts(10, 3 * 102 + 7 * 22, 3, 3 * 38, 64, 20)
+
+
+@pytest.mark.parametrize(("long", "start"), [(0, None), (5, "5 of 100"), (6, "warning: 6 of 100")])
+def test_more_than_five_percent_of_the_passages_are_a_warning(
+    tmp_path: Path, model: str, done: Done, long: int, start: str | None
+) -> None:
+    store = import_words(done, tmp_path, [63] * long + [62] * (100 - long))
+    out = done("encode_corpus", "--store", store, "--encoder", model, "--name", "enc", *NUMERICS)
+    if start is None:
+        assert "were cut" not in out
+        assert counted(store, "enc") == Cuts(100, 6400, limit=64)
+    else:
+        assert out.splitlines()[-1].startswith(f"{start} passages were cut to 64 tokens; 99.9% of all tokens were kept")

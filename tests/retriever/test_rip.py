@@ -24,11 +24,13 @@ from rip_cases import (
 )
 from tiny import VOCABULARY, save_bert
 from training_cases import Checkpoints, whole_and_resumed
+from transformers import AutoTokenizer
 from two_workers import TwoWorkers
 
 from retriever import rip
 from retriever.batching import Tokens
 from retriever.condenser.head import HeadShape, describe_head
+from retriever.cuts import Cuts, total
 from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.masking import MaskedBackbone, Masking, TiedHead
@@ -180,6 +182,31 @@ def test_masks_follow_bert(bert: Path) -> None:
 
 def rows_of(ids: np.ndarray, tokens: Tokens, row: int) -> np.ndarray:
     return ids[tokens.starts[row] : tokens.starts[row] + tokens.lengths[row]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "noun"),
+    [
+        ({}, "sentences"),
+        ({"unit": "span"}, None),  # they are cut by design
+        ({"objective": "mlm"}, "passages"),
+    ],
+)
+def test_sentences_and_whole_passages_that_are_cut_are_counted(
+    bert: Path, changes: dict[str, Any], noun: str | None
+) -> None:
+    system = rip_system(bert, max_length=6, **changes)
+    passages, epochs = passages_at(system.options, np.arange(len(TEXTS)), 0)
+    texts = [TEXTS[passage] for passage in passages]
+    if system.options.has_pairs:
+        drawn = zip(texts, epochs.tolist(), passages.tolist(), strict=True)
+        texts = [unit for text, *key in drawn for unit in pair_of(text, system.options, *key)]
+    lengths = np.array([len(ids) for ids in AutoTokenizer.from_pretrained(bert)(texts)["input_ids"]])
+    kept = np.minimum(lengths, 6)
+    counts = [chunk.cuts for chunk in system.batch(0, 0, 1).chunks]
+    assert {each for chunk in counts for each in chunk} == ({noun} if noun else set())
+    if noun:
+        assert total(chunk[noun] for chunk in counts) == Cuts.of(kept, lengths - kept, 6)
 
 
 def test_passages_with_too_few_units_are_not_drawn() -> None:

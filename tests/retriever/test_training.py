@@ -30,6 +30,7 @@ from training_cases import (
 from two_workers import TwoWorkers
 
 from retriever import training
+from retriever.cuts import Cuts
 from retriever.dual import DualSystem, TuneOptions
 from retriever.encoder import Encoder
 from retriever.errors import InputError
@@ -285,6 +286,36 @@ class Shuffled:
         self.taken += 1
         negatives = [np.setdiff1d(rows, own) for rows, own in zip(mined, self.system.data.positives, strict=True)]
         self.system.data = replace(self.system.data, negatives=negatives)
+
+
+def cuts_of_batches(steps: int) -> dict[str, dict[str, int]]:
+    """Returns the counts of `short_system`, whose texts have a token for each word, and two special tokens."""
+    data, options = make_data(), TuneOptions(length=4, batch=12, negatives_per_query=2)
+    lengths: dict[str, list[int]] = {"queries": [], "passages": []}
+    for step in range(steps):
+        queries, rows = batch_at(data, options, step)
+        lengths["queries"] += [len(data.queries[query].split()) + 2 for query in queries]
+        lengths["passages"] += [len(text.split()) + 2 for text in data.passages(np.unique(rows))[1]]
+    counts = {}
+    for noun, limit in (("queries", 6), ("passages", 20)):
+        over = [length - limit for length in lengths[noun] if length > limit]
+        counts[noun] = Cuts(len(lengths[noun]), sum(lengths[noun]), len(over), sum(over), limit).stored()
+    return counts
+
+
+def test_cut_texts_of_all_steps_are_counted_after_a_kill_too(bert: Path, tmp_path: Path) -> None:
+    def run(checkpoints: Checkpoints) -> list[dict[str, Any]]:
+        progress = cases.train(cases.short_system(bert), checkpoints)
+        return [progress.cuts, *(note["cuts"] for note in checkpoints.notes if "cuts" in note)]
+
+    whole, resumed = cases.whole_and_resumed(run, tmp_path)
+    assert whole[0] == resumed[0] == cuts_of_batches(6)
+    up_to = (0, 0, 2, 2, 4, 6)  # the last checkpoint before each step's note; after the last step, all steps
+    assert whole[1:] == [cuts_of_batches(step) if step else {} for step in up_to]
+
+
+def test_the_texts_of_all_workers_are_counted(two_workers: TwoWorkers, bert: Path, tmp_path: Path) -> None:
+    assert two_workers.run(cases.cuts_of_six_steps, bert, tmp_path)[0] == cuts_of_batches(6)
 
 
 def test_a_resumed_run_uses_the_negatives_mined_last(bert: Path, tmp_path: Path) -> None:

@@ -100,6 +100,13 @@ def dual_system(
     return system
 
 
+def short_system(bert: Path) -> DualSystem:
+    """Returns a dual encoder that cuts most of the texts of `make_data`: queries to 6 tokens, passages to 20."""
+    encoder = replace(ENCODER, query_length=6, passage_length=20)
+    options = TuneOptions(length=4, batch=12, negatives_per_query=2)
+    return DualSystem(bert, encoder, options, make_data(), device=CPU, dtype=torch.float32)
+
+
 def gradients(system: DualSystem, step: int = 0, *, rank: int = 0, world: int = 1, **loop: Any) -> dict[str, Any]:
     """Returns the loss and the gradients of one step, before the optimizer uses them."""
     options = LoopOptions(steps=10, lr=1e-3, **loop)
@@ -279,6 +286,13 @@ def sharded_weights(
 def four_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, tuning: dict[str, Any]) -> dict[str, Any]:
     """Returns the loss and the state after four steps of two workers."""
     return steps_and_state(bert, tuning, rank=rank, world=2)
+
+
+def cuts_of_six_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, folder: Path) -> dict[str, Any]:
+    """Returns the counts of cut texts after six steps of two workers."""
+    options = LoopOptions(steps=6, lr=1e-2, checkpoint_every=4)
+    trainer = Trainer(short_system(bert), options, device=CPU, dtype=torch.float32, rank=rank, world=2)
+    return trainer.train(Checkpoints(folder / str(rank)).hooks()).cuts
 
 
 def first_four_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, folder: Path) -> None:

@@ -151,8 +151,17 @@ def test_the_cause_is_that_of_the_last_attempt() -> None:
 
 def test_notes_of_the_result() -> None:
     result = TrainingResult(
-        steps=3, workers=2, numerics="cpu", loss=0.5, curve=[], best=None, best_step=0, judged={"order": 1}
+        steps=3,
+        workers=2,
+        numerics="cpu",
+        loss=0.5,
+        curve=[],
+        best=None,
+        best_step=0,
+        cuts={"pairs": {}},
+        judged={"order": 1},
     )
     assert result.notes() == {
-        "steps": 3, "workers": 2, "numerics": "cpu", "loss": 0.5, "curve": [], "best": None, "best_step": 0, "order": 1,
+        "steps": 3, "workers": 2, "numerics": "cpu", "loss": 0.5, "curve": [], "best": None, "best_step": 0,
+        "cuts": {"pairs": {}}, "order": 1,
     }  # fmt: skip

@@ -1,0 +1,44 @@
+"""How many texts were cut to a length limit: lines of a search or a re-ranking, and what the store knows."""
+
+from __future__ import annotations
+
+from jobs.cli import say
+
+from collections.abc import Iterable
+
+from indexing.artifact import Artifact, Part, sum_cuts
+from indexing.hit_sources.kind import SearchContext
+from indexing.runs import SearchCuts, search_cuts
+from retriever.cuts import Cuts
+
+PAIRS = "pairs of a query and a passage"
+
+
+def stored_counts(artifact: Artifact) -> list[str]:
+    """Returns the counts in the parts of embeddings, scores, a run or candidates, in words; none if it has none."""
+    parts = artifact.group("part")
+    search = search_cuts(part.facts for part in parts)
+    counts = {f"queries of embeddings/{name}": cuts for name, cuts in search.queries.items()} | {PAIRS: search.pairs}
+    if artifact.kind in ("embeddings", "scores"):
+        counts = {"passages" if artifact.kind == "embeddings" else PAIRS: sum_cuts(parts)}
+    return [cuts.sentence(noun) for noun, cuts in counts.items() if cuts.texts]
+
+
+def say_part_cuts(parts: Iterable[Part], sources: SearchContext) -> None:
+    """Prints the counts of the parts of a run or of candidates, which the sources have searched."""
+    say_search_cuts(search_cuts(part.facts for part in parts), sources)
+
+
+def say_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
+    """Prints the counts of a search."""
+    for name, queries in cuts.queries.items():
+        if queries.cut_texts:
+            step = f"encode the corpus under another --name with a larger --query-length than {name} has"
+            say(queries.line("queries", step, sources.longest_query(name), "shorten the queries"))
+    say_pair_cuts(cuts.pairs)
+
+
+def say_pair_cuts(pairs: Cuts) -> None:
+    """Prints the counts of the pairs that a re-ranker scored."""
+    if pairs.cut_texts:
+        say(pairs.line(PAIRS, "train a re-ranker with a larger --max-length"))

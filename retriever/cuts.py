@@ -1,0 +1,105 @@
+"""Counts of the texts that were cut to a length limit, and the sentence that reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SPLIT = "split long documents into passages before they are imported"
+NOUNS = ("queries", "passages", "sentences", "pairs")  # kinds of texts that training counts
+MOST_CUT = 0.05  # of the texts, or of their tokens; more is worth a warning
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Counts of texts, of pairs of texts, and of those that were cut to a length limit. Counts add up.
+
+    Attributes:
+        texts: Texts that were tokenised.
+        tokens: Their tokens before they were cut; prefixes and special tokens are included.
+        cut_texts: Texts that were cut.
+        cut_tokens: Tokens that were cut off.
+        limit: The limit, in tokens; of several ones the largest.
+        uncounted: Further texts that were not counted, because an earlier release tokenised them.
+    """
+
+    texts: int = 0
+    tokens: int = 0
+    cut_texts: int = 0
+    cut_tokens: int = 0
+    limit: int = 0
+    uncounted: int = 0
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, num_cut: np.ndarray, limit: int = 0) -> Cuts:
+        """Returns the counts of texts.
+
+        Args:
+            lengths: Tokens of each text, int64 [texts].
+            num_cut: Tokens that were cut off each text, int64 [texts].
+            limit: The limit, in tokens.
+        """
+        cut_tokens = int(num_cut.sum())
+        return cls(len(lengths), int(lengths.sum()) + cut_tokens, int((num_cut > 0).sum()), cut_tokens, limit)
+
+    def __add__(self, other: Cuts) -> Cuts:
+        sums = Cuts(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+        return replace(sums, limit=max(self.limit, other.limit))
+
+    @property
+    def kept_tokens(self) -> int:
+        """The number of tokens that were not cut off."""
+        return self.tokens - self.cut_tokens
+
+    @property
+    def are_many(self) -> bool:
+        """Whether more than MOST_CUT of the texts, or of their tokens, were cut."""
+        return self.cut_texts > MOST_CUT * self.texts or self.cut_tokens > MOST_CUT * self.tokens
+
+    def stored(self) -> dict[str, int]:
+        """Returns the counts for a record, JSON-able; `Cuts(**stored)` restores them."""
+        counts = asdict(self)
+        del counts["uncounted"]
+        return counts
+
+    def sentence(self, noun: str) -> str:
+        """Returns the counts in words; `noun` is a plural noun for the texts."""
+        rest = f" ({self.uncounted:,} more {noun} were not counted)" if self.uncounted else ""
+        counts = f"{self.cut_texts:,} of {self.texts:,} {noun} were cut to {self.limit:,} tokens{rest}"
+        return f"{counts}; {_percentage(self.kept_tokens, self.tokens)} of all tokens were kept"
+
+    def line(self, noun: str, step: str, most: int | None = None, split: str = SPLIT) -> str:
+        """Returns the counts in words, with a warning and a remedy if many texts were cut.
+
+        Args:
+            noun: Plural noun for the texts.
+            step: How to set a larger limit, for example "give a larger --passage-length".
+            most: The largest limit that the model allows; None: any, or it is unknown.
+            split: The remedy that needs no larger limit.
+        """
+        sentence = self.sentence(noun)
+        if not self.are_many:
+            return sentence
+        if most is not None and self.limit >= most:
+            return f"warning: {sentence}; {split}, because the model allows no more tokens"
+        allowed = "" if most is None else f" (the model allows at most {most:,})"
+        return f"warning: {sentence}; {step}{allowed}, or {split}"
+
+
+def total(cuts: Iterable[Cuts]) -> Cuts:
+    """Returns the sum of counts."""
+    return sum(cuts, Cuts())
+
+
+def _percentage(part: int, whole: int) -> str:
+    """Returns a share as a percentage with one digit after the point; never 0% or 100% unless it is exact."""
+    thousandths = round(1000 * part / whole) if whole else 1000
+    if part and not thousandths:
+        return "less than 0.1%"
+    if part < whole and thousandths == 1000:
+        return "more than 99.9%"
+    return f"{thousandths / 10:g}%"
