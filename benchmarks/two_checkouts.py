@@ -3,9 +3,10 @@
     git worktree add ../before COMMIT
     python benchmarks/two_checkouts.py --before ../before --store S --before-store T --queries squad --rounds 9
 
-It compares encoding and exact search of 1,000 queries in 200,000 vectors of 384 dimensions. With a store it also
-compares the job `search --mode bm25` including its start, training steps of `tune_prompts` (with --negatives), the job
-`mine_negatives` including its start (with --sources), and serving, in each of the --modes. --only NAME … runs a part of
+It compares encoding, exact search of 1,000 queries in 200,000 vectors of 384 dimensions, and imports of --import-rows
+rows in several formats, as jobs including their start. With a store it also compares the job `search --mode bm25`
+including its start, training steps of `tune_prompts` (with --negatives), the job `mine_negatives` including its start
+(with --sources), and serving, in each of the --modes. --only NAME … runs a part of
 this. A release that one checkout has written may have fields that the other does not know, so give each one a copy of
 the store if they serve (--before-store); with --embeddings, each makes a release of these.
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -29,8 +31,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
 import uvloop
 from encode import read_passages
+from import_corpus import HEADERS, write_rows
 from serving import load, start
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -159,6 +164,31 @@ def job_seconds(checkout: Path, job: str, *arguments: str) -> float:
     return time.perf_counter() - start
 
 
+def compare_import(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Returns, by format, the ratio of rows per second of imports, now to before, of each round; start included."""
+    checkouts = {"now": ROOT, "before": options.before}
+    ratios: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="riptide-import-") as name:
+        folder = Path(name)
+        sources = {}
+        for format in ("beir", "jsonl", "csv"):
+            (folder / format).mkdir()
+            sources[format] = folder / format / ("corpus.csv" if format in HEADERS else "corpus.jsonl")
+            write_rows(sources[format], options.import_rows, format)
+        (folder / "parquet").mkdir()
+        sources["parquet"] = folder / "parquet" / "corpus.parquet"
+        pq.write_table(pc.read_csv(sources["csv"]), sources["parquet"])
+        for order in alternating_order(options.rounds):
+            for format, source in sources.items():
+                seconds = {}
+                for side in order:
+                    arguments = ["--store", str(folder / "store"), "--source", str(source), "--part-size", "50000"]
+                    seconds[side] = job_seconds(checkouts[side], "import_corpus", *arguments)
+                    shutil.rmtree(folder / "store")
+                ratios.setdefault(format, []).append(seconds["before"] / seconds["now"])
+    return ratios
+
+
 def compare_bm25(options: argparse.Namespace) -> list[float]:
     """Returns the ratio of speeds, now to before, of the search job, start included."""
 
@@ -265,7 +295,7 @@ def main() -> None:
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=["encoding", "exact", "bm25", "training", "mining", "serving"],
+        choices=["encoding", "exact", "import", "bm25", "training", "mining", "serving"],
         help="what to compare (default: all that the other options allow)",
     )
     parser.add_argument(
@@ -293,6 +323,7 @@ def main() -> None:
     parser.add_argument(
         "--passages", type=int, default=150, help="passages per round of encoding (default: %(default)s)"
     )
+    parser.add_argument("--import-rows", type=int, default=400_000, help="rows of each import (default: %(default)s)")
     parser.add_argument(
         "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="encoder and backbone (default: %(default)s)"
     )
@@ -322,13 +353,14 @@ def main() -> None:
             comparisons["training"] = compare_training
         if options.sources:
             comparisons["mining"] = compare_mining
-    wanted = options.only or [*comparisons, *(["serving"] if options.store else [])]
-    if missing := {*wanted} - {*comparisons, *(["serving"] if options.store else [])}:
+    families = {"import": compare_import, **({"serving": compare_serving} if options.store else {})}  # several ratios
+    wanted = options.only or [*comparisons, *families]
+    if missing := {*wanted} - {*comparisons, *families}:
         parser.error(f"--only {' '.join(sorted(missing))}: expected --store, and --negatives or --sources, too")
     ratios_by_name: dict[str, list[float]] = {}
     for name in wanted:
-        if name == "serving":
-            ratios_by_name |= {f"serving, {what}": ratios for what, ratios in compare_serving(options).items()}
+        if name in families:
+            ratios_by_name |= {f"{name}, {what}": ratios for what, ratios in families[name](options).items()}
         else:
             ratios_by_name[name] = comparisons[name](options)
         write_json(options.out, {"cpu": cpu_name(), **ratios_by_name})
