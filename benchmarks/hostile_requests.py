@@ -3,7 +3,7 @@
     git worktree add ../before COMMIT
     python benchmarks/hostile_requests.py --checkouts ../before . --json results/hostile_requests.json
 
-For each request of benchmarks/hostile/requests.py, each checkout serves a copy of one store on loopback. 32 clients
+For each request of benchmarks/hostile/ (requests.py, uploads.py), each checkout serves a copy of one store on loopback. 32 clients
 send the request in a closed loop for a few seconds, and each sends it a few times at most. Another process requests
 /healthz on new connections until all clients have ended, and for a second more. The slowest response and the 99th
 percentile are reported, and those without any client. The target is below 100 ms on an idle machine of two cores. A
@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common.files import write_json
 from benchmarks.hostile.measurement import Server, measure
 from benchmarks.hostile.requests import REQUESTS
-from benchmarks.hostile.store import make_store
+from benchmarks.hostile.store import make_store, prompt_folder
+from benchmarks.hostile.uploads import prompt_uploads
 
 ROOT = Path(__file__).resolve().parents[1]
 IDLE = "no hostile client"
@@ -48,13 +49,14 @@ def main() -> None:
     figures: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="riptide-hostile-") as folder:
         store = options.store or make_store(options.keep or Path(folder, "store"))
+        requests = {**REQUESTS, **prompt_uploads(prompt_folder(store))}
         servers = {}
         for number, checkout in enumerate(options.checkouts):
             copy = shutil.copytree(store, Path(folder, f"copy{number}"))
             servers[str(checkout)] = Server(checkout.resolve(), str(copy))
         try:
-            for name in [IDLE, *(name for name in REQUESTS if name.startswith(tuple(options.only)))]:
-                request = None if name == IDLE else REQUESTS[name]()
+            for name in [IDLE, *(name for name in requests if name.startswith(tuple(options.only)))]:
+                request = None if name == IDLE else requests[name]()
                 figures[name] = {}
                 for checkout, server in servers.items():
                     measured = figures[name][checkout] = measure(server, request, options)

@@ -1,4 +1,4 @@
-"""The worst known requests to the server, by name. To add one, add an entry to `REQUESTS`."""
+"""The worst known requests to the server, by name. To add one, add an entry to `REQUESTS`, or to uploads.py."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _filled(path: str, start: bytes, unit: bytes, end: bytes, size: int = LARGES
     return _json(path, start + unit * ((size - len(start) - len(end)) // len(unit)) + end)
 
 
-def _upload(weights: bytes, settings: bytes, *, end: bool = True) -> Hostile:
+def upload(weights: bytes, settings: bytes, *, end: bool = True) -> Hostile:
     """Returns an upload of a prompt."""
     parts = b""
     for name, content in (("prompt", weights), ("settings", settings)):
@@ -147,18 +147,18 @@ REQUESTS: Mapping[str, Callable[[], Hostile]] = {
     "release of numbers, 24 MiB": lambda: Hostile(
         "PUT", "/v1/release", "application/json", b"[" + b"1," * (LARGEST // 2 - 2) + b"1]"
     ),
-    "upload, 255 MiB": lambda: _upload(bytes(LARGEST_UPLOAD - MIB), SETTINGS),
-    "upload of near boundaries": lambda: _upload(b"\r\n--riptide-boundar" * (MIB // 2), SETTINGS),
-    "upload of line ends": lambda: _upload(b"\r\n" * (8 * MIB), SETTINGS),
+    "upload, 255 MiB": lambda: upload(bytes(LARGEST_UPLOAD - MIB), SETTINGS),
+    "upload of near boundaries": lambda: upload(b"\r\n--riptide-boundar" * (MIB // 2), SETTINGS),
+    "upload of line ends": lambda: upload(b"\r\n" * (8 * MIB), SETTINGS),
     "upload of small parts": _small_parts,
     "upload of a long header": _long_header,
     "upload of form fields": lambda: Hostile(
         "PUT", "/v1/tasks/hostile", "application/x-www-form-urlencoded", b"a&" * (32 * MIB)
     ),
-    "upload, a name repeated": lambda: _upload(_safetensors(_repeated_names(int(3.4 * MIB))), SETTINGS),
-    "upload, many names": lambda: _upload(_safetensors(_many_names(32 * MIB)), SETTINGS),
-    "upload, deep settings": lambda: _upload(_safetensors(b"{}"), b"[" * MIB),
-    "upload, numbers as settings": lambda: _upload(_safetensors(b"{}"), b"[" + b"1," * (MIB // 2 - 2) + b"1]"),
-    "upload, largest settings": lambda: _upload(_safetensors(b"{}"), b"[" + b"1," * (32 * MIB) + b"1]"),
-    "upload, a digit repeated": lambda: _upload(_safetensors(b"{}"), b'{"backbone": ' + b"1" * (MIB - 100) + b"}"),
+    "upload, a name repeated": lambda: upload(_safetensors(_repeated_names(int(3.4 * MIB))), SETTINGS),
+    "upload, many names": lambda: upload(_safetensors(_many_names(32 * MIB)), SETTINGS),
+    "upload, deep settings": lambda: upload(_safetensors(b"{}"), b"[" * MIB),
+    "upload, numbers as settings": lambda: upload(_safetensors(b"{}"), b"[" + b"1," * (MIB // 2 - 2) + b"1]"),
+    "upload, largest settings": lambda: upload(_safetensors(b"{}"), b"[" + b"1," * (32 * MIB) + b"1]"),
+    "upload, a digit repeated": lambda: upload(_safetensors(b"{}"), b'{"backbone": ' + b"1" * (MIB - 100) + b"}"),
 }

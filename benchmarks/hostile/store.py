@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.common.files import read_documents
 from benchmarks.query_prompts import computed_prompt
 from benchmarks.topics.serving import random_topic_model, topic_prompt
-from indexing.models import commit_files
+from indexing.models import commit_files, model_folder
 from indexing.store import Store
 from retriever.encoder import Encoder
 from retriever.options import EncoderOptions
@@ -41,6 +41,11 @@ def make_store(folder: Path) -> str:
     _commit(store, "computed", computed_prompt(encoder, LENGTH, "after", 0))
     _job("encode_corpus", "--store", url, "--task", "topical", *numerics)
     return url
+
+
+def prompt_folder(url: str) -> Path:
+    """Returns a folder with the prompt of the task `computed` of a store."""
+    return model_folder(Store(url).open("prompts", "computed"))
 
 
 def _commit(store: Store, name: str, prompt: TaskPrompt) -> None:
