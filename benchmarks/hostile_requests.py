@@ -3,11 +3,11 @@
     git worktree add ../before COMMIT
     python benchmarks/hostile_requests.py --checkouts ../before . --json results/hostile_requests.json
 
-For each request of benchmarks/hostile/ (requests.py, uploads.py), each checkout serves a copy of one store on loopback. 32 clients
-send the request in a closed loop for a few seconds, and each sends it a few times at most. Another process requests
-/healthz on new connections until all clients have ended, and for a second more. The slowest response and the 99th
-percentile are reported, and those without any client. The target is below 100 ms on an idle machine of two cores. A
-response that does not come within --patience seconds counts with that time. The server is started again where it does
+For each request of benchmarks/hostile/ (requests.py, uploads.py), each checkout serves a copy of one store on loopback.
+32 clients send the request in a closed loop for a few seconds, and each sends it a few times at most. Another process
+requests /healthz on new connections until all clients have ended, and for a second more. The slowest response and the
+99th percentile are reported, and those without any client. The target is below 100 ms on an idle machine of two cores.
+A response that does not come within --patience seconds counts with that time. The server is started again where it does
 not answer after a request, and stopped by its process id at the end.
 """
 

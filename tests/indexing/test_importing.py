@@ -229,6 +229,6 @@ def test_a_unit_weighs_its_raw_text(tmp_path: Path) -> None:
 def test_a_long_id_is_shortened_in_an_error(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/corpus.jsonl").write_text((json.dumps({"_id": "x" * 1_000_000, "text": ""}) + "\n") * 2)
-    with pytest.raises(InputError, match=r"corpus\.jsonl:2: id 'xxx.*\.\.\. comes a second time") as error:
+    with pytest.raises(InputError, match=r"corpus\.jsonl:2: id 'xxx.*…x+' comes a second time") as error:
         import_all(Store(str(tmp_path / "s")), str(tmp_path / "raw"))
     assert len(str(error.value)) < 500

@@ -152,14 +152,15 @@ def test_a_long_text_takes_time_in_proportion(tiny: Callable[..., Path]) -> None
     tokenizer = text_tokenizer(tiny("bert"), passage_length=32)
 
     def seconds(size: int) -> float:
-        text = " ".join(WORDS) * size
-        started = time.process_time()
-        for _ in range(3):
+        text, times = " ".join(WORDS) * size, []
+        for _ in range(7):
+            started = time.process_time()
             tokenizer([text], side="passage")
-        return time.process_time() - started
+            times.append(time.process_time() - started)
+        return min(times)
 
     seconds(100)
-    assert seconds(6000) < 2.5 * seconds(3000)
+    assert seconds(6000) <= 2.5 * seconds(3000)
 
 
 def test_counts_add_up_and_keep_the_larger_limit() -> None:
