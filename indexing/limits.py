@@ -13,11 +13,11 @@ from retriever.errors import InputError
 MAX_ROW_BYTES = 32 << 20
 MAX_COLUMNS = 10_000  # of a table; fields of one line; keys of a JSON object with its metadata
 MAX_VALUES = 1 << 20  # brackets, commas and colons of one JSON row: its values at any depth need about 100 bytes each
-MAX_GAP_BYTES = 16 << 20  # of empty lines between two others, give or take a block; no bound at the end of a file
+MAX_GAP_BYTES = 16 << 20  # of empty lines between two rows, exact to one block; no bound at the end of a file
 MAX_ANSWERS = 1 << 20  # characters of a list of answers: Python needs about a hundred times as many bytes to parse it
-BLOCK_BYTES = 4 << 20  # of raw text that is turned into Python objects at once; a longer row is a block of its own
+BLOCK_BYTES = 4 << 20  # of raw text that is turned into Python objects at once; a longer row forms a separate block
 PIECE_BYTES = 16 << 20  # of lines that are read at once where the caller names no number of bytes
-# The text of one part: so many bytes, or so many times the bytes that it is read from, whichever is more.
+# A part may hold MAX_PART_BYTES of text, or MAX_PART_GROWTH times its input bytes, whichever is larger.
 MAX_PART_BYTES = 48 << 20
 MAX_PART_GROWTH = 24
 # Of a Parquet file. Arrow allocates a page as large as its header says.
@@ -27,7 +27,7 @@ MAX_DEPTH = 100  # of a schema
 MAX_DICTIONARY = 1 << 22  # values
 MAX_PAGE_BYTES = 128 << 20  # of a page whose compressed bytes are a small part of it: one in MAX_PAGE_GROWTH
 MAX_PAGE_GROWTH = 20
-MAX_DECODED_ROW = 128 << 20  # bytes of the longest row that the longest values and lists of a row group allow
+MAX_DECODED_ROW = 256 << 20  # bytes of the longest row that the longest values and lists of a row group allow
 
 _STEP = 1 << 20  # bytes that are counted at once
 _JSON_MARKS = b",:[{"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from indexing import limits
-from indexing.parquet_pages import check_footer, group_sizes
+from indexing.parquet_pages import check_footer, group_sizes, has_dictionary
 from indexing.raw import Piece, one_line, open_input
 from indexing.tables.columns import refuse_repeated
 from retriever.errors import InputError
 
 BATCH_ROWS = 16_384
-BATCH_BYTES = 16 << 20  # of a batch of rows, by the longest value that the file declares
+MAX_BATCH_BYTES = 16 << 20  # of a batch of rows, by the longest values that the file declares
 BUFFER_BYTES = 8 << 20  # of a column that are read at once if a row group is large
 VALUE_BYTES = 50  # of a value as a Python object
 WHOLE_BYTES = 256 << 20  # a row group of at most this size is read whole and ahead, which is fast
@@ -28,7 +30,7 @@ class ParquetRows:
 
     def __init__(self, file: str):
         self.file, self.row = file, 0
-        self.groups: deque[tuple[int, int]] = deque()  # of those to give: the row after it, bytes of one of its rows
+        self.groups: deque[tuple[int, int]] = deque()  # of each remaining row group: the row after it, bytes per row
         footer = read_footer(file)
         end = 0
         for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -103,12 +105,23 @@ def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterat
             refuse_repeated(piece.file, footer.schema.to_arrow_schema().names)
             groups = [number for number, _ in _row_groups(footer, piece)]
             largest = max((footer.row_group(number).total_byte_size for number in groups), default=0)
-            width = max((group_sizes(piece.file, footer, number, columns).row for number in groups), default=1)
-            rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, BATCH_BYTES // width))
+            sizes = [group_sizes(piece.file, footer, number, columns) for number in groups]
+            width = max((size.row for size in sizes), default=1)
+            coded_width = max((size.coded_row for size in sizes), default=1)
+            # Rows that share long values would take too much memory if each had a copy: they share a dictionary.
+            is_coded = width * BATCH_ROWS > MAX_BATCH_BYTES and width > 2 * coded_width
+            width = coded_width if is_coded else width
+            leaves = [footer.schema.column(number) for number in range(len(footer.schema))] if is_coded else []
             whole = largest <= WHOLE_BYTES
-            file = pq.ParquetFile(opened, metadata=footer, pre_buffer=whole, buffer_size=0 if whole else BUFFER_BYTES)
+            file = pq.ParquetFile(
+                opened,
+                metadata=footer,
+                read_dictionary=[leaf.path for leaf in leaves if has_dictionary(leaf)],
+                pre_buffer=whole,
+                buffer_size=0 if whole else BUFFER_BYTES,
+            )
+            rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, MAX_BATCH_BYTES // width))
             for first, batch in _batches(file, piece, groups, rows_per_batch, columns):
-                _check_rows(piece, first, batch)
                 yield from _cut(piece, first, batch)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{piece.file}: found damaged Parquet ({one_line(error)}); fetch the file again") from None
@@ -143,30 +156,50 @@ def _batches(
             return
 
 
-def _check_rows(piece: Piece, first: int, batch: Any) -> None:
-    """Raises InputError for a row of more than MAX_ROW_BYTES."""
-    if batch.nbytes <= limits.MAX_ROW_BYTES:
-        return
-    for offset in range(len(batch)):
-        if (size := batch.slice(offset, 1).nbytes) > limits.MAX_ROW_BYTES:
-            raise limits.too_long(f"{piece.file} row {first + offset}", size)
-
-
 def _cut(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
-    """Yields a record batch as blocks of about BLOCK_BYTES, with what Python needs for every value."""
-    size = batch.nbytes + VALUE_BYTES * sum(_num_values(column) for column in batch.columns)
-    step = max(1, len(batch) * limits.BLOCK_BYTES // max(size, 1))
-    for start in range(0, len(batch), step):
-        part = batch.slice(start, step)
-        yield Piece(piece.file, first + start, len(part), part.nbytes, None, part)
+    """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
+    sizes = sum((_bytes_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
+    if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
+        raise limits.too_long(f"{piece.file} row {first + long_rows[0]}", int(sizes[long_rows[0]]))
+    values = sum((_values_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
+    ends = np.cumsum(sizes + VALUE_BYTES * values)
+    start = 0
+    while start < len(batch):
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + limits.BLOCK_BYTES, side="right")))
+        size = int(sizes[start:end].sum())
+        yield Piece(piece.file, first + start, end - start, size, None, batch.slice(start, end - start))
+        start = end
 
 
-def _num_values(array: Any) -> int:
-    """Returns the number of values of an array with those at all depths."""
-    if pa.types.is_struct(array.type):
-        return len(array) + sum(_num_values(field) for field in array.flatten())
-    if pa.types.is_map(array.type):
-        return len(array) + _num_values(array.keys) + _num_values(array.items)
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
-        return len(array) + _num_values(array.flatten())
-    return len(array)
+def _bytes_of(array: Any) -> np.ndarray:
+    """Returns the bytes of each value of an array, decoded: int64 [values]."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        sizes = np.append(_bytes_of(array.dictionary), 0)  # the last one is that of null
+        return sizes[array.indices.fill_null(len(array.dictionary)).to_numpy()]
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
+        return pc.binary_length(array).fill_null(0).to_numpy().astype(np.int64)
+    return _sums_of(array, _bytes_of, array.nbytes // max(len(array), 1))
+
+
+def _values_of(array: Any) -> np.ndarray:
+    """Returns the number of values in each value of an array, with those at all depths: int64 [values]."""
+    return 1 + _sums_of(array, _values_of, 0)
+
+
+def _sums_of(array: Any, measure: Callable[[Any], np.ndarray], simple: int) -> np.ndarray:
+    """Returns the sum of the measures of what each value of an array contains; `simple` for values without parts."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return sum((measure(field) for field in array.flatten()), np.zeros(len(array), np.int64))
+    if pa.types.is_map(kind):
+        inner, offsets = measure(array.keys) + measure(array.items), array.offsets.to_numpy()
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner, offsets = measure(array.values), array.offsets.to_numpy()
+    elif pa.types.is_fixed_size_list(kind):
+        inner, offsets = measure(array.values), kind.list_size * (array.offset + np.arange(len(array) + 1))
+    else:
+        return np.full(len(array), simple, np.int64)
+    totals = np.append(0, np.cumsum(inner))
+    return totals[offsets[1:]] - totals[offsets[:-1]]

@@ -117,9 +117,9 @@ class Thrift:
 
 
 def check_footer(file: str, opened: Any) -> None:
-    """Raises InputError if a footer describes more columns, levels or row groups than memory should be spent on.
+    """Raises InputError if a footer exceeds the limits on columns, nesting depth or row groups.
 
-    What else may be wrong with the file is left to Arrow.
+    Arrow reports other faults of the file.
     """
     size = opened.size()
     if size < 12:
@@ -190,10 +190,12 @@ class GroupSizes(NamedTuple):
 
     Attributes:
         row: A bound of the bytes of a row, as Arrow decodes it; where texts are stored one by one, an average.
+        coded_row: The same if Arrow keeps the values of dictionaries apart (read_dictionary), as indices of 4 bytes.
         pages: Bytes of all pages, decompressed.
     """
 
     row: int
+    coded_row: int
     pages: int
 
 
@@ -210,6 +212,11 @@ def group_sizes(file: str, footer: Any, group: int, names: Sequence[str] | None)
         InputError: If a page, a dictionary, a list or a value is too large.
     """
     return _group_sizes(_Key(file, footer.serialized_size, footer), group, None if names is None else frozenset(names))
+
+
+def has_dictionary(column: Any) -> bool:
+    """Whether Arrow can keep the values of a column's dictionary apart: texts that are not in lists."""
+    return column.physical_type == "BYTE_ARRAY" and not column.max_repetition_level
 
 
 class _Key(NamedTuple):
@@ -229,20 +236,21 @@ class _Key(NamedTuple):
 @functools.lru_cache(maxsize=16)
 def _group_sizes(key: _Key, group: int, names: frozenset[str] | None) -> GroupSizes:
     metadata = key.footer.row_group(group)
-    row = pages = 0
+    row = coded_row = pages = 0
     with open_input(key.file) as opened:
         for number in range(metadata.num_columns):
             chunk = metadata.column(number)
             path = chunk.path_in_schema
             if names is None or path in names or any(path.startswith(f"{name}.") for name in names):
                 sizes = _ColumnPages(key, group, opened, chunk, key.footer.schema.column(number)).sizes()
-                row, pages = row + sizes.row, pages + sizes.pages
-    if row > limits.MAX_DECODED_ROW:
+                row, coded_row, pages = row + sizes.row, coded_row + sizes.coded_row, pages + sizes.pages
+    if coded_row > limits.MAX_DECODED_ROW:
         raise InputError(
-            f"{key.file}: row group {group + 1}: found values and lists of which a row may take {row:,} bytes, "
-            f"expected at most {limits.MAX_DECODED_ROW >> 20} MiB; leave out columns, or cut the texts into passages"
+            f"{key.file}: row group {group + 1}: the longest values and lists of all columns add up to {coded_row:,} "
+            f"bytes per row, expected at most {limits.MAX_DECODED_ROW >> 20} MiB; leave out columns, or cut the texts "
+            "into passages"
         )
-    return GroupSizes(max(row, 1), pages)
+    return GroupSizes(max(row, 1), max(coded_row, 1), pages)
 
 
 class _ColumnPages:
@@ -256,27 +264,32 @@ class _ColumnPages:
     def sizes(self) -> GroupSizes:
         """Returns the sizes of this column alone."""
         pages = list(self._pages())
-        return GroupSizes(self._row_bytes(pages), sum(page.size for page in pages))
+        width, coded_width = self._value_bytes(pages)
+        values = self._values_per_row(pages, width)
+        coded_width = coded_width if has_dictionary(self.column) else width
+        return GroupSizes(values * width, values * coded_width, sum(page.size for page in pages))
 
-    def _row_bytes(self, pages: Sequence[Page]) -> int:
-        """Returns a bound of the bytes that a row takes in this column."""
-        width = self._value_bytes(pages)
+    def _values_per_row(self, pages: Sequence[Page], width: int) -> int:
+        """Returns a bound of the number of values of a row. width: bytes of a value."""
         if not self.column.max_repetition_level:
-            return width
+            return 1
         num_values = sum(page.num_values for page in pages if page.kind != DICTIONARY)
         if num_values <= limits.MAX_VALUES and num_values * width <= SMALL_LISTS:
-            return width * (num_values // max(self.num_rows, 1) + 1)
+            return num_values // max(self.num_rows, 1) + 1
         longest = self._longest_list(pages)
         if longest > limits.MAX_VALUES:
             raise InputError(
                 f"{self.place}: found a list of {longest:,} values, expected at most {limits.MAX_VALUES:,}; leave the "
                 "column out, or shorten its lists"
             )
-        return width * longest
+        return longest
 
-    def _value_bytes(self, pages: Sequence[Page]) -> int:
-        """Returns a bound of the bytes of a value. Raises InputError for a page or a value that is too large."""
-        widest = self.column.length if self.chunk.physical_type == "FIXED_LEN_BYTE_ARRAY" else 8
+    def _value_bytes(self, pages: Sequence[Page]) -> tuple[int, int]:
+        """Returns bounds of the bytes of a value: decoded, and with the values of dictionaries kept apart.
+
+        Raises InputError for a page or a value that is too large.
+        """
+        widest = coded = self.column.length if self.chunk.physical_type == "FIXED_LEN_BYTE_ARRAY" else 8
         dictionary = 0
         for page in pages:
             self._check(page)
@@ -286,12 +299,13 @@ class _ColumnPages:
                 elif page.encoding in DICTIONARY_ENCODINGS:
                     widest = max(widest, dictionary)
                 elif page.encoding == PREFIX_ENCODING:
-                    widest = max(widest, page.size)
+                    coded = max(coded, page.size)
                 else:
-                    widest = max(widest, page.size // max(page.num_values, 1))
+                    coded = max(coded, page.size // max(page.num_values, 1))
+            widest = max(widest, coded)
             if widest > limits.MAX_ROW_BYTES:
                 raise limits.too_long(self.place, widest)
-        return widest
+        return widest, coded
 
     def _pages(self) -> Iterator[Page]:
         """Yields the header of each page, as Arrow finds them."""

@@ -34,7 +34,7 @@ ABANDONED_AGE = 86400.0  # the same for a draft, to which hours of work may add 
 MAX_NAME = 128  # characters: file systems allow 255, and the names of parts and checkpoints need some of them
 MADE_BY = {  # the commands that make the artifacts of a kind
     "corpus": "import_corpus",
-    "queries": "import_queries",
+    "queries": "import_corpus or import_queries",
     "embeddings": "encode_corpus",
     "index": "build_index",
     "bm25": "build_bm25",
@@ -43,7 +43,7 @@ MADE_BY = {  # the commands that make the artifacts of a kind
     "scores": "mine_negatives",
     "negatives": "mine_negatives",
     "models": "train_reranker, train_retriever or pretrain_rip",
-    "prompts": "train_retriever, tune_prompts or convert_prompts",
+    "prompts": "train_retriever, tune_prompts, pretrain_rip or convert_prompts",
     "sweeps": "train_retriever",
     "runs": "search",
     "releases": "serve_search",

@@ -1,4 +1,4 @@
-"""How many texts were cut to a length limit: lines of a search or a re-ranking, and what the store knows."""
+"""Prints how many queries and pairs were cut to a length limit, and reads these counts from the store."""
 
 from __future__ import annotations
 

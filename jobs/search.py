@@ -144,7 +144,7 @@ def choose_source(store: Store, options: Search) -> str:
     if options.mode is not None:
         return source_of(options.mode, store, options.embeddings, options.index)
     source = default_source(store, options.embeddings, options.index)
-    say(f"no --mode: searches {source}")
+    say(f"no --mode given: searching {source}")
     return source
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from retriever.training import Stopped
 
 STDERR = 2  # its file descriptor
-NOTICE = b"stops at the end of this step; a second signal ends the job at once\n"
+NOTICE = b"stopping: a checkpoint is saved after this step; a second signal ends the job at once\n"
 
 
 @contextlib.contextmanager

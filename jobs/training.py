@@ -56,11 +56,11 @@ class Training(Common):
     min_workers: int | None = None
     """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
     checkpoint_every: int = 100
-    """Steps between two checkpoints. SIGINT and SIGTERM end the job after its step, with a checkpoint; on Ray, `ray job
-    stop` leaves no time for one."""
+    """Steps between two checkpoints. After SIGINT or SIGTERM the job finishes its step, saves a checkpoint and ends;
+    `ray job stop` kills a job on Ray before it can."""
     checkpoint_minutes: float = 5.0
-    """Minutes after which a step ends with a checkpoint too; 0: none by time. Set more if checkpoints are so large that
-    their writing takes much of this time."""
+    """Also write a checkpoint after a step if the last one is at least this many minutes old; 0: only every
+    --checkpoint-every steps. Increase it if writing a checkpoint takes long."""
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     """adafactor: as T5X has it (T5, GTR): updates are scaled by the size of the weights, and a checkpoint holds little
     more than the weights; not with --zero 1 to 3."""
@@ -298,7 +298,7 @@ class Contrastive(Training):
 
 @contextlib.contextmanager
 def note_checkpoint(draft: Draft, last: Checkpoints) -> Iterator[None]:
-    """Notes on a KeyboardInterrupt that ends the block from which step the same command resumes the run.
+    """Adds to a KeyboardInterrupt that ends the block the step from which the same command resumes.
 
     Args:
         draft: What is trained.

@@ -23,7 +23,7 @@ class Cuts:
         tokens: Their tokens before they were cut; prefixes and special tokens are included.
         cut_texts: Texts that were cut.
         cut_tokens: Tokens that were cut off.
-        limit: The limit, in tokens; of several ones the largest.
+        limit: The limit, in tokens; the largest, if the texts had different limits.
         uncounted: Further texts that were not counted, because an earlier release tokenised them.
     """
 

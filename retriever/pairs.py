@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from retriever.batching import Tokens, excess, text_pieces
+from retriever.batching import Tokens, excess
 from retriever.errors import InputError
 from retriever.files import sha256_of, tokenizer_files, weight_files
 from retriever.loading.arguments import check_model_arguments, config_arguments, tokenizer_arguments
@@ -23,6 +23,7 @@ from retriever.options import RerankerOptions, TitlePolicy
 from retriever.recipe import positions_of, vocabulary_of
 
 DEFAULT_OPTIONS = RerankerOptions()
+_PAIRS_PER_CALL = 4_096  # pairs tokenised in one call
 
 
 class PairTokenizer:
@@ -55,8 +56,8 @@ class PairTokenizer:
         pairs = list(zip(queries, passages, strict=True))
         rows: list[tuple[list[int], list[int], int]] = []
         try:
-            for piece in text_pieces(len(query) + len(passage) for query, passage in pairs):
-                rows += map(self._row, self._base.encode_batch_fast(pairs[piece]))
+            for start in range(0, len(pairs), _PAIRS_PER_CALL):  # an encoding object takes about 20 kB
+                rows += map(self._row, self._base.encode_batch_fast(pairs[start : start + _PAIRS_PER_CALL]))
         except (TypeError, UnicodeEncodeError) as error:
             for position, pair in enumerate(zip(queries, passages, strict=True)):
                 try:

@@ -158,7 +158,8 @@ class Hooks:
     load, save: the last checkpoint; load_best, save_best: the best one. save takes the step and a function that writes
     a file; load returns a local file, which is removed after reading. note: called on the first worker after each step,
     and before the first one with the steps of an earlier run or, without one, with the quality on the dev split.
-    stop_requests: entered on the first worker for the steps; asked before the first step and after each.
+    stop_requests: a context manager that rank 0 enters around the steps; its function is called before the first step
+    and after each step.
     """
 
     load: Callable[[], Path | None]
@@ -423,9 +424,8 @@ class Trainer:
             quality = float(first)
         return quality
 
-
     def _keep(self, save: Callable[[int, Callable[[Path], object]], object], progress: Progress) -> None:
-        """Have what trains, the optimizer's moments and the progress written, in one safetensors file."""
+        """Writes trained weights, optimizer state and progress to one safetensors file."""
         self._add_cuts(progress)
         state = self.stepper.state()
         if not all(bool(torch.isfinite(value).all()) for value in state.values()):

@@ -33,7 +33,7 @@ from retriever.training import Stopped, StopRequests, no_stop_requests
 
 MAX_LOSSES = 100  # worker losses that one run tolerates, regardless of its progress between them
 POLL_S = 0.2  # seconds between two looks for a request to stop
-STOP_S = 300.0  # seconds in which workers have to end after a request; as much work as between timed checkpoints
+STOP_S = 300.0  # seconds for workers to finish their step and save, as long as between timed checkpoints by default
 
 
 def run_on_ray(

@@ -228,7 +228,7 @@ class _Stage:
 
 @contextlib.contextmanager
 def resumable(is_kept: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Notes on a KeyboardInterrupt that ends the block that the same command resumes.
+    """Adds the note RESUME to a KeyboardInterrupt that ends the block, if the same command resumes.
 
     Args:
         is_kept: Whether something is kept from which the command resumes.

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import ODD, jsonl, odd_text, passages, refused, write
 
+from indexing.parquet import parquet_blocks
 from indexing.parse import CORPUS_SCHEMA
 from indexing.sources import chunks, detect
 from retriever.errors import InputError
@@ -192,6 +193,29 @@ def test_bad_parquet_is_named(tmp_path):
     whole = file.read_bytes()
     refused(file, whole[:-7], "parquet", r"a\.parquet: found no Parquet")
     refused(file, b"", "parquet", r"a\.parquet: found no Parquet")
+
+
+LARGE = [f"{n:03d}" + "c" * 99_997 for n in range(400)]  # 40 MB, more than a row may have
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([LARGE[n % 400] for n in range(500)]).dictionary_encode(),
+        pa.array([["token"] * 60_000, ["x" * 3_000], None] + [["a"]] * 497),
+        pa.array([{"a": LARGE[n % 2], "b": [n, None]} for n in range(500)]),
+        pa.array([[("key", LARGE[0])], None] * 250, pa.map_(pa.string(), pa.string())),
+        pa.array(["short"] * 499 + ["x" * 5_000_000]),
+    ],
+    ids=["dictionary", "lists", "structs", "maps", "a long text"],
+)
+def test_values_that_are_large_together_and_not_in_a_row_are_read(tmp_path, column):
+    """As pandas, Spark and Hugging Face write them; each row is small, and the longest values are in different rows."""
+    table = pa.table({"id": [str(n) for n in range(500)], "text": ["a"] * 500, "more": column})
+    pq.write_table(table, tmp_path / "a.parquet")
+    [chunk] = chunks(detect(str(tmp_path / "a.parquet")), 1_000)
+    found = [row for piece in chunk.pieces for block in parquet_blocks(piece) for row in block.batch.to_pylist()]
+    assert found == table.to_pylist()
 
 
 PEAK = """

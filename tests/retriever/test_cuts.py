@@ -31,6 +31,9 @@ LAYOUTS: dict[str, Any] = {
     "types": processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[CLS, SEP]
     ),
+    "second text first": processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $B [SEP] $A [SEP]", special_tokens=[CLS, SEP]
+    ),
     "closing token": processors.TemplateProcessing(single="$A [SEP]", pair="$A [SEP] $B [SEP]", special_tokens=[SEP]),
     "opening token": processors.Sequence(
         [

@@ -250,7 +250,7 @@ def test_a_search_without_a_mode_takes_what_a_release_takes(
 
     assert default_source(store) == release_source() == "0.5*bm25+0.5*index:idx"
     out = done(*at, "--query", "bafa")
-    assert out.startswith("no --mode: searches 0.5*bm25+0.5*index:idx\nbafa  (0.5*bm25+0.5*index:idx, 10 hits)\n")
+    assert out.startswith("no --mode given: searching 0.5*bm25+0.5*index:idx\nbafa  (0.5*bm25+0.5*index:idx, 10")
     assert "index/idx is over embeddings/enc, not sparse" in refused(*at, "--embeddings", "sparse", "--index", "idx")
     shutil.copytree(root / "index/idx", root / "index/other")
     line = refused(*at, "--query", "bafa")
@@ -260,7 +260,7 @@ def test_a_search_without_a_mode_takes_what_a_release_takes(
     shutil.rmtree(root / "index/other")
     shutil.rmtree(root / "index/idx")
     assert default_source(store) == release_source() == "0.5*bm25+0.5*exact:enc"
-    assert "no --mode: searches 0.5*bm25+0.5*exact:enc\n" in done(*at, "--plan")
+    assert "no --mode given: searching 0.5*bm25+0.5*exact:enc\n" in done(*at, "--plan")
     shutil.copytree(root / "embeddings/enc", root / "embeddings/more")
     line = refused(*at, "--query", "bafa")
     assert "has several embeddings: enc, more; say which with --embeddings NAME" in line
