@@ -97,23 +97,33 @@ class LocalCluster:
     def authentication(self) -> dict[str, str]:
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
-    def add(self, *, hide: Path | None = None, cores: int = 1, again: bool = True, **variables: str) -> Node:
-        """Start one more node and wait until the cluster has it. `hide`: a folder that is empty for this node.
+    def add(
+        self,
+        *,
+        hide: Path | None = None,
+        cores: int = 1,
+        autoscaler: Path | None = None,
+        again: bool = True,
+        **variables: str,
+    ) -> Node:
+        """Starts one more node and waits until the cluster has it. The first one is the head.
 
-        again: once more where Ray gives a node up that did not come within its 30 s, as on cores that are busy.
+        Args:
+            hide: A folder that is empty for this node.
+            cores: CPUs of the node.
+            autoscaler: Configuration of the autoscaler that the head runs.
+            again: Start it once more if Ray gives up a node that did not join within 30 s, as on cores that are busy.
+            variables: Environment variables of the node.
         """
         node_address = self._addresses.pop(0)
-        command = [
-            *RAY, "start", "--block", "--disable-usage-stats", f"--num-cpus={cores}", "--object-store-memory=100000000",
-            f"--node-ip-address={node_address}", f"--dashboard-agent-listen-port={port(node_address)}",
-            "--min-worker-port=0", "--max-worker-port=0",
-        ]  # fmt: skip
         if self.nodes:
-            command += [f"--address={self.address}"]
+            command = node_command(node_address, cores, address=self.address)
         else:
+            command = node_command(node_address, cores)
             gcs, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
             command += ["--head", f"--port={gcs}", f"--dashboard-host={HEAD}", f"--dashboard-port={dashboard}",
                         f"--ray-client-server-port={port(HEAD)}", f"--temp-dir={self.folder}"]  # fmt: skip
+            command += [f"--autoscaling-config={autoscaler}"] if autoscaler else []
         if hide:
             hidden = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
             command = ["unshare", "-m", "sh", "-c", hidden, str(hide), *command]
@@ -159,15 +169,45 @@ class LocalCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def node_command(own_address: str, cores: float, *, address: str = "", temporary: Path | None = None) -> list[str]:
+    """Returns the `ray start` of a node.
+
+    Args:
+        own_address: The address of the node, on loopback.
+        cores: CPUs of the node.
+        address: The address of the cluster that it joins; empty for a head.
+        temporary: The temporary folder of the node; None: that of the head.
+    """
+    command = [
+        *RAY,
+        "start",
+        "--block",
+        "--disable-usage-stats",
+        f"--num-cpus={cores:.0f}",
+        "--object-store-memory=100000000",
+        f"--node-ip-address={own_address}",
+        f"--dashboard-agent-listen-port={port(own_address)}",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+    ]
+    command += [f"--address={address}"] if address else []
+    return command + ([f"--temp-dir={temporary}"] if temporary else [])
+
+
 @contextlib.contextmanager
-def local_cluster(workers: int = 2, **variables: str) -> Iterator[LocalCluster]:
-    """A head and so many workers, ended with the block; `variables` are in every node's environment."""
+def local_cluster(workers: int | None = 2, **variables: str) -> Iterator[LocalCluster]:
+    """A head and so many workers, which end with the block.
+
+    Args:
+        workers: Number of workers; None: the block adds the head too.
+        variables: Environment variables of every node.
+    """
     # Not below pytest's folders: a socket's path holds 107 bytes at most.
     folder = Path(tempfile.mkdtemp(prefix="riptide-ray-", dir="/tmp"))
     address, dashboard = f"{HEAD}:{port(HEAD)}", f"http://{HEAD}:{port(HEAD)}"
     cluster = LocalCluster(folder, address, dashboard, secrets.token_hex(32), variables=variables)
     try:
-        for _ in range(1 + workers):
+        for _ in range(0 if workers is None else 1 + workers):
             cluster.add()
         yield cluster
     finally:

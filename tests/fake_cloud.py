@@ -1,0 +1,245 @@
+"""A cloud on this machine: Ray's autoscaler starts nodes that take a settable time to boot, and ends idle ones.
+
+    with growing_cluster({"worker": NodeType(cpus=2, most=4)}, boot_s=20) as cloud:
+        submit(cloud.cluster, REPOSITORY, "encode_corpus", …)
+        cloud.launches()
+
+The head has no CPUs, as in the cluster files of the project. The autoscaler (version 2, which `ray up` uses) runs on it and
+imports this module for its node provider, `SlowCloud`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from local_cluster import (
+    PATIENCE,
+    LocalCluster,
+    kill_all,
+    local_cluster,
+    node_command,
+    wait_for,
+)
+from ray._private.ray_constants import LABELS_ENVIRONMENT_VARIABLE
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
+from ray.autoscaler.tags import (
+    NODE_KIND_WORKER,
+    STATUS_UP_TO_DATE,
+    TAG_RAY_NODE_KIND,
+    TAG_RAY_NODE_NAME,
+    TAG_RAY_NODE_STATUS,
+    TAG_RAY_USER_NODE_TYPE,
+)
+
+IDLE_S = 18.0  # seconds after which the autoscaler ends an idle node
+FIRST_NODE = 20  # the last number of the address of the first node, 127.0.0.20
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """A kind of node that the cloud has.
+
+    Attributes:
+        cpus: CPUs of a node.
+        most: The largest number of such nodes.
+        gpus: GPUs that a node pretends to have.
+        labels: Labels of a node.
+    """
+
+    cpus: int
+    most: int
+    gpus: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Returns the entry of the autoscaler's configuration."""
+        resources = {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+        return {
+            "resources": resources,
+            "labels": dict(self.labels),
+            "node_config": {},
+            "min_workers": 0,
+            "max_workers": self.most,
+        }
+
+
+@dataclass(frozen=True)
+class Event:
+    """The launch or the end of a node.
+
+    Attributes:
+        what: "launch", "start" (its Ray starts, after the boot) or "end".
+        node: Number of the node, from 1.
+        node_type: Name of its type.
+        time_s: Seconds since the epoch.
+    """
+
+    what: str
+    node: int
+    node_type: str
+    time_s: float
+
+
+class SlowCloud(FakeMultiNodeProvider):
+    """Node provider of the autoscaler. Each node boots for `boot_s` seconds and then runs `ray start`.
+
+    A node has a temporary folder of its own: nodes that share one unpack the working directory of a submission over
+    each other.
+    """
+
+    def __init__(self, provider_config: dict[str, Any], cluster_name: str):
+        super().__init__(provider_config, cluster_name)
+        self._boot_s = float(provider_config["boot_s"])
+        self._folder = Path(provider_config["folder"])
+
+    def _create_node_with_resources_and_labels(
+        self, node_config: object, tags: Mapping[str, str], count: int, resources: Mapping[str, float],
+        labels: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        with self.lock:
+            node_id = self._next_hex_node_id()
+            node = {
+                "tags": {
+                    TAG_RAY_NODE_KIND: NODE_KIND_WORKER,
+                    TAG_RAY_NODE_NAME: node_id,
+                    TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE,
+                    **tags,
+                },
+                "number": self._next_node_id,
+                "process": None,
+            }
+            self._nodes[node_id] = node
+        self._log("launch", node)
+        threading.Thread(target=self._boot, args=(node_id, node, resources, labels), daemon=True).start()
+
+    def _boot(self, node_id: str, node: dict[str, Any], resources: Mapping[str, float], labels: Mapping[str, str]) -> None:
+        """Starts the Ray of a node after the boot time, unless the node was ended meanwhile."""
+        time.sleep(self._boot_s)
+        number = node["number"]
+        folder = self._folder / f"n{number}"
+        folder.mkdir()
+        command = node_command(
+            f"127.0.0.{FIRST_NODE + number}", resources.get("CPU", 0), address=self._gcs_address, temporary=folder
+        )
+        command += [f"--num-gpus={gpus:.0f}"] if (gpus := resources.get("GPU")) else []
+        environment = {
+            **os.environ,
+            "PYTHONPATH": "",
+            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node_id,
+            "RAY_CLOUD_INSTANCE_ID": node_id,
+            "RAY_NODE_TYPE_NAME": node["tags"][TAG_RAY_USER_NODE_TYPE],
+            LABELS_ENVIRONMENT_VARIABLE: json.dumps(dict(labels)),
+        }
+        with self.lock, open(self._folder / f"node-{number}.log", "wb") as log:
+            if node_id in self._nodes:
+                node["process"] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                self._log("start", node)
+
+    def _terminate_node(self, node: dict[str, Any]) -> None:
+        self._log("end", node)
+        if node["process"] is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                root = psutil.Process(node["process"].pid)
+                kill_all([root, *root.children(recursive=True)])
+            node["process"].wait()
+
+    def _log(self, what: str, node: Mapping[str, Any]) -> None:
+        """Appends an event to the log."""
+        event = Event(what, node["number"], node["tags"][TAG_RAY_USER_NODE_TYPE], time.time())
+        with open(self._folder / "events.jsonl", "a") as log:
+            log.write(json.dumps(asdict(event)) + "\n")
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A cluster whose autoscaler adds nodes.
+
+    Attributes:
+        cluster: The head, by which jobs are submitted.
+        folder: Where the node provider logs its events.
+    """
+
+    cluster: LocalCluster
+    folder: Path
+
+    def events(self) -> list[Event]:
+        """Returns what the provider has logged, in order."""
+        file = self.folder / "events.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [Event(**json.loads(line)) for line in lines]
+
+    def launches(self) -> list[Event]:
+        """Returns the launches of nodes, in order."""
+        return [event for event in self.events() if event.what == "launch"]
+
+    def present(self) -> int:
+        """Returns the number of nodes that were launched and have not ended."""
+        return len(self.launches()) - sum(event.what == "end" for event in self.events())
+
+    def wait_until_empty(self, patience: float = PATIENCE) -> None:
+        """Waits until the autoscaler has ended all nodes, as they are idle."""
+        wait_for(lambda: self.present() == 0, "all nodes to end", patience=patience)
+
+
+@contextlib.contextmanager
+def growing_cluster(types: Mapping[str, NodeType], boot_s: float, **variables: str) -> Iterator[Cloud]:
+    """A head without CPUs, and an autoscaler that adds nodes of these types. All of them end with the block.
+
+    Args:
+        types: The types of nodes, by name.
+        boot_s: Seconds that a node boots.
+        variables: Environment variables of all nodes.
+    """
+    with local_cluster(workers=None, **variables) as cluster:
+        folder = cluster.folder
+        config = {
+            "cluster_name": "riptide-test",
+            "max_workers": sum(one.most for one in types.values()),
+            "idle_timeout_minutes": IDLE_S / 60,
+            "upscaling_speed": 100,
+            "provider": {
+                "type": "external",
+                "module": "fake_cloud.SlowCloud",
+                "gcs_address": cluster.address,
+                "launch_multiple": True,
+                "disable_node_updaters": True,
+                "foreground_node_launch": True,
+                "worker_liveness_check": False,
+                "boot_s": boot_s,
+                "folder": str(folder),
+            },
+            "auth": {"ssh_user": "none"},
+            "head_node_type": "ray.head.default",
+            "available_node_types": {
+                "ray.head.default": NodeType(cpus=0, most=0).document(),
+                **{name: one.document() for name, one in types.items()},
+            },
+            "file_mounts": {},
+            "cluster_synced_files": [],
+            **{f"{part}_commands": [] for part in ("initialization", "setup", "head_setup", "worker_setup")},
+            **{f"{part}_start_ray_commands": [] for part in ("head", "worker")},
+        }
+        file = folder / "autoscaler.json"  # YAML includes JSON
+        file.write_text(json.dumps(config))
+        cluster.add(
+            cores=0,
+            autoscaler=file,
+            RAY_FAKE_CLUSTER="1",
+            RAY_enable_autoscaler_v2="1",
+            AUTOSCALER_UPDATE_INTERVAL_S="1",
+            RAY_OVERRIDE_NODE_ID_FOR_TESTING=FAKE_HEAD_NODE_ID,
+            RAY_CLOUD_INSTANCE_ID=FAKE_HEAD_NODE_ID,
+            RAY_NODE_TYPE_NAME="ray.head.default",
+            PYTHONPATH=str(Path(__file__).parent),
+        )
+        yield Cloud(cluster, folder)
