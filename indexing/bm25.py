@@ -27,7 +27,7 @@ from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
 SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given
-MIN_TASK_QUERIES = 256  # queries of a task; most of the time of a smaller one is its start
+BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
 
 
 SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
@@ -330,7 +330,7 @@ def search_blocks(task: Task, num_queries: int, block_of: Callable[[int, int], A
         block_of: Returns the block of the queries from a first number to an end.
         runner: What spreads the blocks over workers.
     """
-    pieces = max(1, min(runner.slots(task.resources), num_queries // MIN_TASK_QUERIES))
+    pieces = max(1, num_queries // BLOCK_QUERIES)
     bounds = np.linspace(0, num_queries, pieces + 1).astype(int).tolist()
     blocks = [(first, block_of(first, end)) for first, end in itertools.pairwise(bounds)]
     by_block = {first: hits for (first, _), hits in runner.run(task, blocks)}

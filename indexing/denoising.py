@@ -218,7 +218,7 @@ def score_candidates(
     Returns:
         The work, complete, with all generations.
     """
-    numerics = numerics_of_reranker(runner)
+    numerics = numerics_of_reranker(runner, len(candidates.group("part")))
     while True:
         work = ScoreCandidates(store, candidates, reranker, draw, numerics=numerics, parts=parts)
         if work.complete:

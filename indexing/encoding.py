@@ -354,12 +354,17 @@ class EncoderNumerics:
         return lambda item, report: expected_numerics(options, place.device, self.kind)
 
 
-def numerics_of(runner: Runner, options: EncoderOptions, kind: str | None, resources: Resources) -> str:
+def numerics_of(runner: Runner, options: EncoderOptions, kind: str | None, resources: Resources, count: int) -> str:
     """Returns the numerics class of the encoders that the runner opens; waits until there is room for one.
 
-    kind: as of `EncoderNumerics`.
+    Args:
+        runner: The runner.
+        options: The options of the encoder.
+        kind: As of `EncoderNumerics`.
+        resources: The resources of an encoder.
+        count: The number of encoders that can work at the same time.
     """
-    [(_, numerics)] = runner.run(EncoderNumerics(options, kind, resources), [None])
+    numerics: str = runner.first(EncoderNumerics(options, kind, resources), None, count)
     return numerics
 
 

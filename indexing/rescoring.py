@@ -64,9 +64,9 @@ class RerankerNumerics:
         return lambda item, report: expected_reranker_numerics(OPTIONS, place.device)
 
 
-def numerics_of_reranker(runner: Runner) -> str:
-    """Returns the numerics class of the re-rankers that the runner opens."""
-    [(_, numerics)] = runner.run(RerankerNumerics(), [None])
+def numerics_of_reranker(runner: Runner, count: int) -> str:
+    """Returns the numerics class of the re-rankers that the runner opens; `count` of them can work at the same time."""
+    numerics: str = runner.first(RerankerNumerics(), None, count)
     return numerics
 
 

@@ -16,6 +16,7 @@ from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
 from indexing.queries import Queries
 from indexing.rescoring import (
+    BLOCK_QUERIES,
     RerankerSpec,
     RerankTask,
     numerics_of_reranker,
@@ -182,7 +183,7 @@ class SearchStage(StageDefaults):
         """Returns the re-ranking task. Raises InputError if committed parts are of another numerics class."""
         search = self.search
         if search.reranker and self._rerank_task is None:
-            numerics = numerics_of_reranker(runner)
+            numerics = numerics_of_reranker(runner, -(-len(search.split.ids) // BLOCK_QUERIES))
             for part in self._committed:
                 check_numerics(draft, part, numerics)
             spec = RerankerSpec(search.store, search.reranker_name, *search.reranker, numerics)

@@ -14,7 +14,7 @@ from indexing.faiss_index import read_index, search_shard
 from indexing.index import Index, Shard
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 
-STRETCH_ROWS = 2_000_000  # rows of one task at most, so that nodes that join find work
+STRETCH_ROWS = 500_000  # rows of one task at most, so that nodes that join find work
 
 
 def search_exact(
@@ -37,7 +37,7 @@ def search_exact(
         end: Search the rows [0, end); None: all rows.
     """
     task = SearchExactTask(embeddings, queries, k, deleted)
-    stretches = _stretches(embeddings.num_rows if end is None else end, runner.slots(task.resources))
+    stretches = _stretches(embeddings.num_rows if end is None else end)
     return folded((hits for _, hits in runner.run(task, stretches)), k)
 
 
@@ -123,7 +123,6 @@ def folded(hits: Iterable[Hits], k: int) -> Hits:
     return best
 
 
-def _stretches(end: int, slots: int) -> Sequence[tuple[int, int]]:
-    """Splits the rows [0, end) into a multiple of `slots` stretches of at most STRETCH_ROWS."""
-    count = slots * max(1, -(-end // (STRETCH_ROWS * slots)))
-    return split_range(0, end, max(1, min(count, end)))
+def _stretches(end: int) -> Sequence[tuple[int, int]]:
+    """Splits the rows [0, end) into stretches of at most STRETCH_ROWS. The hits do not depend on the cut."""
+    return split_range(0, end, max(1, -(-end // STRETCH_ROWS)))

@@ -5,7 +5,7 @@ python jobs/build_bm25.py --store data/squad
 
 from __future__ import annotations
 
-from jobs.cli import Common, human, run, say
+from jobs.cli import Workers, human, run, say
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from indexing.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildBm25(Common):
+class BuildBm25(Workers):
     name: str = "bm25"
     """Name of the index in the store."""
     k1: float = 0.9

@@ -5,7 +5,7 @@ python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
 
 from __future__ import annotations
 
-from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
+from jobs.cli import Stage, Workers, human, run, say, say_complete, say_stages
 
 import math
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildIndex(Common):
+class BuildIndex(Workers):
     """--limit N only accepts embeddings of the first N passages (encode_corpus --limit N)."""
 
     embeddings: str | None = None
@@ -74,7 +74,7 @@ def main(options: BuildIndex) -> None:
         say(f"memory   {human(rows * embeddings.dim * 4)} to train")
         return None
     if not work.complete:
-        run_work(store, work, open_runner(store, private=options.ray), Stage)
+        run_work(store, work, open_runner(store, options), Stage)
     index = Index.open(store, work.name, embeddings)
     recall = ", ".join(f"recall@{k} {value:.4f}" for k, value in index.recall.items())
     say(f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, {index.factory}")

@@ -22,6 +22,7 @@ from jobs.starting import finish, is_program
 
 from indexing.storage import describe_os_error
 from indexing.work.local import has_unfinished_threads
+from indexing.work.nodes import MAX_WORKERS
 from indexing.work.work import Work, plan_stages
 from retriever.errors import InputError, shortened
 
@@ -45,6 +46,15 @@ class Common:
     limit: int | None = None
     """Use only the first N rows. N is part of the fingerprint and not of the name: give a limited artifact another
     name or store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(Common):
+    """Options of a job whose work is spread over workers."""
+
+    max_workers: int = MAX_WORKERS
+    """The largest number of workers on a cluster. The job requests nodes for as many of them as it can use, and the
+    limits of the cluster bound them too. Without a cluster, a job uses the cores of this machine."""
 
 
 def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] | None = None) -> None:

@@ -20,7 +20,7 @@ points: passages as points in the plane, by t-SNE of their vectors, coloured by 
 
 from __future__ import annotations
 
-from jobs.cli import Common, run, say
+from jobs.cli import Workers, run, say
 
 import json
 import re
@@ -54,7 +54,7 @@ USED: dict[Picture, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw(Common):
+class Draw(Workers):
     """--limit N uses the first N queries of each query set."""
 
     picture: Annotated[Picture, tyro.conf.Positional]
@@ -146,7 +146,7 @@ def draw_attention(options: Draw) -> None:
     from jobs.pictures.similarities import draw_similarities
     from jobs.session import open_runner
 
-    attention = measure.run({queries.label: queries.texts for queries in sets}, open_runner(store, private=options.ray))
+    attention = measure.run({queries.label: queries.texts for queries in sets}, open_runner(store, options))
     for label, number in zip(attention.labels, attention.num_without, strict=True):
         if number:
             say(f"warning: {label}: {number:,} queries have no word that the backbone knows, and do not count")

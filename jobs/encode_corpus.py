@@ -7,16 +7,17 @@ ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://buck
 
 from __future__ import annotations
 
-from jobs.cli import Common, Stage, human, run, say, say_complete, say_stages
+from jobs.cli import Stage, Workers, human, run, say, say_complete, say_stages
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobs.session import describe_size, join_cluster, num_gpus
+from jobs.session import join_cluster, num_gpus
 
 from indexing.artifact import Artifact, sum_cuts
+from indexing.corpus import Corpus
 from indexing.embeddings import is_sparse
 from indexing.encoders import EncoderSpec, spec_of
 from indexing.encoding import CALLS, PartDone, is_encoded, numerics_of, similarity_of
@@ -35,7 +36,7 @@ MOST_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hu
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeCorpus(Common):
+class EncodeCorpus(Workers):
     encoder: str | None = None
     """A Hugging Face name, a folder (transformers or sentence-transformers), or models/NAME of the store."""
     task: str | None = None
@@ -79,9 +80,6 @@ class EncodeCorpus(Common):
     job, because its vectors say little about the texts. Not part of the fingerprint."""
     min_workers: int = 1
     """The least number of encoders on a cluster; the job waits for the first ones."""
-    max_workers: int | None = None
-    """The largest number of encoders; default: as many as the cluster has room for now. Set it on autoscaling
-    clusters."""
     cpus: int | None = None
     """Cores of each encoder; default: all of this machine; on a cluster at most 4 with a GPU, about 4 for BERT-family
     models on the CPU (packed batches), otherwise as few as memory allows."""
@@ -160,7 +158,8 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, de
     """Encodes the pending parts of the corpus and completes its generations."""
     kind = None if is_sparse(described) else described["model_type"]
     runner, resources = open_encoders(store, options, spec, kind)
-    numerics = numerics_of(runner, spec.options, kind, Resources(resources.cores, resources.gpus))
+    count = len(Corpus.open(store).parts)
+    numerics = numerics_of(runner, spec.options, kind, Resources(resources.cores, resources.gpus), count)
     work = EncodeWork(
         store,
         spec,
@@ -210,23 +209,26 @@ def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: 
         InputError: If the cluster or this machine cannot provide the resources.
     """
     if join_cluster(store, private=options.ray):
-        import ray
-
         from retriever.numerics import choose_device
         from retriever.packing import packs
 
-        if options.max_workers is None and (line := describe_size(ray.nodes(), "--max-workers N")):
-            say(line)
         weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder_of("passage"))))
-        pool = choose_pool(options.min_workers, options.max_workers, options.cpus, options.gpus, weights,
-                           lambda: packs(kind, spec.options, choose_device("cpu")))  # fmt: skip
-        return RayActors(pool), pool.resources(CALLS)
+        pool = choose_pool(
+            options.min_workers,
+            options.max_workers,
+            options.cpus,
+            options.gpus,
+            weights=weights,
+            packed=lambda: packs(kind, spec.options, choose_device("cpu")),
+            say=say,
+        )
+        return RayActors(pool, say), pool.resources(CALLS)
     check_pool(options.min_workers, options.max_workers, options.cpus, options.gpus)
     cores = cores_of_process()
     if options.cpus is not None and options.cpus > cores:
         raise InputError(f"parameter cpus {options.cpus}: the number of cores here is {cores}")
     if options.cpus is not None:
-        cores = min(cores, options.cpus * (options.max_workers or 1))
+        cores = min(cores, options.cpus * options.max_workers)
     runner = LocalRunner(cores=cores, gpus=num_gpus())
     if options.gpus and not runner.gpus:
         raise InputError("parameter gpus 1: this machine has no GPU")

@@ -9,7 +9,7 @@ passages; those of earlier passages do not change.
 
 from __future__ import annotations
 
-from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+from jobs.cli import Stage, Workers, run, say, say_complete, say_stages
 
 from dataclasses import dataclass, fields
 
@@ -26,7 +26,7 @@ SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitTopicsOptions(Common):
+class FitTopicsOptions(Workers):
     name: str = "topics"
     """Name of the topics in the store."""
     method: Method = FitOptions.method
@@ -71,7 +71,7 @@ def main(options: FitTopicsOptions) -> None:
         plan(store, work, options.page)
         return
     if not work.complete:
-        run_work(store, work, open_runner(store, private=options.ray), Stage)
+        run_work(store, work, open_runner(store, options), Stage)
     topics = Topics.open(store, options.name)
     describe(topics)
     if options.page:

@@ -9,7 +9,7 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.cli import Common, Stage, human, run, say, say_complete
+from jobs.cli import Stage, Workers, human, run, say, say_complete
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -31,7 +31,7 @@ from retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportCorpus(Common):
+class ImportCorpus(Workers):
     source: str | None = None
     """A folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in
     para.title.txt (RocketQA's: id<TAB>title) beside MS MARCO's collection.tsv are joined."""
@@ -100,7 +100,7 @@ def main(options: ImportCorpus) -> None:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
             judged = read_judged_queries(with_queries, partial=partial)
-        run_work(store, work, open_runner(store, private=options.ray), Stage)
+        run_work(store, work, open_runner(store, options), Stage)
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
     say(f"{latest.url}: {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted")

@@ -9,7 +9,7 @@ digits come from the fingerprint of the re-ranker), and the sampled negatives (n
 
 from __future__ import annotations
 
-from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+from jobs.cli import Stage, Workers, run, say, say_complete, say_stages
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ EXAMPLES = 20  # examples in the report
 
 
 @dataclass(frozen=True, kw_only=True)
-class MineNegatives(Common):
+class MineNegatives(Workers):
     """--limit N mines the first N queries of the split."""
 
     sources: list[str] = field(default_factory=lambda: ["bm25"])
@@ -144,7 +144,7 @@ def main(options: MineNegatives) -> None:
         per_query = draw.pool_negatives + (draw.denoised_negatives if options.reranker else 0)
         say(f"draws    up to {num_queries * per_query:,} negatives")
         return None
-    runner = open_runner(store, private=options.ray)
+    runner = open_runner(store, options)
     [candidates] = run_work(store, pool, runner, Stage)
     scores = None
     with resumable():  # the candidates are kept

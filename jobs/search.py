@@ -7,7 +7,7 @@ python jobs/search.py --store data/squad --mode bm25 --query "who wrote Dracula?
 
 from __future__ import annotations
 
-from jobs.cli import Common, Stage, run, say, say_complete, say_stages
+from jobs.cli import Stage, Workers, run, say, say_complete, say_stages
 
 import difflib
 import sys
@@ -42,7 +42,7 @@ OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(Common):
+class Search(Workers):
     query: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Print the hits of this query with snippets. The search runs in this process and commits nothing. Give the option
     once per query, each query in quotes."""
@@ -121,7 +121,7 @@ def main(options: Search) -> None:
         say_stages(work)
         return None
     if artifact is None:
-        [artifact] = run_work(store, work, open_runner(store, private=options.ray), Stage)
+        [artifact] = run_work(store, work, open_runner(store, options), Stage)
     say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(work.split.ids):,} queries in {source}")
     if unanswered := work.unanswered():
         more = f" and {len(unanswered) - SHOWN} more" if len(unanswered) > SHOWN else ""

@@ -11,9 +11,10 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from jobs.cli import Workers, say
 
 from indexing.storage import LocalStorage
 from indexing.store import Store
@@ -27,7 +28,6 @@ from retriever.errors import InputError
 FORWARDED = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_", "RIPTIDE_")
 PACKAGES = ("retriever", "indexing", "serve", "jobs")
 
-HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
 PROBE_S = 1.0  # seconds in which a Ray on this machine must accept a connection
 
 # Lines that Ray prints on the stdout of a job that loses a worker or a node and continues.
@@ -55,9 +55,21 @@ def join_cluster(store: Store, *, private: bool = False) -> bool:
     return True
 
 
-def open_runner(store: Store, *, private: bool = False) -> Runner:
-    """Returns the runner of a job: on the cluster if there is one, else in this process; see `join_cluster`."""
-    return RayTasks() if join_cluster(store, private=private) else LocalRunner(gpus=num_gpus())
+def open_runner(store: Store, options: Workers) -> Runner:
+    """Returns the runner of a job: on the cluster if there is one, else in this process; see `join_cluster`.
+
+    Args:
+        store: The store of the job.
+        options: The options of the job.
+
+    Raises:
+        InputError: As `join_cluster` does, or for a number of workers below 1.
+    """
+    if options.max_workers < 1:
+        raise InputError(f"parameter max_workers {options.max_workers}: expected at least 1")
+    if join_cluster(store, private=options.ray):
+        return RayTasks(options.max_workers, say)
+    return LocalRunner(gpus=num_gpus())
 
 
 def find_cluster(*, private: bool = False) -> str | None:
@@ -155,35 +167,6 @@ def keep_sigterm_handler() -> Iterator[None]:
     yield
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
-
-
-def describe_size(nodes: Sequence[Mapping[str, Any]], option: str) -> str | None:
-    """Returns a line for a job that takes its size from a cluster to which more nodes may come.
-
-    Ray does not report whether a cluster has an autoscaler. A cluster whose head has no CPUs is assumed to have one, as
-    in the cluster files of this project: only other nodes can run work.
-
-    Args:
-        nodes: The result of ray.nodes().
-        option: The option that sets the size, as the line names it.
-
-    Returns:
-        The line, None for a cluster whose head has CPUs.
-    """
-    resources = [node["Resources"] for node in nodes if node["Alive"]]
-    if not any(HEAD in node for node in resources) or any(HEAD in node and node.get("CPU", 0) for node in resources):
-        return None
-    cores = sum(node.get("CPU", 0) for node in resources)
-    count = sum(1 for node in resources if node.get("CPU", 0))
-    if not cores:
-        return (
-            f"this cluster has 0 CPUs now, as its nodes have not started: give {option}, which requests them from an "
-            "autoscaler"
-        )
-    return (
-        f"this job takes its size from the {cores:.0f} CPUs of {count} node{'s' * (count != 1)} that are there now: "
-        f"give {option} to request more from an autoscaler"
-    )
 
 
 def check_visible(store: Store) -> None:

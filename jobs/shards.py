@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Common, Stage, say, say_complete, say_stages
+from jobs.cli import Stage, Workers, say, say_complete, say_stages
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -30,7 +30,7 @@ class LuceneWork(Work, Protocol):
         """Adds the versions of Lucene and Anserini to the configuration, as a worker reports them."""
 
 
-def fill_shards(store: Store, options: Common, work: LuceneWork, plan: Sequence[str]) -> bool:
+def fill_shards(store: Store, options: Workers, work: LuceneWork, plan: Sequence[str]) -> bool:
     """Fills the pending shards of an index, or prints its plan with --plan.
 
     Args:
@@ -52,7 +52,7 @@ def fill_shards(store: Store, options: Common, work: LuceneWork, plan: Sequence[
         say("memory   up to 2 GB of Java per process that fills shards")
         return False
     if not work.complete:
-        runner = open_runner(store, private=options.ray)
+        runner = open_runner(store, options)
         work.pin_versions(runner)
         run_work(store, work, runner, Stage)
     return True

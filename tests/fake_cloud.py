@@ -4,8 +4,8 @@
         submit(cloud.cluster, REPOSITORY, "encode_corpus", …)
         cloud.launches()
 
-The head has no CPUs, as in the cluster files of the project. The autoscaler (version 2, which `ray up` uses) runs on it and
-imports this module for its node provider, `SlowCloud`.
+The head has no CPUs, as in the cluster files of the project. The autoscaler (version 2, which `ray up` uses) runs on it
+and imports this module for its node provider, `SlowCloud`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class SlowCloud(FakeMultiNodeProvider):
         self._log("launch", node)
         threading.Thread(target=self._boot, args=(node_id, node, resources, labels), daemon=True).start()
 
-    def _boot(self, node_id: str, node: dict[str, Any], resources: Mapping[str, float], labels: Mapping[str, str]) -> None:
+    def _boot(
+        self, node_id: str, node: dict[str, Any], resources: Mapping[str, float], labels: Mapping[str, str]
+    ) -> None:
         """Starts the Ray of a node after the boot time, unless the node was ended meanwhile."""
         time.sleep(self._boot_s)
         number = node["number"]

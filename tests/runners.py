@@ -16,7 +16,6 @@ class InlineRunner:
 
     Args:
         cores: The cores that a worker with all cores gets.
-        slots: The number of workers that the runner claims to have.
         order: Returns the items in the order in which they are run; default: as they come.
         fail_after: Number of items, over all tasks, after which `error` is raised in place of the next one.
         error: What is raised.
@@ -29,22 +28,17 @@ class InlineRunner:
         self,
         *,
         cores: int = 1,
-        slots: int = 1,
         order: Callable[[Iterable[Any]], Iterable[Any]] = iter,
         fail_after: int | None = None,
         error: BaseException | None = None,
     ):
-        self._cores, self._slots, self._order = cores, slots, order
+        self._cores, self._order = cores, order
         self._fail_after, self._error = fail_after, error or RuntimeError("interrupted")
         self.ran: list[tuple[str, Any]] = []
 
     def place(self, resources: Resources) -> Place:
         """Returns what a worker with these resources gets."""
         return Place(resources.cores or self._cores)
-
-    def slots(self, resources: Resources) -> int:
-        """Returns the claimed number of workers."""
-        return self._slots
 
     def run(
         self,
@@ -62,6 +56,11 @@ class InlineRunner:
             worker = worker or task.open(self.place(task.resources))
             self.ran.append((type(task).__name__, item))
             yield item, worker(item, on_progress)
+
+    def first(self, task: Task, item: Any, count: int) -> Any:
+        """Runs the task for one item; see Runner."""
+        [(_, result)] = self.run(task, [item])
+        return result
 
     def items(self, task: str) -> list[Any]:
         """Returns the items of a task, in the order in which they were run."""

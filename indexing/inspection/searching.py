@@ -41,7 +41,7 @@ class LocalSearch:
         self.runner = LocalRunner(cores=threads, gpus=gpus)
         self._rerank_task: RerankTask | None = None
         if reranker:
-            spec = RerankerSpec(store, reranker, *open_reranker(store, reranker), numerics_of_reranker(self.runner))
+            spec = RerankerSpec(store, reranker, *open_reranker(store, reranker), numerics_of_reranker(self.runner, 1))
             self._rerank_task = RerankTask(spec, self.corpus)
 
     @property

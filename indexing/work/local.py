@@ -111,6 +111,11 @@ class LocalRunner:
         else:
             yield from self._run_threads(task, source, slots, on_progress, weight)
 
+    def first(self, task: Task, item: Any, count: int) -> Any:
+        """Runs the task for one item and returns the result; see Runner."""
+        [(_, result)] = self.run(task, [item])
+        return result
+
     def _workers(self, task: Task, count: int) -> list[Callable[[Any, Report], Any]]:
         """Returns `count` opened workers of a task; see `stays_open`."""
         workers = next((workers for other, workers in self._open if other is task), [])

@@ -9,8 +9,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from indexing.work.nodes import (
+    MAX_WORKERS,
+    Say,
+    can_grow,
+    live_nodes,
+    node_cores,
+    nodes_for,
+    num_gpus,
+    say_waiting,
+    wait_for_node,
+)
 from indexing.work.ray_progress import progress_board, reporter
-from indexing.work.ray_tasks import RayTasks, node_cores, num_places
+from indexing.work.ray_tasks import RayTasks
 from indexing.work.tasks import Item, Place, Report, Resources, Task, ignore, no_weight, reports_progress
 from retriever.errors import InputError
 
@@ -40,8 +51,8 @@ class RayActors(RayTasks):
     at a time as its resources say, and no call waits at an actor, since another one may become ready.
     """
 
-    def __init__(self, pool: Pool):
-        super().__init__()
+    def __init__(self, pool: Pool, say: Say = ignore):
+        super().__init__(pool.max_workers, say)
         self.pool = pool
 
     def run(
@@ -63,7 +74,7 @@ class RayActors(RayTasks):
 
         set_up(ray.data.DataContext.get_current())
         pool, calls = self.pool, task.resources.calls
-        size = max(pool.min_workers, min(pool.max_workers, num_places(pool.cpus, pool.gpus), len(all_items)))
+        size = max(pool.min_workers, min(pool.max_workers, len(all_items)))  # pending actors are demand
         strategy = ray.data.ActorPoolStrategy(
             min_size=pool.min_workers,
             max_size=pool.max_workers,
@@ -73,7 +84,11 @@ class RayActors(RayTasks):
             enable_true_multi_threading=True,
         )
         numbers = ray.data.from_items([{"item": n} for n in range(len(all_items))], override_num_blocks=len(all_items))
-        with progress_board(on_progress if reports_progress(task) else ignore) as board:
+        remaining = len(all_items)
+        with (
+            progress_board(on_progress if reports_progress(task) else ignore) as board,
+            say_waiting(self.say, pool.cpus, pool.gpus, lambda: min(size, remaining)),
+        ):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # the last two arguments have no replacement yet
                 dataset = numbers.map(
@@ -89,6 +104,7 @@ class RayActors(RayTasks):
                 number, error = row.pop("item"), row.pop("error")
                 if error:
                     raise InputError(error)
+                remaining -= 1
                 yield all_items[number], row
 
 
@@ -122,7 +138,7 @@ def set_up(context: Any) -> None:
     context.autoscaling_config.actor_pool_util_upscaling_threshold = GROWS_AT
 
 
-def check_pool(min_workers: int, max_workers: int | None, cpus: int | None, gpus: int | None) -> None:
+def check_pool(min_workers: int, max_workers: int, cpus: int | None, gpus: int | None) -> None:
     """Raises InputError for sizes that no pool can have."""
     if cpus is not None and cpus < 1:
         raise InputError(f"parameter cpus {cpus}: expected at least 1")
@@ -130,57 +146,57 @@ def check_pool(min_workers: int, max_workers: int | None, cpus: int | None, gpus
         raise InputError(f"parameter gpus {gpus}: expected 0 or 1")
     if min_workers < 1:
         raise InputError(f"parameter min_workers {min_workers}: expected at least 1")
-    if max_workers is not None and max_workers < min_workers:
+    if max_workers < min_workers:
         raise InputError(
             f"parameter max_workers {max_workers}: expected at least the {min_workers} of parameter min_workers"
         )
 
 
 def choose_pool(
-    min_workers: int,
-    max_workers: int | None,
-    cpus: int | None,
-    gpus: int | None,
+    min_workers: int = 1,
+    max_workers: int = MAX_WORKERS,
+    cpus: int | None = None,
+    gpus: int | None = None,
+    *,
     weights: int = 0,
     packed: Callable[[], bool] = lambda: False,
+    say: Say = ignore,
 ) -> Pool:
-    """Returns a pool of encoders; sizes that are not given are chosen from the current cluster.
+    """Returns a pool of encoders.
 
+    Sizes that are not given are chosen from the nodes that are there; if there is none, waits for the first one. With
+    `cpus`, waits for none, so that all nodes can be requested at once.
     Without GPUs, encoders with packed batches get about four cores each, which share one copy of the weights. Others
     get as few cores as memory allows: an encoder with one core is 7 % more efficient than one with two.
 
     Args:
         min_workers: The smallest number of encoders.
-        max_workers: The largest number of encoders; None: as many as the cluster has room for now.
+        max_workers: The largest number of encoders.
         cpus: Cores of each encoder; None: chosen.
         gpus: GPUs of each encoder, 0 or 1; None: 1 if the cluster has GPUs.
         weights: The model's size in bytes.
         packed: Returns whether the encoder's batches are packed, each in one thread.
+        say: Prints a line for the user.
 
     Raises:
-        InputError: If the cluster cannot provide the resources.
+        InputError: If no node is large enough, and none can be added.
     """
-    import ray
-
     check_pool(min_workers, max_workers, cpus, gpus)
-    total = ray.cluster_resources()
-    gpus = gpus if gpus is not None else int(total.get("GPU", 0) >= 1)
-    if gpus > total.get("GPU", 0) and max_workers is None:
-        raise InputError(
-            f"parameter gpus {gpus}: the cluster has {total.get('GPU', 0):.0f} GPUs now; give parameter max_workers to "
-            "wait for more"
-        )
-    if cpus is not None and max_workers is None:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        largest = max((node.get("CPU", 0) for node in nodes if node.get("GPU", 0) >= gpus), default=0)
-        if cpus > largest:
-            raise InputError(
-                f"parameter cpus {cpus}: the largest node{' with a GPU' * gpus} has {largest:.0f} cores now; give "
-                "parameter max_workers to wait for a larger one"
-            )
-    cpus = cpus or (min(4, node_cores()) if gpus else _cores_each(weights, _shared_cores() if packed() else 1))
-    room = int(total.get("GPU", 0) // gpus) if gpus else max(1, num_places(cpus))
-    return Pool(min_workers, max(min_workers, max_workers or room), cpus, gpus)
+    if gpus is None:
+        if cpus is None:
+            wait_for_node(say)
+        gpus = int(num_gpus() >= 1)
+    if not can_grow():
+        largest = max((node["CPU"] for node in live_nodes() if node.get("GPU", 0) >= gpus), default=0)
+        if not largest:
+            raise InputError(f"parameter gpus {gpus}: expected a cluster with GPUs, this one has {num_gpus()}")
+        if cpus is not None and cpus > largest:
+            node = f"the largest node{' with a GPU' * gpus}"
+            raise InputError(f"parameter cpus {cpus}: expected at most {largest:.0f}, the cores of {node}")
+    if cpus is None:
+        wait_for_node(say, gpus)
+        cpus = min(4, node_cores(gpus)) if gpus else _cores_each(weights, _shared_cores() if packed() else 1)
+    return Pool(min_workers, max_workers, cpus, gpus)
 
 
 def _shared_cores() -> int:
@@ -189,9 +205,7 @@ def _shared_cores() -> int:
     That is the size closest to four that leaves at most a tenth of all cores idle, or else the size that leaves the
     fewest idle.
     """
-    import ray
-
-    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    nodes = [int(node["CPU"]) for node in nodes_for(0)]
     sizes, tenth = range(1, 1 + min(8, max([1, *nodes]))), sum(nodes) / 10
     return min(sizes, key=lambda each: (max(tenth, sum(cores % each for cores in nodes)), abs(each - 4), -each))
 
@@ -201,9 +215,7 @@ def _cores_each(weights: int, at_least: int) -> int:
 
     It is at least `at_least`, and at most the cores of the largest node.
     """
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    nodes = nodes_for(0)
     each = PROCESS_BYTES + 2 * weights
     cores = max((node["CPU"] * each / (node.get("memory", 0) / 2 or each) for node in nodes), default=1)
     return min(int(max((node["CPU"] for node in nodes), default=1)), max(at_least, math.ceil(cores)))

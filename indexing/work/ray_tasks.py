@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from indexing.work.nodes import MAX_WORKERS, Say, node_cores, num_gpus, say_waiting, wait_for_node
 from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.tasks import (
     MAX_BYTES,
@@ -22,27 +23,45 @@ from indexing.work.tasks import (
 )
 
 RETRIES = 5  # a lost node or a killed worker costs its items another attempt; an exception is final
-MIN_IN_FLIGHT = 4  # tasks in flight, however small the cluster is
-LOOK_S = 5.0  # seconds between looks at the cluster's size while no task ends
 KEPT_TASKS = 8  # tasks whose workers stay open in a worker's process; see stays_open
 
 
 class RayTasks:
-    """A runner on the Ray cluster that this process is connected to."""
+    """A runner on the Ray cluster that this process is connected to.
 
-    def __init__(self) -> None:
+    What waits is demand: pending tasks make an autoscaler add nodes. Therefore as many items are in flight as
+    `max_workers` workers take, twice, whatever nodes are there now.
+
+    Args:
+        max_workers: The largest number of workers.
+        say: Prints a line for the user, about workers that wait for nodes.
+    """
+
+    def __init__(self, max_workers: int = MAX_WORKERS, say: Say = ignore) -> None:
+        self.max_workers, self.say = max_workers, say
         self._handles: list[tuple[Task, str, Any]] = []
+        self._places: dict[tuple[int | None, int | None], Place] = {}
 
     def place(self, resources: Resources) -> Place:
-        """Returns what a worker with these resources gets: all cores means those of the smallest node."""
-        gpu = resources.gpus if resources.gpus is not None else int(num_gpus() >= 1)
-        cores = resources.cores if resources.cores is not None else node_cores()
-        return Place(min(4, cores) if gpu and resources.cores is None else cores, "cuda" if gpu else "cpu")
+        """Returns what a worker with these resources gets. It is decided once, at the first call.
 
-    def slots(self, resources: Resources) -> int:
-        """Returns how many workers with these resources run at once now, at least 1."""
-        place = self.place(resources)
-        return max(1, num_places(place.cores, int(place.device == "cuda")))
+        All cores are those of the smallest node of the kind that the work needs. If there is no such node, waits for
+        one.
+        """
+        key = resources.cores, resources.gpus
+        if key not in self._places:
+            self._places[key] = self._choose_place(*key)
+        return self._places[key]
+
+    def _choose_place(self, cores: int | None, gpus: int | None) -> Place:
+        if gpus is None:
+            wait_for_node(self.say)
+            gpus = int(num_gpus() >= 1)
+        if cores is None:
+            wait_for_node(self.say, gpus)
+            cores = node_cores(gpus)
+            cores = min(4, cores) if gpus else cores
+        return Place(cores, "cuda" if gpus else "cpu")
 
     def run(
         self,
@@ -52,46 +71,66 @@ class RayTasks:
         on_progress: Report = ignore,
         weight: Callable[[Item], int] = no_weight,
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner.
-
-        At most twice as many items are in flight as the cluster's cores can run, and at least MIN_IN_FLIGHT. The
-        size of the cluster is polled. Pending tasks make an autoscaler add nodes: an empty cluster gets MIN_IN_FLIGHT
-        pending tasks, a full one as many as it runs.
-        """
+        """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight."""
         import ray
 
-        place = self.place(task.resources)
-        gpus = int(place.device == "cuda")
-        # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
-        call = ray.remote(num_cpus=place.cores, num_gpus=gpus, max_retries=RETRIES, max_calls=0)(_call)
-        call = call.options(name=type(task).__name__)
-        key, handle = self._put(task)
+        call = self._call_of(task)
         pending: dict[Any, tuple[Item, int]] = {}
         source = iter(items)
         exhausted = False
         number = size = 0
+        place = self.place(task.resources)
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
+            stack.enter_context(
+                say_waiting(self.say, place.cores, place.gpus, lambda: min(self.max_workers, len(pending)))
+            )
             stack.callback(lambda: [ray.cancel(left, force=True) for left in pending])
             while True:
-                bound = max(MIN_IN_FLIGHT, int(2 * ray.cluster_resources().get("CPU", 0) / max(place.cores, 1)))
-                while not exhausted and len(pending) < bound and (size < MAX_BYTES or not pending):
+                while not exhausted and len(pending) < 2 * self.max_workers and (size < MAX_BYTES or not pending):
                     try:
                         item = next(source)
                     except StopIteration:
                         exhausted = True
                         break
-                    pending[call.remote(item, key, [handle], place, board, number)] = item, weight(item)
+                    pending[call(item, board, number)] = item, weight(item)
                     number, size = number + 1, size + weight(item)
                 if not pending:
                     return
-                ready, _ = ray.wait(list(pending), num_returns=1, timeout=None if exhausted else LOOK_S)
-                if ready:
-                    done = ready.pop()
-                    item, bytes_ = pending.pop(done)
-                    size -= bytes_
-                    yield item, ray.get(done)
-                    del done
+                [done], _ = ray.wait(list(pending), num_returns=1)
+                item, bytes_ = pending.pop(done)
+                size -= bytes_
+                yield item, ray.get(done)
+                del done
+
+    def first(self, task: Task, item: Any, count: int) -> Any:
+        """Returns the result of the first of `count` workers that runs the task; see Runner.
+
+        One pending task for each worker makes an autoscaler add the nodes for all of them at once.
+        """
+        import ray
+
+        call, place = self._call_of(task), self.place(task.resources)
+        count = max(1, min(count, self.max_workers))
+        pending = [call(item, None, number) for number in range(count)]
+        try:
+            with say_waiting(self.say, place.cores, place.gpus, lambda: count):
+                [done], pending = ray.wait(pending, num_returns=1)
+            return ray.get(done)
+        finally:
+            for left in pending:
+                ray.cancel(left, force=True)
+
+    def _call_of(self, task: Task) -> Callable[[Any, Any, int], Any]:
+        """Returns a function that submits a task for (item, board, number of the item) and returns its reference."""
+        import ray
+
+        place = self.place(task.resources)
+        # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
+        call = ray.remote(num_cpus=place.cores, num_gpus=place.gpus, max_retries=RETRIES, max_calls=0)(_call)
+        call = call.options(name=type(task).__name__)
+        key, handle = self._put(task)
+        return lambda item, board, number: call.remote(item, key, [handle], place, board, number)
 
     def _put(self, task: Task) -> tuple[str, Any]:
         """Returns the key and the object reference of a task, which is put into the object store once."""
@@ -127,29 +166,3 @@ def _call(item: Any, key: str, handles: list[Any], place: Place, board: Any, num
     worker, _ = entry
     with reporter(board, number) as report:
         return worker(item, report)
-
-
-def num_gpus() -> int:
-    """Returns the number of GPUs of the cluster now."""
-    import ray
-
-    return int(ray.cluster_resources().get("GPU", 0))
-
-
-def node_cores() -> int:
-    """Returns the cores of the smallest node that has some: what a task is sure to get. 1 while there is no node."""
-    import ray
-
-    cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
-    return int(min((c for c in cores if c >= 1), default=1))
-
-
-def num_places(cores: int, gpus: int = 0) -> int:
-    """Returns how many workers of so many cores and GPUs the nodes hold at once; 0 if none is large enough."""
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    places = [node.get("CPU", 0) // cores for node in nodes]
-    if gpus:
-        places = [min(place, node.get("GPU", 0) // gpus) for place, node in zip(places, nodes, strict=True)]
-    return int(sum(places))

@@ -54,6 +54,11 @@ class Place:
     cores: int
     device: str = "cpu"
 
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of the worker, 0 or 1."""
+        return int(self.device == "cuda")
+
 
 class Task(Protocol):
     """The work of one worker. A task is sent to the workers' processes, so it holds names, options and small arrays."""
@@ -96,11 +101,17 @@ class Runner(Protocol):
             weight: Bytes of an item; at most `MAX_BYTES` are drawn ahead.
         """
 
-    def place(self, resources: Resources) -> Place:
-        """Returns what a worker with these resources gets."""
+    def first(self, task: Task, item: Any, count: int) -> Any:
+        """Runs the task for one item on the first worker that is there, and returns the result.
 
-    def slots(self, resources: Resources) -> int:
-        """Returns how many workers with these resources run at once now, at least 1."""
+        Args:
+            task: The task.
+            item: The item.
+            count: The number of workers that the job will use next. On a cluster, nodes for all of them are requested.
+        """
+
+    def place(self, resources: Resources) -> Place:
+        """Returns what a worker with these resources gets, the same for the whole job."""
 
 
 MAX_BYTES = 4 << 30

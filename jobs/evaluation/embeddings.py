@@ -67,7 +67,7 @@ def measure_embeddings(store: Store, works: Mapping[str, MeasureWork], options: 
     """Measures the embeddings, prints their table, and returns the figures for the JSON file."""
     from jobs.session import open_runner
 
-    runner = open_runner(store, private=options.ray)
+    runner = open_runner(store, options)
     results = {name: work.run(runner) for name, work in works.items()}
     say(format_measures(results))
     for name, work in works.items():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jobs.cli import Common
+from jobs.cli import Workers
 
 from dataclasses import dataclass
 from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Common):
+class Evaluate(Workers):
     """--limit N measures the first N queries of the split."""
 
     run: tuple[str, ...] = ()

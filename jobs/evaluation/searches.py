@@ -104,5 +104,5 @@ def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
 
     artifact = complete_artifact(store, search)
     if artifact is None:
-        [artifact] = run_work(store, search, open_runner(store, private=options.ray), Stage)
+        [artifact] = run_work(store, search, open_runner(store, options), Stage)
     say_part_cuts(artifact.group("part"), search.sources)

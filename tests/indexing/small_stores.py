@@ -106,7 +106,7 @@ def build_bm25(corpus: Corpus, root: Path, name: str = "bm25", **options: Any) -
 
 def shuffling_runner() -> InlineRunner:
     """Returns a runner that runs items in a random order, and claims three workers of two cores each."""
-    return InlineRunner(cores=2, slots=3, order=shuffled)
+    return InlineRunner(cores=2, order=shuffled)
 
 
 def shuffled(items: Iterable[Any]) -> list[Any]:

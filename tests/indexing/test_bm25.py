@@ -179,7 +179,7 @@ def test_only_the_queries_that_lack_hits_are_asked_again_and_deeper() -> None:
 def test_pieces_of_queries_come_back_in_their_order(tmp_path: Path, monkeypatch) -> None:
     found = build_bm25(extend_corpus(tmp_path, [word_passages(100, seed=4)]), tmp_path)
     once = search_bm25(found, QUERIES, 20, NOTHING)
-    monkeypatch.setattr(module, "MIN_TASK_QUERIES", 5)
+    monkeypatch.setattr(module, "BLOCK_QUERIES", 13)
     here = shuffling_runner()
     equal(search_with(found, QUERIES, 20, NOTHING, here), once)
     blocks = [(first, first + len(texts)) for first, texts in here.items("SearchBm25Task")]

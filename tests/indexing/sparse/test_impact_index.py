@@ -186,12 +186,12 @@ def test_a_product_that_lucene_would_round_is_refused(tmp_path: Path) -> None:
 def test_a_query_that_overflows_is_named_by_its_number_among_all_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indexing.bm25.MIN_TASK_QUERIES", 2)
+    monkeypatch.setattr("indexing.bm25.BLOCK_QUERIES", 2)
     add_embeddings(tmp_path, [random_vectors(20)])
     queries = np.full((8, WIDTH), 1.0, np.float32)
     queries[6, 3] = 3e7
     with pytest.raises(TextsError, match="query 6: the weight 3e\\+07 of word 3 does not fit an impact") as raised:
-        search_impacts(build_index(tmp_path, 1), from_dense(queries), 2, NOTHING, InlineRunner(slots=4))
+        search_impacts(build_index(tmp_path, 1), from_dense(queries), 2, NOTHING, InlineRunner())
     assert list(raised.value.reasons) == [6]
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from indexing.work import ray_progress, ray_tasks
-from indexing.work.ray_tasks import MIN_IN_FLIGHT, RayTasks, node_cores, num_places
-from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources
+from indexing.work.ray_tasks import RayTasks
+from indexing.work.tasks import ONE_CORE, Place, Report, Resources
 from retriever.errors import InputError
 
 pytestmark = pytest.mark.cluster
@@ -95,13 +95,14 @@ def test_a_worker_stays_open_for_the_next_items_of_its_task(tmp_path: Path) -> N
 
 
 def test_an_endless_source_is_drawn_a_bounded_number_of_items_ahead() -> None:
-    drawn: list[int] = []
-    found = RayTasks().run(Calls(multiply, 1), counted(drawn))
-    for taken in range(1, 8):
-        next(found)
-        assert len(drawn) <= taken + MIN_IN_FLIGHT
-    found.close()  # type: ignore[attr-defined]
-    assert len(drawn) <= 7 + MIN_IN_FLIGHT
+    """Twice as many as the workers take, on a cluster of any size: pending tasks make an autoscaler add nodes."""
+    for max_workers in (1, 20):
+        drawn: list[int] = []
+        found = RayTasks(max_workers).run(Calls(multiply, 1), counted(drawn))
+        for taken in range(1, 8):
+            next(found)
+            assert len(drawn) == taken - 1 + 2 * max_workers
+        found.close()  # type: ignore[attr-defined]
 
 
 def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +122,9 @@ def test_an_input_error_is_raised_as_one_and_ends_the_run() -> None:
 
     drawn: list[int] = []
     with pytest.raises(InputError) as raised:
-        list(RayTasks().run(Calls(fail_at, 5), counted(drawn)))
+        list(RayTasks(2).run(Calls(fail_at, 5), counted(drawn)))
     assert str(input_error(raised.value)) == "item 5 is bad"
-    assert len(drawn) < 6 + 2 * MIN_IN_FLIGHT
+    assert len(drawn) <= 6 + 2 * 2
 
 
 def test_the_items_of_a_killed_worker_are_run_again(tmp_path: Path) -> None:
@@ -160,60 +161,9 @@ print(len(found), {device for _, device in found})
     assert devices.strip() == "{'cuda'}"
 
 
-def nodes_of(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> None:
-    """Makes Ray report these nodes, and a large one that is lost."""
-    import ray
-
-    every = [*({"Alive": True, "Resources": node} for node in nodes), {"Alive": False, "Resources": {"CPU": 64.0}}]
-    total = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
-    monkeypatch.setattr(ray, "nodes", lambda: every)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: total)
-
-
-def test_places_are_counted_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes_of(monkeypatch, {"CPU": 7.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 4.0}, {"CPU": 4.0}, {"memory": 1.0})
-    assert [num_places(cores) for cores in (1, 2, 3, 7, 8)] == [13, 6, 3, 1, 0]
-    assert [num_places(cores, gpus=1) for cores in (1, 2, 3, 8)] == [3, 2, 1, 0]
-    assert RayTasks().slots(Resources(cores=8)) == 1, "a task waits for a node that can run it"
-
-
-def test_all_cores_are_those_of_the_smallest_node_and_few_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = RayTasks()
-    nodes_of(monkeypatch, {"CPU": 7.0}, {"CPU": 16.0}, {"memory": 1.0})
-    assert (node_cores(), runner.place(ALL_CORES), runner.slots(ALL_CORES)) == (7, Place(7), 3)
-    assert runner.place(Resources(cores=None, gpus=None)) == Place(7)
-    nodes_of(monkeypatch, {"CPU": 8.0, "GPU": 1.0})
-    assert runner.place(Resources(cores=None, gpus=None)) == Place(4, "cuda")
-    assert runner.slots(Resources(cores=None, gpus=None)) == 1
-    nodes_of(monkeypatch)
-    assert (node_cores(), runner.slots(ONE_CORE)) == (1, 1), "no node is there yet"
-
-
-def test_a_cluster_that_grows_gets_more_before_any_task_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One without cores gets four tasks, for its autoscaler to see; no task ends before the sixteenth item is drawn."""
-    import ray
-
-    sizes: list[dict[str, float]] = [{}, {"CPU": 1.0}, {"CPU": 8.0}]
-    looks: list[int] = []  # items drawn at each look
-    drawn: list[int] = []
-
-    def resources() -> dict[str, float]:
-        looks.append(len(drawn))
-        return sizes[min(len(looks), len(sizes)) - 1]
-
-    def source() -> Iterator[int]:
-        for item in counted(drawn):
-            if len(drawn) == 16:
-                (tmp_path / "go").touch()
-            yield item
-
-    monkeypatch.setattr(ray, "cluster_resources", resources)
-    monkeypatch.setattr(ray_tasks, "LOOK_S", 0.2)
-    found = RayTasks().run(Calls(wait_for, tmp_path / "go"), source())
-    next(found)
-    assert looks[:3] == [0, 4, 4]
-    assert len(drawn) == 16
-    found.close()  # type: ignore[attr-defined]
+def test_the_first_of_several_workers_gives_the_result_and_the_others_are_cancelled(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    assert RayTasks().first(Calls(wait_for, tmp_path / "go"), 7, 50) == 7
 
 
 @dataclass(frozen=True)
