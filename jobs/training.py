@@ -51,8 +51,9 @@ class Training(Common):
     result."""
     gpus: Literal[0, 1] | None = None
     """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
-    wait: int = 0
-    """Seconds to wait for nodes of an autoscaler; 0: the cluster must have room now."""
+    wait: int | None = None
+    """Seconds to wait for nodes; 0: the cluster must have room now. Default: 1800 if the head of the cluster has no
+    CPUs, as an autoscaler is then expected to add nodes, else 0."""
     min_workers: int | None = None
     """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
     checkpoint_every: int = 100
@@ -103,7 +104,7 @@ class Training(Common):
                              "--evaluate-every")  # fmt: skip
         if self.dev_passages < 1 or (self.dev_limit is not None and self.dev_limit < 1):
             raise InputError(f"--dev-limit {self.dev_limit} --dev-passages {self.dev_passages}: expected at least 1")
-        if self.wait < 0:
+        if self.wait is not None and self.wait < 0:
             raise InputError(f"--wait {self.wait}: expected seconds")
         if self.curves and "://" in self.curves:
             raise InputError(f"--curves {self.curves}: expected a folder that this machine sees")
@@ -212,8 +213,7 @@ class Training(Common):
             return plan_workers(self.workers, self.cpus, lambda line: say(as_options(line)), gpus=self.gpus,
                                 min_workers=self.min_workers, wait_s=self.wait)  # fmt: skip
         except InputError as error:
-            remedy = "" if self.wait else "; --wait SECONDS waits for nodes of an autoscaler"
-            raise InputError(f"{error}{remedy}") from None
+            raise InputError(f"{error}; --wait SECONDS waits for more nodes") from None
 
     def length_step(self, noun: str) -> str:
         """Returns how to set a larger length limit for texts of a kind (`retriever.cuts.NOUNS`)."""

@@ -41,7 +41,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-IDLE_S = 18.0  # seconds after which the autoscaler ends an idle node
+IDLE_S = 6.0  # seconds after which the autoscaler ends an idle node
 FIRST_NODE = 20  # the last number of the address of the first node, 127.0.0.20
 
 

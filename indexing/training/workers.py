@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from indexing.work.nodes import can_grow, num_places
 from retriever.errors import InputError
 
 PATIENCE_S = 30.0  # seconds before a line reports that workers wait for room
-POLL_S = 1.0  # seconds between looks at the cluster's nodes
+GROWTH_S = 1_800.0  # seconds to wait for the nodes of an autoscaler, unless the run is told otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +36,7 @@ class WorkerGroup:
     @property
     def capacity(self) -> int:
         """Number of such workers that the present nodes could hold if nothing else ran there."""
-        import ray
-
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        by_cpus = [node.get("CPU", 0) // self.cpus for node in nodes]
-        by_gpus = [node.get("GPU", 0) // self.gpus if self.gpus else math.inf for node in nodes]
-        return int(sum(map(min, by_cpus, by_gpus)))
+        return num_places(self.cpus, self.gpus)
 
     @property
     def resources(self) -> dict[str, float]:
@@ -62,12 +56,12 @@ def plan_workers(
     *,
     gpus: int | None = None,
     min_workers: int | None = None,
-    wait_s: float = 0.0,
+    wait_s: float | None = None,
 ) -> WorkerGroup:
     """Returns the workers of a run on the cluster.
 
-    Requests nodes from the autoscaler if there is no room and `wait_s` is set. Tells the user about the waiting, and
-    about GPUs that stay unused.
+    If there is no room, waits for nodes, which pending actors request from an autoscaler. Tells the user about the
+    waiting, and about GPUs that stay unused.
 
     Args:
         workers: Number of workers.
@@ -75,26 +69,20 @@ def plan_workers(
         say: Prints a message for the user.
         gpus: GPUs of each worker, 0 or 1; None: 1 if `min_workers` of them can have one now.
         min_workers: Smallest number of workers that may start; None: all.
-        wait_s: Seconds to wait for nodes.
+        wait_s: Seconds to wait for nodes; None: GROWTH_S if an autoscaler may add some, else 0.
 
     Raises:
         InputError: If the cluster has no room for `min_workers` in the end.
     """
     import ray
-    from ray.autoscaler.sdk import request_resources
 
     min_workers = min_workers or workers
     with_gpus = WorkerGroup(workers=workers, min_workers=min_workers, cpus=cpus, gpus=1)
     group = replace(with_gpus, gpus=int(with_gpus.capacity >= min_workers) if gpus is None else gpus)
+    wait_s = wait_s if wait_s is not None else GROWTH_S * can_grow()
     if wait_s and group.capacity < workers:
         say(f"waits up to {wait_s:.0f} s for nodes: room for {group.capacity} of {group}")
-        request_resources(bundles=[group.resources] * workers)
-        try:
-            end = time.monotonic() + wait_s
-            while group.capacity < workers and time.monotonic() < end:
-                time.sleep(POLL_S)
-        finally:
-            request_resources(bundles=[])  # new nodes stay until they are idle for long
+        wait_for_room(group, wait_s)
     total = ray.cluster_resources()
     capacity = group.capacity
     if capacity < min_workers:
@@ -109,6 +97,29 @@ def plan_workers(
     if gpus is None and not group.gpus and total.get("GPU", 0) >= 1:
         say(f"trains on CPUs: the cluster has GPUs, but room for only {with_gpus.capacity} of {with_gpus}")
     return group
+
+
+def wait_for_room(group: WorkerGroup, wait_s: float) -> None:
+    """Waits until the cluster has room for all workers, at most `wait_s` seconds.
+
+    One empty actor for each worker waits for its resources, so that an autoscaler adds the nodes of all of them.
+    """
+    import ray
+
+    empty = ray.remote(num_cpus=group.cpus, num_gpus=group.gpus)(RoomForWorker)
+    actors = [empty.remote() for _ in range(group.workers)]
+    try:
+        ray.wait([actor.ready.remote() for actor in actors], num_returns=len(actors), timeout=wait_s)
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+class RoomForWorker:
+    """An actor that only takes the resources of a worker."""
+
+    def ready(self) -> None:
+        """Returns once the actor has its resources."""
 
 
 @contextlib.contextmanager

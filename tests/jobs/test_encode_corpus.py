@@ -133,6 +133,16 @@ def test_bad_encoders_and_stores_are_named(world, refused, tmp_path: Path, no_wo
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.cluster
+def test_a_worker_larger_than_every_node_is_refused(
+    local_ray: None, world, refused, documented: Callable[..., None]
+) -> None:
+    line = refused("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "x", "--cpus", 10_000)
+    assert line == "error: --cpus 10000: expected at most 2, the cores of the largest node"
+    case = "--cpus above the cores of every node, on a cluster that does not grow"
+    documented("Clusters", case, line, 1)
+
+
 def test_weights_that_cannot_be_loaded_end_the_job_in_one_line(world, refused, tmp_path: Path) -> None:
     broken = Path(save_tiny_bert(tmp_path / "broken"))
     weights = broken / "model.safetensors"

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import ray
-from ray.autoscaler import sdk
+from local_ray import all_cores_free
 
 from indexing.training import workers as module
-from indexing.training.workers import WorkerGroup, announce_waiting, plan_workers, say_waiting
+from indexing.training.workers import WorkerGroup, announce_waiting, plan_workers, say_waiting, wait_for_room
+from indexing.work.nodes import HEAD
 from retriever.errors import InputError
 
 GPU = {"gpus": 1}
@@ -72,29 +73,35 @@ def test_too_many_workers_are_refused(
 
 
 @pytest.mark.parametrize("come", [0, 1, 2])
-def test_nodes_of_an_autoscaler_are_requested_and_waited_for(
+def test_a_run_waits_for_the_nodes_of_an_autoscaler(
     nodes: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch, come: int
 ) -> None:
     """No new node is too few, one is enough for min_workers, two are enough for all workers."""
-    requests: list[list[dict[str, float]]] = []
-    monkeypatch.setattr(sdk, "request_resources", lambda bundles: requests.append(bundles))
-    monkeypatch.setattr(module, "POLL_S", 0.0)
+    waits: list[float] = []
 
-    def sleep(_: float) -> None:
-        if len(nodes) < 1 + come:
-            nodes.append({"CPU": 8, "GPU": 1})
+    def add_nodes(group: WorkerGroup, wait_s: float) -> None:
+        waits.append(wait_s)
+        nodes.extend([{"CPU": 8, "GPU": 1}] * come)
 
-    monkeypatch.setattr("time.sleep", sleep)
-    nodes.append({"CPU": 0})
+    monkeypatch.setattr(module, "wait_for_room", add_nodes)
+    nodes.append({HEAD: 1})
     said: list[str] = []
-    wanted = {"gpus": 1, "min_workers": 1, "wait_s": 60.0 if come == 2 else 0.2}
+    wanted: dict[str, Any] = {"gpus": 1, "min_workers": 1, "wait_s": None if come else 7.0}
     if come:
         assert plan_workers(2, 8, said.append, **wanted).capacity == come
     else:
-        with pytest.raises(InputError, match="room for 0 of 2 workers of 8 CPUs and 1 GPU, after 0 s"):
+        with pytest.raises(InputError, match="room for 0 of 2 workers of 8 CPUs and 1 GPU, after 7 s"):
             plan_workers(2, 8, said.append, **wanted)
-    assert requests == [[{"CPU": 8, "GPU": 1}] * 2, []]
+    assert waits == [1_800.0 if come else 7.0]
     assert "waits up to" in said[0]
+
+
+@pytest.mark.cluster
+def test_room_is_requested_by_empty_actors_that_end(local_ray: None) -> None:
+    """Two fit and are ready at once; a third one waits until the time is over."""
+    for workers, wait_s in ((2, 60.0), (3, 0.5)):
+        wait_for_room(WorkerGroup(workers=workers, min_workers=1, cpus=1, gpus=0), wait_s)
+    assert all_cores_free()
 
 
 def test_the_user_is_told_once_that_workers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
