@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.cli import Workers, say
+
 import contextlib
 import json
 import os
@@ -13,8 +15,6 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-
-from jobs.cli import Workers, say
 
 from indexing.storage import LocalStorage
 from indexing.store import Store

@@ -46,7 +46,7 @@ def steps(root: Path, store: Path) -> dict[str, tuple[object, ...]]:
         "index": ("build_index", "--factory", "IVF4,SQ8", "--shards", 8, "--recall", "0.2"),
         "search bm25": ("search", "--mode", "bm25", "--split", "test", "--k", 10, "--name", "words"),
         "search dense": ("search", "--mode", "dense", "--split", "test", "--k", 10, "--name", "dense"),
-        "re-rank": ("search", "--mode", "bm25", "--split", "test", "--k", 2, "--rerank", root / "reranker", "--name", "r"),
+        "re-rank": ("search", "--mode", "bm25", "--split", "test", "--k", 2, "--rerank", root / "reranker"),
         "mine": ("mine_negatives", *mining, "--name", "mined"),
     }
     return {name: (job, "--store", store, *arguments) for name, (job, *arguments) in jobs.items()}
