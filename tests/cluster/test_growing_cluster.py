@@ -1,4 +1,4 @@
-"""Jobs make a cluster grow from nothing: what each of them submits launches all nodes that the cloud has.
+"""Jobs make a cluster grow from nothing: what they submit launches all nodes that the cloud has.
 
 A head without CPUs and Ray's autoscaler (version 2) with four nodes of one core that take some seconds to boot. What is
 tested is the log of launches, and that the bytes are those of one machine.
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fake_cloud import Cloud, NodeType, growing_cluster
 from local_cluster import REPOSITORY, start, submit, wait_for
-from tiny import save_bert, save_classifier, write_corpus
+from tiny import save_bert, write_corpus
 
 from indexing.artifact import Artifact
 from indexing.store import Store
@@ -28,26 +28,19 @@ BOOT_S = 4.0
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Raw files and models."""
+    """Raw files and a model."""
     root = tmp_path_factory.mktemp("growth")
-    write_corpus(root / "raw", 1_200, queries=600)
+    write_corpus(root / "raw", 1_200)
     save_bert(root / "model")
-    save_classifier(root / "reranker")
     return root
 
 
 def steps(root: Path, store: Path) -> dict[str, tuple[object, ...]]:
-    """Returns the arguments of each job, in order; each job has work for at least four workers."""
-    mining = ("--split", "test", "--sources", "bm25", "--denoised-negatives", 0, "--part-queries", 100)
+    """Returns the arguments of each job, in order; each has work of some seconds for at least four workers."""
     jobs: dict[str, tuple[object, ...]] = {
         "import": ("import_corpus", "--source", root / "raw", "--part-size", 150),
         "encode": ("encode_corpus", "--encoder", root / "model", "--name", "tiny", "--compile", "never", "--cpus", 1),
         "bm25": ("build_bm25", "--shards", 8),
-        "index": ("build_index", "--factory", "IVF4,SQ8", "--shards", 8, "--recall", "0.2"),
-        "search bm25": ("search", "--mode", "bm25", "--split", "test", "--k", 10, "--name", "words"),
-        "search dense": ("search", "--mode", "dense", "--split", "test", "--k", 10, "--name", "dense"),
-        "re-rank": ("search", "--mode", "bm25", "--split", "test", "--k", 2, "--rerank", root / "reranker"),
-        "mine": ("mine_negatives", *mining, "--name", "mined"),
     }
     return {name: (job, "--store", store, *arguments) for name, (job, *arguments) in jobs.items()}
 
