@@ -15,7 +15,9 @@ from jobs.cli import Common, run, say
 import asyncio
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Literal
 
 import uvloop
@@ -147,11 +149,7 @@ def main(options: ServeSearch) -> None:
             runner.run(serve(store, options, tokens, release, is_new, tag, fallback))
     else:
         if is_new:
-            try:
-                Opened(store, release)
-                begin(store, release, tag)
-            except InputError as error:
-                fall_back(fallback, release, error)
+            begin(store, release, tag, fallback, lambda: Opened(store, release))
         serve_on_ray(store, options, tokens)
 
 
@@ -260,22 +258,49 @@ def incomplete_artifacts(store: Store) -> list[str]:
     ]
 
 
-def begin(store: Store, release: Release, tag: str | None) -> None:
-    """Makes a release the live one. Raises InputError if another one has become live since it was planned."""
-    if not make_current(store, release, tag):
-        live = current(store)
-        if live is not None and live[0] == release.id:  # another server has made the same release
-            return
-        reason = "another release has just become live, or an artifact of this one was removed"
+def begin(
+    store: Store, release: Release, tag: str | None, fallback: Release | None, open_release: Callable[[], object]
+) -> str:
+    """Opens a new release, and makes it the live one.
+
+    Args:
+        store: The store.
+        release: The release.
+        tag: Tag of the release that was live when this one was planned, for compare-and-swap.
+        fallback: The release that was live then, if it can be served instead; None: an error is raised.
+        open_release: Opens the release.
+
+    Returns:
+        The id of the release to serve: if this one cannot be opened, that of the fallback; if another one has become
+        live since, that of the other one. A warning says so.
+
+    Raises:
+        InputError: If no release can be served.
+    """
+    live_id = None
+    try:
+        try:
+            release.save(store)
+            open_release()
+        except (InputError, OSError, RuntimeError) as error:
+            if fallback is None:
+                raise
+            say(f"warning: release {fallback.id} is served as it is, as release {release.id} cannot be served: {error}")
+            return fallback.id
+        if make_current(store, release, tag):
+            live_id = release.id
+        elif live := current(store):  # it has the same id if another server has made the same release
+            live_id = live[0]
+    finally:
+        if live_id != release.id:
+            discard(store, release.id)
+    if live_id == release.id:
+        return live_id
+    reason = "another release has just become live, or an artifact of this one was removed"
+    if live_id is None or fallback is None:
         raise InputError(f"{store.url}: {reason}; run the command again")
-
-
-def fall_back(live: Release | None, release: Release, error: InputError) -> Release:
-    """Returns the live release, which is served if a new one cannot be, and prints why. Raises the error if None."""
-    if live is None:
-        raise error
-    say(f"warning: release {live.id} is served as it is, as release {release.id} cannot be served: {error}")
-    return live
+    say(f"warning: release {live_id} is served, and not {release.id}: {reason}")
+    return live_id
 
 
 async def serve(
@@ -296,27 +321,19 @@ async def serve(
         release: The release.
         is_new: Whether the release is new; it becomes live when all parts have opened it.
         tag: Tag of the release that was live when this one was planned, for compare-and-swap.
-        fallback: The live release, which is served if a part cannot open the new one; None: the error is raised.
+        fallback: The live release, which is served if the new one cannot be; None: the error is raised.
     """
     from serve.health.warm_up import WarmUpLimits
     from serve.local import open_local, run_server
 
     service = open_local(store, threads=options.threads, batch=options.batch, bound=options.queue,
                          compile=options.compile, warm_up=WarmUpLimits(total_s=options.warm_up_s))  # fmt: skip
-    try:
-        if is_new:
-            release.save(store)
-        service.open(release.id)
-        if is_new:
-            begin(store, release, tag)
-    except BaseException as error:
-        if is_new:
-            discard(store, release.id)
-        if not isinstance(error, InputError):
-            raise
-        before = fall_back(fallback, release, error)
-        service.forget(release.id)
-        service.open(before.id)
+    live_id = release.id
+    if is_new:
+        live_id = begin(store, release, tag, fallback, partial(service.open, release.id))
+        if live_id != release.id:
+            service.forget(release.id)
+    service.open(live_id)
     try:
         await run_server(service, tokens, options.host, options.port, announce, options)
     except InputError as error:

@@ -22,7 +22,7 @@ from serve.engine import Answer
 from serve.errors import add_errors, as_json, as_json_list
 from serve.http.connections import Connections
 from serve.http.disconnects import cancelled_on_disconnect
-from serve.http.routes import JsonRoute, UploadRoute
+from serve.http.routes import JsonRoute, UploadRoute, remaining_s
 from serve.limits import Guard
 from serve.live import Live
 from serve.metrics import Metrics
@@ -97,7 +97,7 @@ def build_app(
         """
         start = time.perf_counter()
         async with cancelled_on_disconnect(http):
-            live, search, answers = await service.search(request)
+            live, search, answers = await service.search(request, remaining_s(http, request.timeout_ms))
         metrics.searched(answers)
         for answer, _ in answers:
             if answer.error is not None:
@@ -118,7 +118,7 @@ def build_app(
         """Returns vectors of texts, in the format of OpenAI's API: `model` is the task."""
         async with cancelled_on_disconnect(http):
             vectors, cuts = await service.embed(
-                request.texts, request.model, request.input_type, request.timeout_ms / 1000
+                request.texts, request.model, request.input_type, remaining_s(http, request.timeout_ms)
             )
         if request.dimensions not in (None, vectors.shape[1]):
             raise InputError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
@@ -131,8 +131,8 @@ def build_app(
         usage = {
             "prompt_tokens": cuts.kept_tokens,
             "total_tokens": cuts.kept_tokens,
-            "cut_inputs": cuts.cut_texts,
-            "cut_tokens": cuts.cut_tokens,
+            "truncated_inputs": cuts.cut_texts,
+            "truncated_tokens": cuts.cut_tokens,
         }
         metrics.tokens.inc(cuts.kept_tokens)
         return as_json_list({"object": "list", "model": request.model, "usage": usage}, "data", data)
@@ -141,7 +141,8 @@ def build_app(
     async def rerank(request: RerankRequest, http: Request) -> Response:
         """Ranks documents by the probability that they answer a query, best first."""
         async with cancelled_on_disconnect(http):
-            live, scores = await service.rerank(request.query, request.documents, request.timeout_ms / 1000)
+            timeout_s = remaining_s(http, request.timeout_ms)
+            live, scores = await service.rerank(request.query, request.documents, timeout_s)
         order = np.argsort(-scores, kind="stable")[: request.top_n]
         results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
         model = public_name(live.release.reranker or "")

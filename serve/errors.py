@@ -21,6 +21,7 @@ from serve.engine import IncompleteError
 from serve.health.failures import StoreError, without_places
 from serve.http.routes import closest
 from serve.parts import ExpiredError
+from serve.registry import MemoryShortageError
 from serve.service import ConflictError, NotReadyError, UnknownTaskError
 
 log = logging.getLogger("riptide.serve")
@@ -32,6 +33,7 @@ ERRORS: dict[type[Exception], tuple[int, str]] = {
     UnknownTaskError: (404, "not_found_error"),
     ConflictError: (409, "conflict_error"),
     OverloadedError: (429, "overloaded_error"),
+    MemoryShortageError: (503, "overloaded_error"),
     ExpiredError: (503, "timeout_error"),
     IncompleteError: (503, "incomplete_error"),
     LostError: (503, "unavailable_error"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -53,7 +54,7 @@ class Metrics:
             lambda: float(len(service.live.tasks) if service.live else 0)
         )
         Gauge("newer_artifacts", "Artifacts of the store that are newer than the live release.", **common).set_function(
-            lambda: float(len(service.newer))
+            lambda: math.nan if (newer := service.newer) is None else float(len(newer))
         )
         if connections is not None:
             Gauge("connections", "Open connections.", **common).set_function(lambda: float(len(connections)))

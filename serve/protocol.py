@@ -218,7 +218,10 @@ class InfoResponse(Strict):
     modes: list[str]
     filters: dict[str, str]
     tasks: list[str]
-    newer: list[str] = Field(description="Artifacts of the store that are newer than the release; empty if none is.")
+    newer: list[str] | None = Field(
+        description="Artifacts of the store that are newer than the release; null: not known, as no look at the store "
+        "has succeeded yet."
+    )
 
 
 class ErrorOut(Strict):

@@ -33,11 +33,16 @@ MOST_TOKENS = 1_024  # tokens of a prompt
 # since what is kept grows with products of the sizes.
 MOST_BASIC = 1_024  # basic prompts
 MOST_HIDDEN = 16_384  # sizes of the hidden layers
-MOST_KEPT = 1 << 28  # numbers that the service keeps of a task: 1 GiB in float32
+MOST_KEPT = 1 << 28  # parameters kept in memory per task: 1 GiB in float32
 MOST_SETTINGS = 1 << 20  # bytes of a prompt's settings
-MOST_HEADER = 512 << 10  # bytes of the header of prompt.safetensors, which is parsed while Python's GIL is held
+MOST_HEADER = 512 << 10  # bytes of the header of prompt.safetensors, which is parsed while the GIL is held
+MOST_CONTAINERS = 32_768  # JSON objects and lists of the settings and of the header; the garbage collector visits them
 COPIES = 3  # of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of them in float32
 RESERVE = 64 << 20  # bytes of memory for the rest of a check
+
+
+class MemoryShortageError(Exception):
+    """The check of a prompt needs more memory than is free at the moment."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class CheckedPrompt:
 
 def check_upload(
     store: Store,
-    release: Release,
+    artifacts: Opened,
     name: str,
     weights: BinaryIO,
     settings: BinaryIO,
@@ -74,13 +79,13 @@ def check_upload(
     deadline: float,
     checks: int,
 ) -> CheckedPrompt:
-    """Checks a prompt that came over HTTP, and returns it in a folder, which the caller closes.
+    """Checks a prompt that came over HTTP, and copies it to a temporary folder; the caller must call close().
 
     Every step takes time and memory linear in the bytes of the prompt.
 
     Args:
         store: The store.
-        release: The release that the prompt must fit.
+        artifacts: The artifacts of the release that the prompt must fit.
         name: Name of the task.
         weights: prompt.safetensors.
         settings: prompt.json.
@@ -91,7 +96,8 @@ def check_upload(
 
     Raises:
         InputError: If the prompt is damaged, if it is for another backbone or other settings, if the index holds other
-            vectors than those of its passages, or if memory is short.
+            vectors than those of its passages.
+        MemoryShortageError: If the free memory does not suffice at the moment.
         ExpiredError: If the deadline has passed.
     """
     if not TASK_NAME.fullmatch(name) or name == BASE:
@@ -100,20 +106,22 @@ def check_upload(
         raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MOST_SETTINGS:,}")
     if (size := int.from_bytes(weights.read(8), "little")) > MOST_HEADER:
         raise InputError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MOST_HEADER:,}")
-    needed, free = COPIES * _size(weights) + RESERVE, free_memory() // checks
-    if needed > free:
-        raise InputError(
-            f"task {name}: the check of {WEIGHTS} needs {needed >> 20:,} MiB of memory, and {free >> 20:,} are free: "
-            "use fewer or shorter prompts, or serve with more memory"
+    for file, text in ((SETTINGS, settings.read()), (WEIGHTS, weights.read(size))):
+        if (number := text.count(b"[") + text.count(b"{")) > MOST_CONTAINERS:
+            raise InputError(f"{file}: {number:,} JSON objects and lists, expected up to {MOST_CONTAINERS:,}")
+    needed, free = COPIES * _size(weights) + RESERVE, free_memory()
+    if needed > free // checks:
+        raise MemoryShortageError(
+            f"task {name}: the check of {WEIGHTS} needs {needed >> 20:,} MiB of memory, and may use "
+            f"{free // checks >> 20:,} of the {free >> 20:,} MiB that are free: try again later, use fewer or shorter "
+            "prompts, or serve with more memory"
         )
-    artifacts = Opened(store, release)
-    if artifacts.spec is None:
-        raise InputError(f"task {name}: this release has no dense embeddings, over which prompts are served")
-    space = _named_space(store, artifacts, index)
+    spec, space = _target(store, artifacts, name, index)
     folder = Path(tempfile.mkdtemp(prefix="riptide-task-"))
     try:
         for file, stream in ((WEIGHTS, weights), (SETTINGS, settings)):
             check_deadline(deadline)
+            stream.seek(0)
             with open(folder / file, "wb") as target:
                 shutil.copyfileobj(stream, target)
         check_deadline(deadline)
@@ -122,37 +130,42 @@ def check_upload(
         except InputError as error:
             raise InputError(str(error).replace(f"{folder}/", "")) from error
         check_deadline(deadline)
-        check_prompt(name, prompt, artifacts.spec, space.embeddings)
-        return CheckedPrompt(name, index, folder, prompt, _basis(release, space))
+        check_prompt(name, prompt, spec, space.embeddings)
+        return CheckedPrompt(name, index, folder, prompt, _basis(artifacts.release, space))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def take_prompt(store: Store, release: Release, checked: CheckedPrompt) -> Release:
+def take_prompt(store: Store, artifacts: Opened, checked: CheckedPrompt) -> Release:
     """Commits a prompt to the store, and returns the release with a task of that prompt.
 
     Args:
         store: The store.
-        release: The release to start from; a task of the same name is replaced.
+        artifacts: The artifacts of the release to start from; a task of the same name is replaced.
         checked: The prompt. It is checked again if the release has another encoder or other embeddings than the
             release that it was checked against.
 
     Raises:
         InputError: If the prompt does not fit the release.
     """
-    artifacts, name = Opened(store, release), checked.name
-    if artifacts.spec is None:
-        raise InputError(f"task {name}: this release has no dense embeddings, over which prompts are served")
-    space = _named_space(store, artifacts, checked.index)
+    release, name = artifacts.release, checked.name
+    spec, space = _target(store, artifacts, name, checked.index)
     if _basis(release, space) != checked.basis:
-        check_prompt(name, checked.prompt, artifacts.spec, space.embeddings)
+        check_prompt(name, checked.prompt, spec, space.embeddings)
     digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
-    artifact = keep_prompt(store, f"{name}.{digest[:12]}", checked.folder, artifacts.spec, checked.prompt)
+    artifact = keep_prompt(store, f"{name}.{digest[:12]}", checked.folder, spec, checked.prompt)
     prompt_name = artifact.key.partition("/")[2]
     bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
     task = Task(name, prompt_name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
     return release.with_task(task, [artifact, *space.generations])
+
+
+def _target(store: Store, artifacts: Opened, name: str, index: str | None) -> tuple[EncoderSpec, Space]:
+    """Returns the encoder of a release, and the space that a task searches. Raises InputError."""
+    if artifacts.spec is None:
+        raise InputError(f"task {name}: this release has no dense embeddings, over which prompts are served")
+    return artifacts.spec, _named_space(store, artifacts, index)
 
 
 def _size(stream: BinaryIO) -> int:
@@ -256,4 +269,4 @@ def _named_space(store: Store, artifacts: Opened, name: str | None) -> Space:
     if name in store.names("embeddings"):
         return open_space(store, name, None, artifacts.corpus)
     names = ", ".join(sorted({*store.names("index"), *store.names("embeddings")}))
-    raise InputError(f"index {name!r}: {store.url} has no index or embeddings of that name; it has {names}")
+    raise InputError(f"index {shown(name)}: {store.url} has no index or embeddings of that name; it has {names}")

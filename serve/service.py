@@ -7,10 +7,11 @@ import contextlib
 import gc
 import logging
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
@@ -56,7 +57,7 @@ SWITCH_S = 0.001  # seconds after which a thread hands over Python's lock
 CHANGES = 8  # changes of the release at once, running or waiting
 CHECKS = 2  # uploads that are checked at the same time
 UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
-UPLOAD_S = 60.0  # seconds in which an upload is checked, the wait included
+UPLOAD_S = 20.0  # seconds in which an upload is checked, the wait included; less than `serve.local.GRACE`
 
 
 class UnknownTaskError(Exception):
@@ -142,7 +143,7 @@ class Service:
         self._old: dict[str, float] = {}  # by release that is not live: the earliest time at which it may close
         self._changing = asyncio.Lock()
         self._changes = 0
-        self._num_uploads = 0
+        self._upload_slots = threading.BoundedSemaphore(UPLOADS)
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
         self._upload_checks = ThreadPoolExecutor(CHECKS, thread_name_prefix="uploads")
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
@@ -170,6 +171,8 @@ class Service:
                 raise
             if self.live is None:
                 self.states.works(part)
+        if self.live is None:
+            self._old[release_id] = 0.0  # is closed if another release becomes the first live one
 
     def forget(self, release_id: str) -> None:
         """Closes a release in every part. Blocks."""
@@ -188,9 +191,9 @@ class Service:
         return live is not None and not self.draining and not self.states.failures(parts_of(live.release))
 
     @property
-    def newer(self) -> list[str]:
-        """The artifacts of the store that are newer than the live release, as of the last look."""
-        return [] if self.live is None else self.staleness.newer(self.live.release)
+    def newer(self) -> list[str] | None:
+        """The artifacts of the store that are newer than the live release, as of the last look; None: not known."""
+        return None if self.live is None else self.staleness.newer(self.live.release)
 
     def readiness(self) -> dict[str, Any]:
         """Returns what `/readyz` reports: {"ready", "parts": {part: {"state", "reason" if it has failed}}}."""
@@ -258,11 +261,14 @@ class Service:
             if live := await self._aside(current, self.store):  # another release may have become live since
                 await self._adopt(await self._aside(Release.load, self.store, live[0]))
 
-    async def search(self, request: SearchRequest) -> tuple[Live, Search, list[tuple[Answer, float]]]:
+    async def search(
+        self, request: SearchRequest, timeout_s: float
+    ) -> tuple[Live, Search, list[tuple[Answer, float]]]:
         """Answers the queries of a request, all from one release.
 
         Args:
             request: The request.
+            timeout_s: Seconds that the request may take.
 
         Returns:
             The release that answered, the sources that were searched, and for each query its answer and the seconds
@@ -280,7 +286,7 @@ class Service:
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
         search = search_of(task, request.source) if request.source else search_of_mode(task, request.mode)
-        deadline = time.time() + request.timeout_ms / 1000
+        deadline = time.time() + timeout_s
         with self._held(live):
             filter_text = None
             if request.filter:  # its conditions may have thousands of values
@@ -356,26 +362,23 @@ class Service:
         deadline = time.time() + UPLOAD_S
 
         def check() -> CheckedPrompt:
-            self._check_opens(live.release)
-            return check_upload(
-                self.store, live.release, name, weights, settings, index, deadline=deadline, checks=CHECKS
-            )
+            opened = self._open_artifacts(live.release)
+            return check_upload(self.store, opened, name, weights, settings, index, deadline=deadline, checks=CHECKS)
 
         async with self._checked(check) as checked:
 
             def change(release: Release) -> Release:
-                self._check_opens(release)
-                return take_prompt(self.store, release, checked)
+                return take_prompt(self.store, self._open_artifacts(release), checked)
 
             release = await self._change(change)
         task = release.task(name)
         assert task is not None
         return task
 
-    def _check_opens(self, release: Release) -> None:
-        """Raises StoreError if a release cannot be read, which is no mistake of the client."""
+    def _open_artifacts(self, release: Release) -> Opened:
+        """Opens the artifacts of a release. Raises StoreError if one cannot be read: no mistake of the client."""
         try:
-            Opened(self.store, release)
+            return Opened(self.store, release)
         except Exception as error:
             raise store_error(STORE, error) from error
 
@@ -383,31 +386,34 @@ class Service:
     async def _checked(self, check: Callable[[], CheckedPrompt]) -> AsyncIterator[CheckedPrompt]:
         """Runs the check of an upload in a thread for that; at the end of the context its files are removed.
 
-        The thread of a check that took too long goes on until its next step, and counts as an upload until then.
+        A check that took too long before it began never runs. Otherwise its thread goes on until its next step, counts
+        as an upload until then, and removes the files, also if the event loop is closed by then.
         """
-        if self._num_uploads >= UPLOADS:
+        if not self._upload_slots.acquire(blocking=False):
             raise OverloadedError(5)
-        self._num_uploads += 1
-        running = asyncio.get_running_loop().run_in_executor(self._upload_checks, check)
+        running = self._upload_checks.submit(check)
+        waiting = asyncio.wrap_future(running)
         try:
-            await asyncio.wait([running], timeout=UPLOAD_S)
+            await asyncio.wait([waiting], timeout=UPLOAD_S)
             with self._client_errors():
                 try:
-                    if not running.done():
+                    if not waiting.done():
                         raise ExpiredError
-                    checked = running.result()
+                    checked = waiting.result()
                 except ExpiredError as error:
                     problem = f"the prompt was not checked within {UPLOAD_S:g} s; try again later"
                     raise UploadExpiredError(problem) from error
             yield checked
         finally:
-            running.add_done_callback(self._end_upload)
+            waiting.cancel()
+            running.cancel()
+            await asyncio.to_thread(running.add_done_callback, self._end_upload)
 
-    def _end_upload(self, check: asyncio.Future[CheckedPrompt]) -> None:
-        """Removes the files of an upload whose check has ended."""
-        self._num_uploads -= 1
+    def _end_upload(self, check: Future[CheckedPrompt]) -> None:
+        """Removes the files of an upload whose check has ended. Blocks."""
         if not check.cancelled() and check.exception() is None:
-            asyncio.get_running_loop().run_in_executor(None, check.result().close)
+            check.result().close()
+        self._upload_slots.release()
 
     async def drop_task(self, name: str) -> None:
         """Stops serving a task.
@@ -518,11 +524,13 @@ class Service:
         except BaseException:
             self._outdate(release.id)
             raise
+        self._old.pop(release.id, None)
         before, self.live = self.live, live
         log.info("release %s is live: %d tasks", release.id, len(release.tasks))
         if before is not None:
             self._outdate(before.release.id)
         else:
+            self._let_go()
             self.on_live()
 
     def _warm(self, release: Release) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from retriever.errors import InputError
 
 MOST_BYTES = 16 << 20  # of a JSON file
-MOST_CONTAINERS = 32_768  # brackets that open objects and lists; Python's collection of garbage looks at all of them
 MOST_DIGITS = 308  # of an integer: more cannot be converted to a float
 _MOST_SHOWN = 60  # characters of a value in a message
 
@@ -64,18 +63,16 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
 def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
     """Returns the value of a JSON text, in time linear in its length; as for json.loads, NaN and Infinity are numbers.
 
-    json.loads holds Python's GIL for up to 20 ms per MiB here, so a caller who serves requests bounds the length.
+    json.loads holds the GIL for up to 20 ms per MiB here, so a caller who serves requests bounds the length.
 
     Args:
         text: The text.
         has_unique_fields: Whether no object may have a field twice; otherwise the last one counts.
 
     Raises:
-        json.JSONDecodeError: If the text is not JSON, nests too deeply, has more than MOST_CONTAINERS objects and
-            lists, an integer of more than MOST_DIGITS digits, or a string with half of a surrogate pair.
+        json.JSONDecodeError: If the text is not JSON, nests too deeply, has an integer of more than MOST_DIGITS digits,
+            or a string with an unpaired surrogate.
     """
-    if text.count("[") + text.count("{") > MOST_CONTAINERS:
-        raise json.JSONDecodeError(f"more than {MOST_CONTAINERS:,} objects and lists", text, 0)
     try:
         pairs_hook = _unique_fields if has_unique_fields else None
         value = json.loads(text, parse_int=_short_integer, object_pairs_hook=pairs_hook)
@@ -84,9 +81,9 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
     except _RefusedValueError as error:
         raise json.JSONDecodeError(str(error), text, 0) from None
     except RecursionError:
-        raise json.JSONDecodeError("too many containers within one another", text, 0) from None
+        raise json.JSONDecodeError("nested too deeply", text, 0) from None
     except UnicodeEncodeError:
-        raise json.JSONDecodeError("a string with half of a surrogate pair", text, 0) from None
+        raise json.JSONDecodeError("a string with an unpaired surrogate", text, 0) from None
     return value
 
 
@@ -104,7 +101,7 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
-            raise _RefusedValueError(f"the field {shown(name)} stands twice")
+            raise _RefusedValueError(f"duplicate field {shown(name)}")
         fields[name] = value
     return fields
 
@@ -161,7 +158,9 @@ def has_type(value: Any, kind: type[Any]) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Returns a JSON value for a message, cut to 60 characters; the cost does not grow with the value."""
+    """Returns a JSON value for a message, cut to 60 characters. Later items and the rest of a string are not read."""
+    if isinstance(value, str):
+        value = value[:_MOST_SHOWN]
     text = ""
     for piece in json.JSONEncoder(default=str).iterencode(value):
         text += piece

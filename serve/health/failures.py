@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import pyarrow as pa
 
 from indexing.cache import CorruptError
-from retriever.errors import InputError
+from retriever.errors import MOST_MESSAGE, InputError
 from serve.calls.protocols import LostError
 
 P = ParamSpec("P")
@@ -108,6 +108,7 @@ def without_places(message: str, *places: str) -> str:
         message: Message of an exception.
         *places: Folders and URLs of the service, which become "the store".
     """
+    message = message[: 4 * MOST_MESSAGE]  # the cost does not grow with a client's input
     for place in sorted(filter(None, places), key=len, reverse=True):
         message = message.replace(place, "the store")
     return _DIGEST.sub(r"\1…", _PATH.sub("…", message))

@@ -24,32 +24,32 @@ class Staleness:
 
     def __init__(self, store: Store):
         self._store = store
-        self._last: tuple[str, list[str]] = ("", [])  # the id of a release, and the artifacts that are newer
+        self._last: tuple[str, list[str] | None] = ("", None)  # the id of a release, and the artifacts that are newer
         self._next_look = 0.0
         self._is_failing = False
+        self._is_older = False  # whether the last look that succeeded found newer artifacts
 
-    def newer(self, release: Release) -> list[str]:
-        """Returns the keys of the artifacts that are newer than a release; empty before the first look for it."""
+    def newer(self, release: Release) -> list[str] | None:
+        """Returns the keys of the artifacts that are newer than a release; None if no look for it has succeeded."""
         id, keys = self._last
-        return keys if id == release.id else []
+        return keys if id == release.id else None
 
     def is_due(self, release: Release) -> bool:
         """Whether it is time for a look: the last one was for another release, or INTERVAL_S ago."""
         return release.id != self._last[0] or time.monotonic() >= self._next_look
 
     def look(self, release: Release) -> None:
-        """Looks for newer artifacts. Blocks. Logs the first ones of a release, and the first error of the store."""
-        known = self.newer(release)
+        """Looks for newer artifacts. Blocks. Logs when they appear, and the first of several errors of the store."""
+        keys = self.newer(release)
         try:
             keys = newer_artifacts(self._store, release)
         except (InputError, OSError) as error:
-            keys = known
             if not self._is_failing:
                 log.warning("%s cannot be read, so newer artifacts are not noticed: %s", self._store.url, error)
             self._is_failing = True
         else:
             self._is_failing = False
-        if keys and not known:
+        if keys and not self._is_older:
             log.warning(
                 "release %s is older than %s, which also has %s: PUT /v1/release, or start the server again, once all "
                 "of its artifacts have grown",
@@ -57,5 +57,7 @@ class Staleness:
                 self._store.url,
                 ", ".join(keys),
             )
+        if keys is not None:
+            self._is_older = bool(keys)
         self._last = release.id, keys
         self._next_look = time.monotonic() + INTERVAL_S

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, get_type_hints
 
@@ -15,6 +17,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve.batching import OverloadedError
 from serve.http.disconnects import cancelled_on_disconnect
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -26,12 +29,13 @@ MOST_STRUCTURE = 512 << 10  # bytes of JSON outside of strings
 MOST_CONTAINERS = 4_096  # lists, objects and fields of objects
 MOST_STRING = 12 << 16  # bytes of a string: 65,536 characters fit, each as two escapes
 MOST_FILES, MOST_FIELDS = 2, 1  # of an upload
-MOST_STEP = 500  # characters of a field's name in an error
+MOST_FIELD = 4 << 10  # bytes of a field of an upload that is no file
+MOST_WAITING = 64 << 20  # bytes of larger bodies that are parsed or wait for it; more get 429
 PIECE = 64 << 10  # bytes of a string that are read in one call
-_CONTENT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # of a string, up to its quote
+_CONTENT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # content of a JSON string up to its closing quote
 _QUOTE = ord('"')
-_TEXT = TypeAdapter(str)  # has Python keep the UTF-8 form of a string, so that a model with many strings needs no time
-_PARSER = ThreadPoolExecutor(1, "parser")  # one thread, as parsing holds Python's lock
+_TEXT = TypeAdapter(str)  # validating a string caches its UTF-8 form, so that validating the model is cheap
+_PARSER = ThreadPoolExecutor(1, "parser")  # one thread, as parsing holds the GIL
 
 
 class JsonRoute(APIRoute):
@@ -64,7 +68,9 @@ class UploadRoute(APIRoute):
         answer = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            await request.form(max_files=MOST_FILES, max_fields=MOST_FIELDS)  # the request keeps it for the handler
+            _check_type(request, "multipart/form-data")
+            # The request keeps the form for the handler.
+            await request.form(max_files=MOST_FILES, max_fields=MOST_FIELDS, max_part_size=MOST_FIELD)
             return await answer(request)
 
         return handle
@@ -82,15 +88,47 @@ async def read_body(request: Request, model: type[Model]) -> Model:
         ClientDisconnect: If the client has disconnected.
     """
     chunks = [chunk async for chunk in request.stream()]
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json" and not (
-        content_type.startswith("application/") and content_type.endswith("+json")
-    ):
-        raise _invalid("content_type", "expected Content-Type: application/json")
+    request.state.received_s = time.time()
+    _check_type(request, "application/json", "+json")
     if sum(map(len, chunks)) <= SMALL:
         return _validated(model.model_validate_json, b"".join(chunks).removeprefix(BOM))
-    async with cancelled_on_disconnect(request):  # others wait for the thread
-        return await asyncio.get_running_loop().run_in_executor(_PARSER, _parsed, chunks, model)
+    with _parser_queue.place(sum(map(len, chunks))):
+        async with cancelled_on_disconnect(request):  # others wait for the thread
+            return await asyncio.get_running_loop().run_in_executor(_PARSER, _parsed, chunks, model)
+
+
+class _ParserQueue:
+    """Bounds the bytes of the bodies that are parsed or wait for it. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    @contextlib.contextmanager
+    def place(self, size: int) -> Iterator[None]:
+        """Counts a body of `size` bytes during the context. Raises OverloadedError if it is one too many."""
+        if self.waiting + size > MOST_WAITING:
+            raise OverloadedError(1)
+        self.waiting += size
+        try:
+            yield
+        finally:
+            self.waiting -= size
+
+
+_parser_queue = _ParserQueue()
+
+
+def remaining_s(request: Request, timeout_ms: float) -> float:
+    """Returns the seconds until a request's time has passed, which begins when its body is complete."""
+    return request.state.received_s + timeout_ms / 1000 - time.time()
+
+
+def _check_type(request: Request, expected: str, suffix: str | None = None) -> None:
+    """Raises RequestValidationError if a request has another content type, or none; a suffix is accepted too."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    has_suffix = suffix is not None and content_type.startswith("application/") and content_type.endswith(suffix)
+    if content_type != expected and not has_suffix:
+        raise _invalid("content_type", f"expected Content-Type: {expected}")
 
 
 def _parsed(chunks: Sequence[bytes], model: type[Model]) -> Model:
@@ -99,6 +137,8 @@ def _parsed(chunks: Sequence[bytes], model: type[Model]) -> Model:
     for chunk in chunks:
         body[at : at + len(chunk)] = chunk
         at += len(chunk)
+    if body.startswith(BOM):
+        del body[: len(BOM)]
     return _validated(model.model_validate, parse_json(body))
 
 
@@ -108,8 +148,7 @@ def _validated(validate: Callable[[Any], Model], value: Any) -> Model:
         return validate(value)
     except ValidationError as error:
         problem = closest(error.errors(include_url=False, include_context=False, include_input=False))
-        steps = [step[:MOST_STEP] if isinstance(step, str) else step for step in problem["loc"]]
-        raise RequestValidationError([{**problem, "loc": ("body", *steps)}]) from None
+        raise RequestValidationError([{**problem, "loc": ("body", *problem["loc"])}]) from None
 
 
 def closest(problems: Sequence[Any]) -> Any:
@@ -120,8 +159,8 @@ def closest(problems: Sequence[Any]) -> Any:
 def parse_json(body: bytearray) -> Any:
     """Returns the value of JSON text, in short calls of the parser.
 
-    The parser holds Python's lock for up to 2 ns per byte of a string and up to 1 us per list, and the event loop
-    needs the lock several times to answer a request. So each string is parsed alone, and the rest is bounded.
+    The parser holds the GIL for up to 2 ns per byte of a string and up to 1 us per list, and the event loop needs the
+    GIL several times to answer a request. So each string is parsed alone, and the rest is bounded.
 
     Raises:
         RequestValidationError: If the text is no JSON, or exceeds one of the bounds.
@@ -146,9 +185,9 @@ def parse_json(body: bytearray) -> Any:
                 size += 2
                 rest += b'"%d"' % len(texts)
                 texts.append(_TEXT.validate_python(from_json(body[quote:at])))
-        return _with_texts(from_json(rest, allow_inf_nan=False), texts)
-    except ValueError as error:
-        raise _invalid("json_invalid", f"Invalid JSON: {error}") from None
+        return _with_texts(from_json(rest), texts)
+    except ValueError as error:  # its position is that in the rest
+        raise _invalid("json_invalid", f"Invalid JSON: {str(error).partition(' at line ')[0]}") from None
 
 
 def _end_of_string(body: bytearray, quote: int) -> int:

@@ -52,8 +52,8 @@ async function begin() {
   const [info, tasks] = await Promise.all([call("/v1/info"), call("/v1/tasks")]);
   one("about").textContent =
     `${info.passages.toLocaleString("en")} passages${info.encoder ? ` · ${info.encoder}` : ""} · ${info.tasks.length} ${info.tasks.length === 1 ? "task" : "tasks"} · release ${info.release}`;
-  one("newer").textContent = `The store has newer artifacts than this release: ${info.newer.join(", ")}.`;
-  one("newer").hidden = !info.newer.length;
+  one("newer").textContent = `The store has newer artifacts than this release: ${(info.newer ?? []).join(", ")}.`;
+  one("newer").hidden = !info.newer?.length;
   tasksOf = Object.fromEntries(tasks.tasks.map((task) => [task.name, task]));
   const chosen = one("task").value || new URLSearchParams(location.search).get("task");
   one("task").replaceChildren(...tasks.tasks.map((task) => new Option(task.name, task.name, false, task.name === chosen)));

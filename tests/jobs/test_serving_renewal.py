@@ -53,7 +53,7 @@ def check_grown(client: Client, gone: str) -> None:
     for mode in MODES:
         assert "n0" in {hit.id for hit in client.search(NEW["text"], mode=mode, k=20)}
         assert GONE not in {hit.id for hit in client.search(gone, mode=mode, k=240)}
-    assert client.info()["newer"] == []
+    wait_for(lambda: client.info()["newer"], [])
 
 
 def test_a_server_that_is_started_again_serves_a_grown_store(growth: Growth, done: Done) -> None:
@@ -246,14 +246,57 @@ def test_servers_that_make_the_same_release_at_once_all_serve_it(growth: Growth)
     assert before is not None
     first, other = (replace(before, reranker=name) for name in ("some/cross-encoder", "another/cross-encoder"))
     for _ in range(2):
-        serve_search.begin(store, first, tag)
+        assert serve_search.begin(store, first, tag, before, list) == first.id
         assert live(store) == first
     with pytest.raises(InputError, match="another release has just become live"):
-        serve_search.begin(store, other, tag)
+        serve_search.begin(store, other, tag, None, list)
+
+
+@pytest.mark.parametrize("error", [None, InputError("damaged"), OSError("cannot be read"), RuntimeError("no memory")])
+def test_a_server_serves_what_another_one_has_just_made_live(
+    growth: Growth,
+    done: Done,
+    monkeypatch: pytest.MonkeyPatch,
+    documented: Callable[..., None],
+    error: Exception | None,
+) -> None:
+    """The other server does so while this one opens its new release, or the release before. That one is closed."""
+    store, before = growth.store, live(growth.store)
+    other = replace(before, reranker="some/cross-encoder")
+    growth.grow()
+    new = renewed(store, before)
+    monkeypatch.setattr("serve.parts.RerankPart.prepare", lambda *_: None)
+    original, opened = LocalService.open, []
+
+    def open_release(service: LocalService, release_id: str) -> None:
+        opened.append(release_id)
+        if release_id == new.id and error:
+            raise error
+        original(service, release_id)
+        if release_id in (new.id, before.id):
+            make_live(store, other)
+
+    async def run_server(service: LocalService, *_: object) -> None:
+        await service.refresh()
+        service._admin.shutdown()
+        assert service.live is not None
+        assert service.live.release == other
+        assert set(service.parts["passages"]._opened) == {other.id}  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(LocalService, "open", open_release)
+    monkeypatch.setattr("serve.local.run_server", run_server)
+    job = ("serve_search", "--store", store.url, "--port", 0, "--warm-up-s", 0, "--threads", 2)
+    warning = done(*job).splitlines()[-1]
+    if error is None:
+        assert opened == [new.id, other.id, other.id]
+        documented("Serving a store", "a grown store, while another server makes a release live", warning, 0)
+    else:
+        assert opened == [new.id, before.id, other.id]
+        assert warning.endswith(f"release {new.id} cannot be served: {error}")
 
 
 def test_a_running_server_says_that_it_is_older_than_its_store(
-    growth: Growth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    growth: Growth, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
     monkeypatch.setattr("serve.service.LOOK", 0.02)
@@ -271,12 +314,15 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
         growth.grow("embeddings", "index", "bm25")
         newer(["corpus/g0002", "bm25/bm25/g0002", "embeddings/enc/g0002", "index/idx/g0002"])
         assert gauge(client.get("/metrics").text)[1] == "4.0"
+        assert client.put("/v1/tasks/other", files=task_files(tmp_path / "other", model, 3)).status_code == 200
+        assert client.get("/v1/info").json()["release"] != first
+        newer(["corpus/g0002", "bm25/bm25/g0002", "embeddings/enc/g0002", "index/idx/g0002"])
         assert [record.getMessage() for record in caplog.records if "is older than" in record.getMessage()] == [
             f"release {first} is older than {store.url}, which also has corpus/g0002: PUT /v1/release, or start the "
             "server again, once all of its artifacts have grown"
         ]
         assert client.put("/v1/release", json={"release": None}).status_code == 200
-        assert client.get("/v1/info").json()["newer"] == []
+        newer([])
         assert gauge(client.get("/metrics").text)[1] == "0.0"
         for mode in MODES:
             request = {"queries": [NEW["text"], gone], "mode": mode, "k": 240}
@@ -304,9 +350,11 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
         looks.append(key)
         raise OSError(errno.EIO, "Input/output error", key)
 
+    monkeypatch.setattr(growth.store.storage, "size", fail)
     with serving(open_local(growth.store, threads=2)) as client:
-        monkeypatch.setattr(growth.store.storage, "size", fail)
         wait_for(lambda: len(looks) > 3, True)
+        assert client.get("/v1/info").json()["newer"] is None
+        assert "riptide_newer_artifacts NaN\n" in client.get("/metrics").text
         assert (
             client.get("/readyz").status_code
             == client.post("/v1/search", json={"query": NEW["text"]}).status_code

@@ -40,7 +40,7 @@ def test_a_damaged_live_release_is_one_line_and_renew_repairs_it(
     async def serve(
         store: Store, options: object, tokens: object, release: Any, is_new: bool, tag: str, *_: object
     ) -> None:
-        serve_search.begin(store, release, tag)
+        serve_search.begin(store, release, tag, None, lambda: None)
 
     monkeypatch.setattr(serve_search, "serve", serve)
     assert f"release   {first.id} (new) of {store.url}" in done("serve_search", *at, "--renew")

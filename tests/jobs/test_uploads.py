@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,8 @@ from retriever.encoder import describe
 from retriever.errors import MOST_MESSAGE
 from retriever.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
 from serve import registry
-from serve.local import LocalService
+from serve.local import GRACE, LocalService, open_local
+from serve.service import UPLOAD_S, UploadExpiredError
 
 MOST_RESPONSE = 4 * MOST_MESSAGE  # bytes; a character of a message takes up to three
 
@@ -120,6 +123,15 @@ def test_long_and_broken_names_of_tensors_are_cut_in_messages(
             documented("HTTP", "a prompt with a tensor name of 400 KiB", message, 400)
 
 
+def test_settings_with_many_containers_are_refused(
+    client: TestClient, model: str, tmp_path: Path, documented: Callable[..., None]
+) -> None:
+    files = task_files(tmp_path, model, 1) | {"settings": (SETTINGS, b"[" + b"{}," * registry.MOST_CONTAINERS + b"1]")}
+    answer = client.put("/v1/tasks/many", files=files)
+    documented("HTTP", "a prompt with 32,769 objects and lists in prompt.json", answer.json()["error"]["message"], 400)
+    assert answer.status_code == 400
+
+
 def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
     client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +168,7 @@ def test_uploads_beyond_the_limit_and_late_ones_are_told_to_come_again(
 ) -> None:
     files = task_files(tmp_path, model, 1)
     with monkeypatch.context() as full:
-        full.setattr(service, "_num_uploads", 8)
+        full.setattr(service, "_upload_slots", threading.Semaphore(0))
         answer = client.put("/v1/tasks/more", files=files)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
     with monkeypatch.context() as late:
@@ -168,12 +180,65 @@ def test_uploads_beyond_the_limit_and_late_ones_are_told_to_come_again(
     assert client.delete("/v1/tasks/more").status_code == 200
 
 
+def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_begin_never_runs(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two checks run until the event loop is closed, and a third one expires before."""
+    began, go_on, folders = threading.Semaphore(0), threading.Event(), []
+
+    def check() -> registry.CheckedPrompt:
+        began.release()
+        assert go_on.wait(60)
+        folders.append(Path(tempfile.mkdtemp(dir=tmp_path)))
+        return registry.CheckedPrompt("a", None, folders[-1], None, None)  # type: ignore[arg-type]
+
+    async def upload(service: LocalService) -> None:
+        async with service._checked(check):
+            pass
+
+    async def uploads() -> LocalService:
+        service = open_local(store)
+        running = [asyncio.create_task(upload(service)) for _ in range(2)]
+        for _ in running:
+            assert await asyncio.to_thread(began.acquire, timeout=60)
+        monkeypatch.setattr("serve.service.UPLOAD_S", 0)
+        with pytest.raises(UploadExpiredError):
+            await upload(service)
+        assert service._upload_slots._value == 6  # type: ignore[attr-defined]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        return service
+
+    service = asyncio.run(uploads())
+    go_on.set()
+    service._upload_checks.shutdown()
+    assert len(folders) == 2
+    assert not any(folder.exists() for folder in folders)
+    assert service._upload_slots._value == 8  # type: ignore[attr-defined]
+    assert UPLOAD_S < GRACE
+
+
+@pytest.mark.parametrize("name", ["x" * 4_000, "x" * 1_000_000])
+def test_the_name_of_an_index_is_short(client: TestClient, model: str, tmp_path: Path, name: str) -> None:
+    answer = client.put("/v1/tasks/other", files=task_files(tmp_path, model, 1), data={"index": name})
+    assert answer.status_code == 400
+    assert len(answer.json()["error"]["message"]) < 200
+
+
+def test_other_forms_than_multipart_are_refused(client: TestClient, documented: Callable[..., None]) -> None:
+    answer = client.put("/v1/tasks/other", data={"prompt": "a", "settings": "b"})
+    documented("HTTP", "a prompt as another form than multipart/form-data", answer.json()["error"]["message"],
+               answer.status_code)  # fmt: skip
+    assert answer.status_code == 422
+
+
 def test_an_upload_that_the_memory_does_not_suffice_to_check_is_refused(
     client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documented: Callable[..., None]
 ) -> None:
     files = task_files(tmp_path, model, 1)
     monkeypatch.setattr(registry, "free_memory", lambda: 100 << 20)
     answer = client.put("/v1/tasks/large", files=files)
-    assert answer.status_code == 400
-    documented("HTTP", "a prompt that the free memory does not suffice to check",
-               answer.json()["error"]["message"], 400)  # fmt: skip
+    assert answer.status_code == 503
+    assert "retry-after" in answer.headers
+    documented("HTTP", "a prompt whose check needs more memory than is free", answer.json()["error"]["message"], 503)

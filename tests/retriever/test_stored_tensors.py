@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from retriever.errors import InputError
-from retriever.loading import documents, weights
+from retriever.loading import weights
 from retriever.loading.documents import parse_json, read_object, shown
 from retriever.loading.weights import read_tensors, tensor_shapes
 
@@ -106,11 +106,10 @@ def outcome(parse: Callable[[str], Any], text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (r'{"a": ["\ud800"]}', "half of a surrogate pair"),
-        (r'{"\udfff\ud800": 1}', "half of a surrogate pair"),
+        (r'{"a": ["\ud800"]}', "unpaired surrogate"),
+        (r'{"\udfff\ud800": 1}', "unpaired surrogate"),
         ("[-1" + "0" * 308 + "]", "an integer of more than 308 digits"),
-        ("[" * 30_000 + "1" + "]" * 30_000, "too many containers within one another"),
-        ("[" + "{}," * documents.MOST_CONTAINERS + "1]", "more than 32,768 objects and lists"),
+        ("[" * 30_000 + "1" + "]" * 30_000, "nested too deeply"),
     ],
 )
 def test_texts_that_other_programs_cannot_use_are_refused(text: str, message: str) -> None:
@@ -144,7 +143,7 @@ def test_damaged_headers_are_refused_where_safetensors_refuses_them(tmp_path: Pa
 
 def test_a_name_that_stands_twice_and_a_header_beyond_the_bound_are_refused(tmp_path: Path) -> None:
     twice = write(tmp_path / "twice", '{"a":' + EMPTY + ',"a":' + EMPTY + "}")
-    with pytest.raises(InputError, match='its header is not a table of tensors: the field "a" stands twice'):
+    with pytest.raises(InputError, match='its header is not a table of tensors: duplicate field "a"'):
         read_tensors(twice)
     large = write(tmp_path / "large", b" " * (weights.MOST_HEADER + 1))
     with pytest.raises(InputError, match="a header of 4,194,305 bytes, expected up to 4,194,304"):

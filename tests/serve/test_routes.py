@@ -18,6 +18,7 @@ from fastapi.testclient import TestClient
 from linear_cost import growth
 from pydantic import AfterValidator, BaseModel, Field
 
+from retriever.errors import MOST_MESSAGE
 from serve.errors import WHOLE, add_errors, as_json_list
 from serve.http import routes
 from serve.http.routes import MOST_CONTAINERS, MOST_STRUCTURE, SMALL, JsonRoute, parse_json
@@ -174,7 +175,7 @@ def test_more_structure_than_any_request_needs_is_refused(
 def test_errors_are_short_and_name_one_field(size: int, client: TestClient) -> None:
     answer = client.put("/v1/search", json={"query": "a", "x" * size: 1, "k": 0})
     assert answer.status_code == 422
-    assert len(answer.json()["error"]["message"]) <= 500
+    assert len(answer.json()["error"]["message"]) <= MOST_MESSAGE
     answer = client.put("/v1/search", json={f"{number:05d}": 0 for number in range(4_000)})
     assert answer.json()["error"]["message"] == "body.00000: Extra inputs are not permitted"
     answer = client.post("/length", json={"items": ["a"] * 20_000})
@@ -191,6 +192,29 @@ def test_the_largest_requests_have_less_structure() -> None:
         {"filter": {f"field{n}": {"gte": n, "lt": n + 1} for n in range(1_000)}},
     ):
         assert parse_json(bytearray(json.dumps(document, indent=4).encode())) == document
+
+
+@pytest.mark.parametrize("padding", [0, SMALL])
+def test_small_and_large_bodies_have_the_same_answers(padding: int, client: TestClient) -> None:
+    """A byte order mark is skipped, numbers that are not finite are left to the filter, and no position is wrong."""
+    json_type = {"Content-Type": "application/json"}
+    for body, status in ((b'\xef\xbb\xbf{"query":"a"}', 200), (b'{"query":"a","filter":{"x":NaN}}', 200)):
+        assert client.put("/v1/search", content=body + b" " * padding, headers=json_type).status_code == status
+    answer = client.put("/v1/search", content=b'{"query":"abc",}' + b" " * padding, headers=json_type)
+    assert answer.status_code == 422
+    message = answer.json()["error"]["message"]
+    assert message.startswith("body: Invalid JSON: trailing comma")
+    assert ("line" in message) == (padding == 0)
+
+
+def test_the_bodies_that_wait_to_be_parsed_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = {"query": "a" * (2 * SMALL)}
+    monkeypatch.setattr(routes, "MOST_WAITING", SMALL)
+    answer = client.put("/v1/search", json=text)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    monkeypatch.setattr(routes, "MOST_WAITING", 3 * SMALL)
+    for _ in range(3):  # a place is free again
+        assert client.put("/v1/search", json=text).status_code == 200
 
 
 @pytest.mark.parametrize("size", [1, WHOLE])
