@@ -5,7 +5,7 @@
 
 The server serves a release, which serving/current.json of the store names. If the store has no release yet, or with
 --renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are kept in it. If the artifacts
-of the release have grown since, the job makes one of the same tasks over the newest generations.
+of the release have grown since, the job makes a new release: the same tasks with the newest generations.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ServeSearch(HttpLimits, Common):
     renew: bool = False
     """Make a new release of the store's current artifacts: to serve a new index, or if the release is damaged."""
     keep_release: bool = False
-    """Serve the live release as it is, also if its artifacts have grown: to choose the moment of the change yourself
-    (PUT /v1/release)."""
+    """Serve the live release even if its artifacts have grown; switch later with PUT /v1/release. Give it to every
+    server if several share a store: all follow a release that one makes."""
     threads: int | None = None
     """Threads of the encoder and of each search; default: one for each core."""
     batch: int = 32
@@ -111,7 +111,7 @@ def main(options: ServeSearch) -> None:
     if options.shards is not None and options.topology != "distributed":
         raise InputError(f"--shards {options.shards}: goes with --topology distributed")
     if options.keep_release and options.renew:
-        raise InputError("--keep-release: expected without --renew, which makes another release")
+        raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
     if options.port == 0 and options.topology != "local":
         raise InputError("--port 0: Ray Serve listens where it is told; give a port")
     if options.topology != "local":
@@ -164,7 +164,8 @@ def check_bounds(options: ServeSearch) -> None:
 def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[Release, bool]:
     """Returns the release to serve, and whether it is new.
 
-    It is the live release, the same over newer artifacts, or a new one of the artifacts as the options name them.
+    It is the live release, a new one of the same tasks with the newest generations, or a new one of the artifacts as
+    the options name them.
     """
     names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources)
     has_names = any(value is not None for value in names)
@@ -192,7 +193,7 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
 
 
 def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release, bool]:
-    """Returns the live release, or the same one over newer artifacts, and whether it is new. Prints what is newer.
+    """Returns the live release, or one of the same tasks with newer artifacts, and whether it is new. Prints changes.
 
     Args:
         store: The store.
@@ -203,7 +204,8 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release
         InputError: If an artifact of the live release was removed or built again, and no other release can be made.
     """
     newer, replaced = newer_artifacts(store, live), replaced_artifacts(store, live)
-    changes = [*describe_generations(store, newer), *(f"{key}: removed, or built again" for key in replaced)]
+    added = describe_generations(store, newer)
+    changes = [*added, *(f"{key}: removed, or built again" for key in replaced)]
     incomplete = [f"{store.url}/{key} was begun and is not complete" for key in incomplete_generations(store, live)]
     if not changes and (is_kept or not incomplete):
         return live, False
@@ -218,13 +220,14 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release
             reason = str(error)
         else:
             for change in changes:
-                say(f"newer     {change}")
+                say(f"{'newer   ' if change in added else 'replaced'}  {change}")
             for line in incomplete:
                 say(f"left out  {line}")
             corpus = Corpus.open(store)
             for part in coverage_of(store, release, corpus):
                 if part.rows < corpus.num_rows:
-                    say(f"limited   {part.artifact} covers {part.rows:,} of {corpus.num_rows:,} passages, by its limit")
+                    covered = f"{part.artifact} covers {part.rows:,} of {corpus.num_rows:,} passages"
+                    say(f"limited   {covered}, because it was made with --limit")
             return release, release.id != live.id
     if replaced:
         raise InputError(

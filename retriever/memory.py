@@ -19,9 +19,9 @@ _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive
 def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> int:
     """Returns the bytes that this process can still use on a device without swapping or being killed.
 
-    Of main memory it is the smallest of these: the available memory of the machine; for each cgroup of the process and
-    each one above, its limit less its use, of which page cache that can be reclaimed does not count; and the limit of
-    the address space (`ulimit -v`) less the present address space.
+    Of main memory it is the smallest of these: the available memory of the machine; the limit of each cgroup of the
+    process and of its parents minus their usage, not counting reclaimable page cache; and the limit of the address
+    space (`ulimit -v`) minus its present size.
 
     Args:
         device: The device; None: main memory.

@@ -1,7 +1,7 @@
 """Unicode normal forms of texts, in time linear in their length.
 
-`unicodedata.normalize` sorts the marks that follow a character in time quadratic in their number, and holds Python's
-lock until it has done so. `normalize` bounds both: it cuts texts into pieces, and no text has longer runs of marks than
+`unicodedata.normalize` sorts the marks that follow a character in time quadratic in their number, and holds the GIL
+until it has done so. `normalize` bounds both: it cuts texts into pieces, and no text has longer runs of marks than
 Unicode's stream-safe text format allows (UAX #15, section 13).
 """
 
@@ -29,7 +29,8 @@ def normalize(form: Form, text: str) -> str:
     """Returns a text in a normal form, as `unicodedata.normalize` does unless it has more than 30 marks in a row.
 
     In a longer run of marks, U+034F is inserted after each 30 of them, as in the stream-safe text format, and marks are
-    not sorted across it. A mark is a character that is moved by normalisation, or that becomes such characters.
+    not sorted across it. A mark is a character with a non-zero combining class, or one whose decomposition
+    begins with one.
     """
     if text.isascii():
         return text
@@ -41,7 +42,7 @@ def normalize(form: Form, text: str) -> str:
 def _pieces(text: str) -> Iterator[str]:
     """Yields the pieces of a text with bounded runs of marks, whose normal forms are that of the text when joined.
 
-    A piece has up to PIECE characters, beside joiners, or as many as precede the first place where it may end.
+    A piece has about PIECE characters; more if the text cannot be cut earlier.
     """
     start, size, joiner = 0, PIECE, ""
     while start < len(text):

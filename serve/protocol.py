@@ -148,8 +148,10 @@ class Usage(Strict):
 
     prompt_tokens: int
     total_tokens: int
-    cut_inputs: int = Field(description="Inputs that are longer than the encoder reads: only their first tokens count.")
-    cut_tokens: int = Field(description="Tokens that were cut off these inputs.")
+    truncated_inputs: int = Field(
+        description="Inputs that are longer than the encoder reads: only their first tokens count."
+    )
+    truncated_tokens: int = Field(description="Tokens that were cut off these inputs.")
 
 
 class EmbeddingsResponse(Strict):

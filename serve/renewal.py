@@ -40,7 +40,10 @@ def newer_artifacts(store: Store, release: Release) -> list[str]:
 
 
 def incomplete_generations(store: Store, release: Release) -> list[str]:
-    """Returns the keys of the generations of a release's artifacts that were begun after all complete ones."""
+    """Returns the keys of incomplete generations of a release's artifacts.
+
+    They were started but not completed, and are later than the last complete one.
+    """
     newer = newer_artifacts(store, release)
     last = _last_generations([*release.fingerprints, *newer])
     return [key for key in _later(store, release, BEGUN) if key > f"{_whole(key)}/{generation(last[_whole(key)])}"]
@@ -141,8 +144,8 @@ def renewed(store: Store, release: Release) -> Release:
 def _later(store: Store, release: Release, file: str) -> list[str]:
     """Returns the keys of the later generations that have a file, by artifact, the corpus first.
 
-    Generations of other artifacts with the number of one of the release's corpus add no passages: the artifacts of a
-    release cover its corpus.
+    A generation whose number is in the release's corpus adds no passages, because the release already covers that
+    corpus.
     """
     wholes = _last_generations(release.fingerprints)
     number = first = wholes.pop("corpus") + 1

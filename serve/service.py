@@ -53,7 +53,7 @@ LOOK = 2.0  # seconds between two reads of which release is live, and between ch
 CHECK_S = 10.0  # seconds between checks of the parts
 REPEAT = 60.0  # seconds after which a repeated error is logged again
 TRIES = 20  # attempts to make a release live while other servers do the same
-SWITCH_S = 0.001  # seconds after which a thread hands over Python's lock
+SWITCH_S = 0.001  # seconds after which a thread releases the GIL
 CHANGES = 8  # changes of the release at once, running or waiting
 CHECKS = 2  # uploads that are checked at the same time
 UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
@@ -74,8 +74,8 @@ async def nobody() -> None:
 def favour_event_loop() -> None:
     """Shortens the delays of the event loop by other threads, once libraries and the first release are loaded.
 
-    Collections of garbage leave out the objects that exist by now; a full one would stop all threads for 0.25 s. A
-    thread hands over Python's lock after 1 ms instead of 5 ms, unless a call into C takes longer: beside four busy
+    The garbage collector ignores all objects that exist now (gc.freeze); a full collection would stop all threads for
+    0.25 s. A thread releases the GIL after 1 ms instead of 5 ms, unless a call into C takes longer: beside four busy
     threads the 99th percentile of a small response falls from 210 to 54 ms.
     """
     gc.freeze()
@@ -261,9 +261,7 @@ class Service:
             if live := await self._aside(current, self.store):  # another release may have become live since
                 await self._adopt(await self._aside(Release.load, self.store, live[0]))
 
-    async def search(
-        self, request: SearchRequest, timeout_s: float
-    ) -> tuple[Live, Search, list[tuple[Answer, float]]]:
+    async def search(self, request: SearchRequest, timeout_s: float) -> tuple[Live, Search, list[tuple[Answer, float]]]:
         """Answers the queries of a request, all from one release.
 
         Args:

@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
 
 def search_all(engine: Engine, asked: Sequence[Asked]) -> list[Answer]:
-    """Of one release mostly, of two while another one becomes live. Also writes the JSON of each answer."""
+    """Answers the queries of each release together and writes the JSON of each answer."""
     answers: list[Answer] = [Answer()] * len(asked)
     for members in _alike(asked, lambda one: one.release.id):
         release = asked[members[0]].release

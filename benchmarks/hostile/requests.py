@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 1 << 20
 LARGEST = 24 * MIB  # bytes of a body of JSON
@@ -102,6 +102,13 @@ def _small_parts() -> Hostile:
     return Hostile("PUT", "/v1/tasks/hostile", f"multipart/form-data; boundary={BOUNDARY.decode()}", body)
 
 
+def _long_index() -> Hostile:
+    """Returns an upload whose index has a name of almost 1 MiB."""
+    whole = upload(_safetensors(b"{}"), SETTINGS)
+    field = b'--%b\r\nContent-Disposition: form-data; name="index"\r\n\r\n%b\r\n' % (BOUNDARY, b"/a" * 500_000)
+    return replace(whole, body=field + whole.body)
+
+
 def _long_header() -> Hostile:
     body = b"--" + BOUNDARY + b"\r\nX-Header: " + b"a" * (64 * MIB)
     return Hostile("PUT", "/v1/tasks/hostile", f"multipart/form-data; boundary={BOUNDARY.decode()}", body)
@@ -155,6 +162,10 @@ REQUESTS: Mapping[str, Callable[[], Hostile]] = {
     "upload of form fields": lambda: Hostile(
         "PUT", "/v1/tasks/hostile", "application/x-www-form-urlencoded", b"a&" * (32 * MIB)
     ),
+    "upload as a form with one field": lambda: Hostile(
+        "PUT", "/v1/tasks/hostile", "application/x-www-form-urlencoded", b"a=" + b"%41" * MIB
+    ),
+    "upload, a long index": _long_index,
     "upload, a name repeated": lambda: upload(_safetensors(_repeated_names(int(3.4 * MIB))), SETTINGS),
     "upload, many names": lambda: upload(_safetensors(_many_names(32 * MIB)), SETTINGS),
     "upload, deep settings": lambda: upload(_safetensors(b"{}"), b"[" * MIB),

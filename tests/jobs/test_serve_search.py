@@ -210,10 +210,10 @@ def test_vectors_are_the_encoders_in_both_formats(root: Path, client: TestClient
     floats = client.post("/v1/embeddings", json=asked).json()
     np.testing.assert_allclose([row["embedding"] for row in floats["data"]], expected, atol=1e-6)
     tokens = int(Encoder(model, OPTIONS).tokenize(texts, side="passage").lengths.sum())
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "cut_inputs": 0, "cut_tokens": 0}
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "truncated_inputs": 0, "truncated_tokens": 0}
     assert floats["usage"] == usage
     long = client.post("/v1/embeddings", json={**asked, "input": ["bama", "bama " * 100, "bama " * 63]}).json()["usage"]
-    assert long == {"prompt_tokens": 131, "total_tokens": 131, "cut_inputs": 2, "cut_tokens": 38 + 1}
+    assert long == {"prompt_tokens": 131, "total_tokens": 131, "truncated_inputs": 2, "truncated_tokens": 38 + 1}
     coded = client.post("/v1/embeddings", json={**asked, "encoding_format": "base64", "user": "x"}).json()
     for row, vector in zip(coded["data"], expected, strict=True):
         np.testing.assert_allclose(np.frombuffer(base64.b64decode(row["embedding"]), "<f4"), vector, atol=1e-6)

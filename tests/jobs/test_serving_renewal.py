@@ -141,7 +141,7 @@ def test_embeddings_with_a_limit_cover_new_passages_up_to_it(
     releases = [plan(store, embeddings=name, tasks=["default"])[0] for name in ("few", "fewer")]
     make_live(store, releases[1])
     growth.grow("corpus", "bm25")
-    assert "limited   embeddings/fewer covers 100 of 241 passages, by its limit\n" in done(
+    assert "limited   embeddings/fewer covers 100 of 241 passages, because it was made with --limit\n" in done(
         "serve_search", *at, "--plan"
     )
     make_live(store, releases[0])
@@ -202,7 +202,7 @@ def test_an_artifact_that_was_built_again_is_served_if_it_fits(
     documented("Serving a store", "the BM25 index of the live release was removed", line.removeprefix("error: "), 1)
     done("build_bm25", *at, "--k1", 1.2)
     out = done("serve_search", *at, "--plan")
-    assert out.startswith("newer     bm25/bm25/g0001: removed, or built again\nrelease   ")
+    assert out.startswith("replaced  bm25/bm25/g0001: removed, or built again\nrelease   ")
     assert " (new) of " in out
     assert "bm25/bm25/g0001: removed, or built again): --keep-release is given" in refused(
         "serve_search", *at, "--keep-release"

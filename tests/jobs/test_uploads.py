@@ -8,9 +8,11 @@ import random
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from retriever.encoder import describe
 from retriever.errors import MOST_MESSAGE
 from retriever.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
 from serve import registry
+from serve.http import routes
 from serve.local import GRACE, LocalService, open_local
 from serve.service import UPLOAD_S, UploadExpiredError
 
@@ -224,6 +227,17 @@ def test_the_name_of_an_index_is_short(client: TestClient, model: str, tmp_path:
     answer = client.put("/v1/tasks/other", files=task_files(tmp_path, model, 1), data={"index": name})
     assert answer.status_code == 400
     assert len(answer.json()["error"]["message"]) < 200
+
+
+def test_the_time_of_a_request_begins_when_its_body_is_complete(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large body that is parsed a minute later is answered at once."""
+    times = iter([time.time() - 60])
+    monkeypatch.setattr(routes, "time", SimpleNamespace(time=lambda: next(times, time.time())))
+    answer = client.post("/v1/search", content=b'{"query":"a"' + b" " * routes.SMALL + b"}",
+                         headers={"Content-Type": "application/json"})  # fmt: skip
+    assert answer.status_code == 503
 
 
 def test_other_forms_than_multipart_are_refused(client: TestClient, documented: Callable[..., None]) -> None:

@@ -75,6 +75,10 @@ def test_the_cost_is_linear(tmp_path: Path, kind: str) -> None:
     assert costs[1] <= 2.5 * costs[0] + 1e-3, costs
 
 
+def test_a_local_file_may_have_many_tensors(tmp_path: Path) -> None:
+    assert len(tensor_shapes(write(tmp_path / "many", HEADERS["tensors"](12_000)))) == 12_000
+
+
 def test_values_are_those_of_python(tmp_path: Path) -> None:
     draw = random.Random(0)
 

@@ -136,7 +136,7 @@ def test_the_time_to_parse_is_linear(unit: bytes) -> None:
 
 
 def test_each_call_of_the_parser_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call holds Python's lock, which the event loop needs several times for a response."""
+    """A call holds the GIL, which the event loop needs several times for a response."""
     sizes = []
 
     def from_json(text: bytearray, **options: Any) -> Any:
