@@ -6,7 +6,7 @@ MOST_MESSAGE = 2_000  # characters of a message, whatever names and values it re
 
 
 def printable(text: str) -> str:
-    """Returns a text that every output accepts: halves of surrogate pairs are written as escapes."""
+    """Returns a text that every output accepts: unpaired surrogates are written as escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -70,7 +70,7 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
         has_unique_fields: Whether no object may have a field twice; otherwise the last one counts.
 
     Raises:
-        json.JSONDecodeError: If the text is not JSON, nests too deeply, has an integer of more than MOST_DIGITS digits,
+        json.JSONDecodeError: If the text is not JSON, is nested too deeply, has an integer of more than MOST_DIGITS digits,
             or a string with an unpaired surrogate.
     """
     try:

@@ -185,5 +185,5 @@ def _is_words(value: Any) -> bool:
 
 
 def _is_word(value: Any) -> bool:
-    """Whether a value is a text that can be written as UTF-8, which one with half of a surrogate pair cannot."""
+    """Whether a value is a text that can be written as UTF-8, which one with an unpaired surrogate cannot."""
     return isinstance(value, str) and bool(value) and not any("\ud800" <= letter <= "\udfff" for letter in value)

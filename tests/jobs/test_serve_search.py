@@ -361,7 +361,7 @@ def test_a_task_survives_a_restart(root: Path, model: str, tmp_path: Path) -> No
         ({"cut": 20}, "sha256"),
         ({"settings": b"{"}, "prompt.json:1: not JSON"),
         ({"settings": b"[1]"}, "prompt.json: expected an object"),
-        ({"settings": b"[" * 100_000}, "prompt.json:1: not JSON: more than 32,768 objects"),
+        ({"settings": b"[" * 100_000}, "prompt.json: 100,000 JSON objects and lists, expected up to 32,768"),
         ({"says_length": 10**9}, "sides.query.length: expected the 3 tokens"),
         ({"layers": 5}, "of shape (5, 2, 4, 3, 8)"),
         ({"value": 3e38}, "task bad: the vector of text 0"),

@@ -126,15 +126,6 @@ def test_long_and_broken_names_of_tensors_are_cut_in_messages(
             documented("HTTP", "a prompt with a tensor name of 400 KiB", message, 400)
 
 
-def test_settings_with_many_containers_are_refused(
-    client: TestClient, model: str, tmp_path: Path, documented: Callable[..., None]
-) -> None:
-    files = task_files(tmp_path, model, 1) | {"settings": (SETTINGS, b"[" + b"{}," * registry.MOST_CONTAINERS + b"1]")}
-    answer = client.put("/v1/tasks/many", files=files)
-    documented("HTTP", "a prompt with 32,769 objects and lists in prompt.json", answer.json()["error"]["message"], 400)
-    assert answer.status_code == 400
-
-
 def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
     client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
