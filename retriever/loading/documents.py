@@ -70,8 +70,8 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
         has_unique_fields: Whether no object may have a field twice; otherwise the last one counts.
 
     Raises:
-        json.JSONDecodeError: If the text is not JSON, is nested too deeply, has an integer of more than MOST_DIGITS digits,
-            or a string with an unpaired surrogate.
+        json.JSONDecodeError: If the text is not JSON, is nested too deeply, or has an integer of more than MOST_DIGITS
+            digits or a string with an unpaired surrogate.
     """
     try:
         pairs_hook = _unique_fields if has_unique_fields else None

@@ -95,6 +95,6 @@ def test_the_time_is_linear(text: Callable[[int], str]) -> None:
 
 
 def test_a_call_gets_a_bounded_piece() -> None:
-    """One call holds Python's lock until it ends."""
+    """One call holds the GIL until it ends."""
     for text in (alternating(100_000), "é" * 100_000, "한국어 " * 25_000):
         assert max(map(len, unicode._pieces(text))) <= PIECE + PIECE // MOST_MARKS + 1
