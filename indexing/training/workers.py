@@ -11,7 +11,7 @@ from indexing.work.nodes import can_grow, num_places
 from retriever.errors import InputError
 
 PATIENCE_S = 30.0  # seconds before a line reports that workers wait for room
-GROWTH_S = 1_800.0  # seconds to wait for the nodes of an autoscaler, unless the run is told otherwise
+GROWTH_S = 1_800.0  # seconds to wait for the nodes of an autoscaler, by default
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 
 MAX_WORKERS = 64
-"""Workers of a job at most, unless it is told otherwise. The limits of the cluster bound them too."""
+"""The default of the largest number of workers of a job. The limits of the cluster bound them too."""
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
 WAIT_S = 30.0  # seconds between two lines about workers that have no node yet
 
@@ -74,10 +74,10 @@ def wait_for_node(say: Say, gpus: int = 0) -> None:
     if nodes_for(gpus):
         return
     with say_waiting(say, 1, gpus, lambda: 1):
-        ray.get(ray.remote(num_cpus=1, num_gpus=gpus)(_nothing).options(name="first node").remote())
+        ray.get(ray.remote(num_cpus=1, num_gpus=gpus)(_need_node).options(name="first node").remote())
 
 
-def _nothing() -> None:
+def _need_node() -> None:
     """A task that only needs a node."""
 
 

@@ -164,7 +164,7 @@ def choose_pool(
 ) -> Pool:
     """Returns a pool of encoders.
 
-    Sizes that are not given are chosen from the nodes that are there; if there is none, waits for the first one. With
+    Sizes that are None are chosen from the present nodes; without a node, waits for the first one. With
     `cpus`, waits for none, so that all nodes can be requested at once.
     Without GPUs, encoders with packed batches get about four cores each, which share one copy of the weights. Others
     get as few cores as memory allows: an encoder with one core is 7 % more efficient than one with two.

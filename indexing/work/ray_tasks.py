@@ -30,7 +30,7 @@ class RayTasks:
     """A runner on the Ray cluster that this process is connected to.
 
     What waits is demand: pending tasks make an autoscaler add nodes. Therefore as many items are in flight as
-    `max_workers` workers take, twice, whatever nodes are there now.
+    `max_workers` workers take, twice, regardless of the present nodes.
 
     Args:
         max_workers: The largest number of workers.
