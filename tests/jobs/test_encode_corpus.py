@@ -133,16 +133,6 @@ def test_bad_encoders_and_stores_are_named(world, refused, tmp_path: Path, no_wo
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.cluster
-def test_a_worker_larger_than_every_node_is_refused(
-    local_ray: None, world, refused, documented: Callable[..., None]
-) -> None:
-    line = refused("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "x", "--cpus", 10_000)
-    assert line == "error: --cpus 10000: expected at most 2, the cores of the largest node"
-    case = "--cpus above the cores of every node, on a cluster that does not grow"
-    documented("Clusters", case, line, 1)
-
-
 def test_weights_that_cannot_be_loaded_end_the_job_in_one_line(world, refused, tmp_path: Path) -> None:
     broken = Path(save_tiny_bert(tmp_path / "broken"))
     weights = broken / "model.safetensors"
@@ -283,3 +273,14 @@ def test_more_than_five_percent_of_the_passages_are_a_warning(
         assert counted(store, "enc") == Cuts(100, 6400, limit=64)
     else:
         assert out.splitlines()[-1].startswith(f"{start} passages were cut to 64 tokens; 99.9% of all tokens were kept")
+
+
+@pytest.mark.cluster
+def test_a_worker_larger_than_every_node_is_refused(
+    local_ray: None, world, refused, documented: Callable[..., None]
+) -> None:
+    """Last in this file, as the process stays connected to the Ray until the module ends."""
+    line = refused("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "x", "--cpus", 10_000)
+    assert line == "error: --cpus 10000: expected at most 2, the cores of the largest node"
+    case = "--cpus above the cores of every node, on a cluster that does not grow"
+    documented("Clusters", case, line, 1)
