@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.hostile.requests import Hostile, upload
 
-HEADER = 512 << 10  # maximum bytes of a header (serve/registry.py)
-SETTINGS = 1 << 20  # maximum bytes of prompt.json
+HEADER = 256 << 10  # maximum bytes of a header (serve/registry.py)
+SETTINGS = 256 << 10  # maximum bytes of prompt.json
 EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,6 +14,7 @@ from retriever.errors import InputError
 MOST_BYTES = 16 << 20  # of a JSON file
 MOST_DIGITS = 308  # of an integer: more cannot be converted to a float
 _MOST_SHOWN = 60  # characters of a value in a message
+_LONG_NUMBER = re.compile(rf"(?:^|[\[:,\s])-?[0-9]{{{MOST_DIGITS + 1}}}")
 
 _NAMES = {
     dict: "an object",
@@ -73,9 +75,11 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
         json.JSONDecodeError: If the text is not JSON, is nested too deeply, or has an integer of more than MOST_DIGITS
             digits or a string with an unpaired surrogate.
     """
+    if _LONG_NUMBER.search(text):
+        raise json.JSONDecodeError(f"an integer of more than {MOST_DIGITS} digits", text, 0)
     try:
         pairs_hook = _unique_fields if has_unique_fields else None
-        value = json.loads(text, parse_int=_short_integer, object_pairs_hook=pairs_hook)
+        value = json.loads(text, object_pairs_hook=pairs_hook)
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except _RefusedValueError as error:
@@ -89,12 +93,6 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
 
 class _RefusedValueError(Exception):
     """A value that JSON allows and no file of a model needs."""
-
-
-def _short_integer(digits: str) -> int:
-    if len(digits.removeprefix("-")) > MOST_DIGITS:
-        raise _RefusedValueError(f"an integer of more than {MOST_DIGITS} digits")
-    return int(digits)
 
 
 def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
