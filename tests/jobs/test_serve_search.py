@@ -367,7 +367,7 @@ def test_a_task_survives_a_restart(root: Path, model: str, tmp_path: Path) -> No
         ({"value": 3e38}, "task bad: the vector of text 0"),
         ({"index": "none"}, "has no index or embeddings of that name; it has enc, idx"),
         ({"dtype": torch.float8_e4m3fn}, "expected float32, float16 or bfloat16"),
-        ({"settings": b" " * (1 << 20) + b"{}"}, "expected up to 1,048,576"),
+        ({"settings": b" " * (1 << 20) + b"{}"}, "expected up to 262,144"),
         ({"query_length": 7}, "other settings than the release's: query_length 7 instead of 64"),
     ],
 )
