@@ -137,6 +137,8 @@ def connect(store: Store) -> None:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the job reports one failed task, in one line
     import ray
 
+    for name in ("ray.data", "ray.data._internal"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     if ray.is_initialized():
         return
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
@@ -155,8 +157,6 @@ def connect(store: Store) -> None:
         raise InputError(
             f"Ray: {' '.join(str(error).split())[:300]} (RAY_ADDRESS={os.environ.get('RAY_ADDRESS')})"
         ) from error
-    for name in ("ray.data", "ray.data._internal"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     check_visible(store)
 
 
