@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-MOST_MESSAGE = 2_000  # characters of a message, whatever names and values it repeats from its input
+MOST_MESSAGE = 2_000  # characters of a message, also if it repeats long values of its input
 
 
 def printable(text: str) -> str:

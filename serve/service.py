@@ -384,8 +384,8 @@ class Service:
     async def _checked(self, check: Callable[[], CheckedPrompt]) -> AsyncIterator[CheckedPrompt]:
         """Runs the check of an upload in a thread for that; at the end of the context its files are removed.
 
-        A check that took too long before it began never runs. Otherwise its thread goes on until its next step, counts
-        as an upload until then, and removes the files, also if the event loop is closed by then.
+        A check whose time is over before it began never runs. Otherwise its thread continues until its next step,
+        counts as an upload until then, and removes the files, also if the event loop is closed by then.
         """
         if not self._upload_slots.acquire(blocking=False):
             raise OverloadedError(5)

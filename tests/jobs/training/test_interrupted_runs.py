@@ -35,8 +35,8 @@ STEPS = [("step", 2, SIGINT, 3), ("_measure", 2, SIGTERM, 4), ("step", 7, SIGTER
     ("form", "kind", "more", "moments"),
     [
         (TUNE, "prompts", (), [*STARTS, *STEPS]),
-        (RERANK, "models", ("--zero", 1), [STEPS[0]]),
-        pytest.param(RERANK, "models", ("--zero", 2), [STEPS[0], STEPS[2]], marks=pytest.mark.long),
+        (RERANK, "models", ("--zero", 1), [STARTS[0], STEPS[0], STEPS[2]]),
+        pytest.param(RERANK, "models", ("--zero", 2), [STARTS[0], STEPS[0], STEPS[2]], marks=pytest.mark.long),
         pytest.param(RIP, "models", (), [STEPS[0], STEPS[2]], marks=pytest.mark.long),
     ],
 )
