@@ -155,12 +155,7 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
             if not transform.is_trained:
                 transform.train(sample)
             sample = transform.apply(sample)
-        if isinstance(inner, faiss.IndexIVF) and getattr(faiss, "get_num_gpus", lambda: 0)() > 0:
-            gpu = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(inner.d))
-            inner.clustering_index = gpu  # k-means assigns on the GPUs
         inner.train(sample)
-        if isinstance(inner, faiss.IndexIVF):
-            inner.clustering_index = None
     index.is_trained = inner.is_trained
     return index
 

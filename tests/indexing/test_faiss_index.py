@@ -134,6 +134,13 @@ def test_the_bytes_do_not_depend_on_cores_and_the_environment():
     assert len(digests) == 1
 
 
+def test_training_takes_no_gpu_that_faiss_sees(vectors, monkeypatch):
+    sample = vectors.astype(np.float32)
+    expected = faiss.serialize_index(train_quantizer(sample, "IVF4,SQ8", seed=0)).tobytes()
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
+    assert faiss.serialize_index(train_quantizer(sample, "IVF4,SQ8", seed=0)).tobytes() == expected
+
+
 @pytest.mark.parametrize("variable", ["OMP_THREAD_LIMIT", "OMP_DYNAMIC"])
 def test_threads_that_openmp_may_not_grant_are_refused(variable, vectors, monkeypatch):
     """OpenBLAS would wait for them forever."""
