@@ -20,6 +20,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal
 
+from jobs.session import num_gpus
+
 import uvloop
 
 from indexing.cache import CorruptError
@@ -39,6 +41,7 @@ from serve.renewal import (
 from serve.security import Tokens, check_binding
 
 NO_RERANKER = "none"  # in place of the name of a re-ranker
+GPU_SHARE = 0.25  # of a GPU, for each replica that holds a model on Ray Serve: all of them fit one GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,8 +332,15 @@ async def serve(
     from serve.health.warm_up import WarmUpLimits
     from serve.local import open_local, run_server
 
-    service = open_local(store, threads=options.threads, batch=options.batch, bound=options.queue,
-                         compile=options.compile, warm_up=WarmUpLimits(total_s=options.warm_up_s))  # fmt: skip
+    service = open_local(
+        store,
+        device="cuda" if num_gpus() else "cpu",
+        threads=options.threads,
+        batch=options.batch,
+        bound=options.queue,
+        compile=options.compile,
+        warm_up=WarmUpLimits(total_s=options.warm_up_s),
+    )
     live_id = release.id
     if is_new:
         live_id = begin(store, release, tag, fallback, partial(service.open, release.id))
@@ -354,16 +364,18 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str((1 << 31) - 1))  # default: 4 MiB
     connect(store)
     from indexing.hit_sources.registry import online_searches
+    from indexing.work import nodes
     from serve.deployments import Application, Scale, run_application
 
     scale = Scale(threads=options.threads, cpus=0)  # one machine: the threads share its cores
+    models = scale.model_copy(update={"gpus": GPU_SHARE if nodes.num_gpus() else 0.0})
     further = {online.deployment for online in online_searches()} - {"search", "words"}
     application = Application(
         store=store.url, topology="colocated" if options.topology == "colocated" else "distributed",
         tokens=options.tokens, without_tokens=not tokens, shards=options.shards or 1, batch=options.batch,
-        queue=options.queue, compile=options.compile, warm_up_s=options.warm_up_s, encoder=scale, search=scale,
-        ingress=scale, words=scale, reranker=scale, passages=scale,
-        sources=dict.fromkeys(further, scale),
+        queue=options.queue, compile=options.compile, warm_up_s=options.warm_up_s, encoder=models, search=scale,
+        ingress=scale, words=scale, reranker=models, passages=scale,
+        sources=dict.fromkeys(further, models),
     )  # fmt: skip
     run_application(application, options.host, options.port, announce, math.ceil(options.idle_timeout_s))
 

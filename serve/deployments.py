@@ -75,7 +75,7 @@ class Scale(BaseModel):
         replicas: Number of replicas; the minimum if `most` is set.
         most: Maximum number of replicas of an autoscaled deployment; None: always `replicas`.
         cpus: CPUs per replica.
-        gpus: GPUs per replica.
+        gpus: GPUs per replica, or the share of one GPU; 0: models run on the CPU.
         threads: Threads per replica; None: one for each CPU.
         ongoing: Batches that a replica gets at once.
     """
@@ -169,6 +169,14 @@ class Application(BaseModel):
         return named.get(deployment) or self.sources.get(deployment, Scale())
 
 
+def reserved_device() -> str:
+    """Returns "cuda" if the replica that runs this has reserved a GPU or a share of one, else "cpu".
+
+    Which GPUs torch sees says nothing about that: Ray hides none from a replica without GPUs.
+    """
+    return "cuda" if ray.get_runtime_context().get_accelerator_ids()["GPU"] else "cpu"
+
+
 class PartReplica:
     """A replica of one part on Ray Serve. Batches run in threads, so that a release can be opened meanwhile.
 
@@ -203,7 +211,7 @@ class EncoderReplica(PartReplica):
     """A replica of the encoder."""
 
     def __init__(self, store: str, options: Mapping[str, Any]):
-        self.encoder = EncoderPart(Store(store), **options)
+        self.encoder = EncoderPart(Store(store), device=reserved_device(), **options)
         super().__init__(self.encoder)
 
     async def encode(self, request: EncodeRequest) -> Encoded:
@@ -217,7 +225,7 @@ class SourceReplica(PartReplica):
     """A replica of a shard that searches sources. name: of the part."""
 
     def __init__(self, store: str, name: str, options: Mapping[str, Any]):
-        self.searcher = SourcePart(Store(store), find_online(name), **options)
+        self.searcher = SourcePart(Store(store), find_online(name), device=reserved_device(), **options)
         super().__init__(self.searcher)
 
     async def search(self, request: SourceRequest) -> SourceHits:
@@ -239,7 +247,7 @@ class RerankerReplica(PartReplica):
     """A replica of the re-ranker."""
 
     def __init__(self, store: str, options: Mapping[str, Any]):
-        self.reranker = RerankPart(Store(store), **options)
+        self.reranker = RerankPart(Store(store), device=reserved_device(), **options)
         super().__init__(self.reranker)
 
     async def score(self, request: ScoreRequest) -> np.ndarray:
@@ -326,9 +334,15 @@ class Ingress:
             limits = Limits(batch=settings.batch, bound=settings.queue, workers=settings.workers)
             service: Any = ClusterService(store, self.parts, limits, warm_up)
         else:
-            device = "cuda" if settings.encoder.gpus else None
-            service = open_local(store, threads=settings.encoder.threads, batch=settings.batch, bound=settings.queue,
-                                 compile=settings.compile, device=device, warm_up=warm_up)  # fmt: skip
+            service = open_local(
+                store,
+                device=reserved_device(),
+                threads=settings.encoder.threads,
+                batch=settings.batch,
+                bound=settings.queue,
+                compile=settings.compile,
+                warm_up=warm_up,
+            )
         tokens = Tokens.read(settings.tokens)
         if not tokens and not settings.without_tokens:
             raise InputError("this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
@@ -365,8 +379,9 @@ def build(given: Application | Mapping[str, Any]) -> Any:
     # request waits in Ray Serve before it.
     ongoing = 3 * (args.queue + args.workers * args.batch) + SPARE
     scale = args.ingress.model_copy(update={"ongoing": max(args.ingress.ongoing, ongoing)})
-    if not parts:  # the ingress contains the encoder
-        scale = scale.model_copy(update={"gpus": max(scale.gpus, args.encoder.gpus)})
+    if not parts:  # the ingress contains all models
+        models = (args.encoder, args.reranker, *args.sources.values())
+        scale = scale.model_copy(update={"gpus": max(scale.gpus, *(model.gpus for model in models))})
     ingress = ray_serve.deployment(name="ingress", **scale.options(target=max(1, args.queue // 2)))(Ingress)
     return ingress.bind(args.model_dump(), parts)
 
@@ -379,10 +394,9 @@ def _parts(args: Application, release: Release) -> dict[str, Any]:
         deployment = ray_serve.deployment(name=name, **scale.options())(replica)
         return deployment.bind(args.store, *arguments, {**options, "threads": threads})
 
-    device = {"device": "cuda"} if args.encoder.gpus else {}
     deployments = {"passages": bound("passages", PassagesReplica, args.passages)}
     if release.encoder is not None:
-        deployments["encoder"] = bound("encoder", EncoderReplica, args.encoder, compile=args.compile, **device)
+        deployments["encoder"] = bound("encoder", EncoderReplica, args.encoder, compile=args.compile)
     for part in searching_parts(release):
         online = find_online(part)
         for number in range(args.shards if online.is_sharded else 1):

@@ -54,26 +54,26 @@ class LocalService(Service):
 
 
 def open_local(
-    store: Store, *, threads: int | None = None, batch: int = 32, bound: int = 256, compile: str = "never",
-    device: str | None = None, warm_up: WarmUpLimits | None = None,
+    store: Store, *, device: str, threads: int | None = None, batch: int = 32, bound: int = 256, compile: str = "never",
+    warm_up: WarmUpLimits | None = None,
 ) -> LocalService:  # fmt: skip
     """Returns a service whose parts have no open release. It belongs to the event loop that this is called in.
 
     Args:
         store: Where releases and artifacts are.
+        device: Device of models, "cpu" or "cuda".
         threads: Threads of the encoder and of each search; None: one for each core.
         batch: Queries per batch at most.
         bound: Queries that may wait.
         compile: "auto" or "never".
-        device: Device of models; None: CUDA if it is available.
         warm_up: Limits of the warm-up; None: the default ones.
     """
     return LocalService(
         store,
-        EncoderPart(store, threads=threads, device=device, compile=compile),
-        [SourcePart(store, online, threads=threads, device=device) for online in online_searches()],
+        EncoderPart(store, device=device, threads=threads, compile=compile),
+        [SourcePart(store, online, device=device, threads=threads) for online in online_searches()],
         PassagesPart(store),
-        RerankPart(store, threads=threads, device=device),
+        RerankPart(store, device=device, threads=threads),
         Limits(batch=batch, bound=bound),
         warm_up,
     )

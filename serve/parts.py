@@ -198,14 +198,14 @@ class EncoderPart(Part):
 
     Args:
         store: Where the artifacts are.
+        device: Device of the backbone, "cpu" or "cuda".
         threads: Threads of one call; None: one for each core.
-        device: Device of the backbone; None: the encoder's default.
         compile: "auto" or "never".
     """
 
     name = ENCODER
 
-    def __init__(self, store: Store, *, threads: int | None = None, device: str | None = None, compile: str = "never"):
+    def __init__(self, store: Store, *, device: str, threads: int | None = None, compile: str = "never"):
         super().__init__(store, threads=threads)
         self.device, self.compile = device, compile
         self._encoders: Shared[Encoder] = Shared()
@@ -293,13 +293,13 @@ class SourcePart(Part):
         online: How the sources are opened and searched.
         number: Number of the shard, from 0.
         of: Number of shards.
+        device: Device of a model that the part holds, "cpu" or "cuda".
         threads: Threads of one call; None: one for each core.
-        device: Device of a model that the part holds; None: CUDA if it is available.
     """
 
     def __init__(
-        self, store: Store, online: OnlineSearch, number: int = 0, of: int = 1, *, threads: int | None = None,
-        device: str | None = None,
+        self, store: Store, online: OnlineSearch, number: int = 0, of: int = 1, *, device: str,
+        threads: int | None = None,
     ):  # fmt: skip
         super().__init__(store, threads=threads)
         self.online, self.name = online, online.name
@@ -402,11 +402,17 @@ class PassagesPart(Part):
 
 
 class RerankPart(Part):
-    """Scores pairs of a query and a passage with a cross-encoder."""
+    """Scores pairs of a query and a passage with a cross-encoder.
+
+    Args:
+        store: Where the artifacts are.
+        device: Device of the cross-encoder, "cpu" or "cuda".
+        threads: Threads of one call; None: one for each core.
+    """
 
     name = RERANKER
 
-    def __init__(self, store: Store, *, threads: int | None = None, device: str | None = None):
+    def __init__(self, store: Store, *, device: str, threads: int | None = None):
         super().__init__(store, threads=threads)
         self.device = device
         self._models: Shared[Reranker] = Shared()

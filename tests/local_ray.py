@@ -17,8 +17,8 @@ from pathlib import Path
 # the process and its Ray, also if the tests are killed.
 SCRIPT = """
 import logging, sys, ray
-context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                   _temp_dir=sys.argv[1])
+context = ray.init(num_cpus=2, num_gpus=int(sys.argv[2]), include_dashboard=False, log_to_driver=False,
+                   logging_level=logging.ERROR, _temp_dir=sys.argv[1])
 print(context.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 ray.shutdown()
@@ -90,11 +90,12 @@ def all_cores_free() -> bool:
 
 
 @contextlib.contextmanager
-def running_ray(variables: Mapping[str, str]) -> Iterator[str]:
+def running_ray(variables: Mapping[str, str], gpus: int = 0) -> Iterator[str]:
     """Starts a Ray, which ends with the block.
 
     Args:
         variables: Environment variables of its workers.
+        gpus: GPUs that it pretends to have.
 
     Yields:
         Its address, for ray.init.
@@ -103,7 +104,7 @@ def running_ray(variables: Mapping[str, str]) -> Iterator[str]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(folder)],
+            [sys.executable, "-c", SCRIPT, str(folder), str(gpus)],
             env={**environment, **variables},
             text=True,
             stdin=subprocess.PIPE,

@@ -35,13 +35,13 @@ class OnlinePlace:
         shard: Number of its shard, from 0.
         num_shards: Number of shards; 1 if the part is not sharded.
         threads: Threads of one call; None: one for each core.
-        device: Device of a model that the part holds; None: CUDA if it is available.
+        device: Device of a model that the part holds, "cpu" or "cuda".
     """
 
-    shard: int = 0
-    num_shards: int = 1
-    threads: int | None = None
-    device: str | None = None
+    shard: int
+    num_shards: int
+    threads: int | None
+    device: str
 
 
 class OnlineSearch(ABC):

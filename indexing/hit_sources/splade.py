@@ -121,10 +121,7 @@ _OPENING = threading.Lock()
 
 def _open_encoder(encoder: QueryEncoder[SparseVectors], place: OnlinePlace) -> Encode:
     """Returns a function that encodes queries; indexes of one encoder share it, also those of different releases."""
-    from retriever.numerics import choose_device
-
-    spec, device = encoder.spec, choose_device(place.device).type
-    at = Place(place.threads or available_threads(), device)
+    spec, at = encoder.spec, Place(place.threads or available_threads(), place.device)
     key = spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(encoder.described), at
     with _OPENING:
         shared = _ENCODERS.get(key)

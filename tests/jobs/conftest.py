@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -130,6 +131,39 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, job: Callable[..., Outcome]) -> C
     return start
 
 
+# torch asks for CUDA when it is imported; only afterwards can the answer be replaced.
+SEES_CUDA = """
+import importlib.abc, importlib.util, sys
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "torch.cuda":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            module.is_available = lambda: True
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, AfterImport())
+"""
+
+
+@pytest.fixture
+def sees_cuda(tmp_path: Path) -> dict[str, str]:
+    """Environment variables of processes in which torch says that CUDA is available."""
+    folder = tmp_path / "sees_cuda"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SEES_CUDA)
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path}
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a tiny random encoder."""
@@ -174,7 +208,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Calla
 @pytest.fixture
 def service(store: Store) -> LocalService:
     """A service in this process of the fixture `store` of the test module."""
-    return open_local(store, threads=2)
+    return open_local(store, device="cpu", threads=2)
 
 
 @pytest.fixture

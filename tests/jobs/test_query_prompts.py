@@ -187,7 +187,7 @@ def test_a_task_is_swapped_under_load_and_is_served_again_after_a_kill(
         seen.add(next(name for name, expected in ids.items() if expected == actual))
     assert seen == {"first", "second", "fixed"}
     assert [finding.problem for finding in verify(store) if finding.problem] == []
-    with serving(open_local(store, threads=2)) as client:
+    with serving(open_local(store, device="cpu", threads=2)) as client:
         for actual, expected in zip(hits_of(client, "task", texts), after, strict=True):
             assert_close(actual, expected)
 

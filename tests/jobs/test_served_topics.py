@@ -85,7 +85,7 @@ def root(topical: Topical, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def local(root: Path) -> LocalService:
-    return open_local(Store(str(root / "store")), threads=2)
+    return open_local(Store(str(root / "store")), device="cpu", threads=2)
 
 
 def vectors_of(prompt: TaskPrompt, model: str, texts: list[str], side: Side = "query") -> np.ndarray:

@@ -328,7 +328,7 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
 
         monkeypatch.setattr(Engine, "search", search)
         monkeypatch.setattr("serve.health.warm_up.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
-        service = open_local(store, threads=1, warm_up=WarmUpLimits(**limits))
+        service = open_local(store, device="cpu", threads=1, warm_up=WarmUpLimits(**limits))
         release = live_release(store)
         service.warm_up._run_queries(
             release, DENSE, sample_of(release), ["bafa"], now[0] + service.warm_up.limits.total_s
@@ -346,7 +346,7 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
 def test_a_query_that_is_refused_does_not_end_a_warm_up(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    service, release = open_local(store, threads=1), live_release(store)
+    service, release = open_local(store, device="cpu", threads=1), live_release(store)
     monkeypatch.setattr(Engine, "search", lambda *_: [Answer(), Answer(error=error)])
     assert service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60) < 60
     monkeypatch.setattr(Engine, "search", lambda *_: [Answer(error=StoreError("dense", "files are missing"))])
@@ -355,7 +355,8 @@ def test_a_query_that_is_refused_does_not_end_a_warm_up(
 
 
 def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, release = open_local(store, threads=1, warm_up=WarmUpLimits(answer_s=-1.0)), live_release(store)
+    service = open_local(store, device="cpu", threads=1, warm_up=WarmUpLimits(answer_s=-1.0))
+    release = live_release(store)
     rounds = []
 
     def search(*_: Any) -> list[Answer]:

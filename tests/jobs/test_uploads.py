@@ -191,7 +191,7 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
             pass
 
     async def uploads() -> LocalService:
-        service = open_local(store)
+        service = open_local(store, device="cpu")
         running = [asyncio.create_task(upload(service)) for _ in range(2)]
         for _ in running:
             assert await asyncio.to_thread(began.acquire, timeout=60)

@@ -58,7 +58,7 @@ def release(store: Store) -> Release:
 
 @pytest.fixture
 def service(store: Store, release: Release) -> LocalService:
-    return open_local(store, threads=2)
+    return open_local(store, device="cpu", threads=2)
 
 
 def test_a_mixed_batch_has_the_hits_of_the_jobs(
@@ -133,7 +133,7 @@ def test_a_service_without_dense_embeddings(
     made, _ = plan(store, sources=[SPLADE])
     assert make_current(store, made, None)
     assert Release.load(store, made.id) == made == renewed(store, made)
-    service = open_local(store, threads=2)
+    service = open_local(store, device="cpu", threads=2)
     texts = list(query_texts(tmp_path / "root").values())[:5]
     expected = brute_force(store, "sparse", encode_queries(masked, texts), K)
     with serving(service) as client:
@@ -161,7 +161,7 @@ def test_a_service_of_bm25_alone(store: Store, tmp_path: Path) -> None:
     assert needed(made) == {"bm25": "words"}
     assert set(_parts(Application(store=store.url), made)) == {"passages", "words"}
     assert make_current(store, made, None)
-    service = open_local(store, threads=2)
+    service = open_local(store, device="cpu", threads=2)
     [text, *_] = query_texts(tmp_path / "root").values()
     with serving(service) as client:
         answers = [
@@ -242,12 +242,12 @@ def test_a_source_of_a_live_release_grows_with_the_store(
 @pytest.mark.ray_serve
 @pytest.mark.slow
 def test_ray_serve_has_the_hits_of_the_vectors(
-    store: Store, release: Release, masked: Path, tmp_path: Path, done: Done
+    store: Store, release: Release, masked: Path, tmp_path: Path, done: Done, sees_cuda: dict[str, str]
 ) -> None:
-    """The index of impacts is a separate deployment."""
+    """The index of impacts is a separate deployment. No replica takes the GPU that torch reports."""
     texts = list(query_texts(tmp_path / "root").values())[:8]
     at = ("--store", store.url, "--topology", "distributed", "--port", port("127.0.0.1"))
-    with started(*at) as (process, address):
+    with started(*at, environment=sees_cuda) as (process, address):
         client = Client(address)
         by_query = client.search_all(texts, source=SPLADE, k=K)
         assert [[(hit.id, hit.score) for hit in hits] for hits in by_query] == brute_force(
@@ -317,7 +317,7 @@ def test_embeddings_of_a_task_whose_prompts_are_computed(
     release, excluded = plan(store, index="idx", sources=["splade:computed"])
     assert list(excluded) == ["computed"]  # a prompt of sparse vectors, which the dense encoder does not serve
     release.save(store)
-    service = open_local(store, threads=2)
+    service = open_local(store, device="cpu", threads=2)
     service.open(release.id)
     service.check_parts(release)
     task, texts = release.tasks[0], list(query_texts(tmp_path / "root").values())[:3]
