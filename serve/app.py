@@ -25,7 +25,7 @@ from serve.http.disconnects import cancelled_on_disconnect
 from serve.http.routes import JsonRoute, UploadRoute, remaining_s
 from serve.limits import Guard
 from serve.live import Live
-from serve.metrics import Metrics
+from serve.metrics import Exporter, Metrics, PrometheusExporter
 from serve.protocol import (
     EmbeddingsRequest,
     EmbeddingsResponse,
@@ -59,7 +59,12 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def build_app(
-    service: Service, tokens: Tokens, *, about: Callable[[Live], dict[str, Any]], connections: Connections | None = None
+    service: Service,
+    tokens: Tokens,
+    *,
+    about: Callable[[Live], dict[str, Any]],
+    connections: Connections | None = None,
+    exporter: Exporter | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -69,11 +74,12 @@ def build_app(
         about: Returns further fields for `/v1/info` on a release.
         connections: Connections of the server that runs the application, for the metrics; None: another server runs
             it.
+        exporter: Exports the metrics; None: `/metrics` does.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loops = (service.follow, service.watch, service.watch_store)
+        loops = (service.follow, service.watch, service.watch_store, metrics.sample)
         tasks = [asyncio.create_task(loop()) for loop in loops]
         yield
         for task in tasks:
@@ -85,7 +91,7 @@ def build_app(
         title="riptide", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=RESPONSES,
         dependencies=[Depends(HTTPBearer(auto_error=False))] if tokens else [],  # for OpenAPI alone: Guard checks
     )  # fmt: skip
-    metrics = Metrics(service, connections)
+    metrics = Metrics(service, exporter or PrometheusExporter(), connections)
     add_errors(app)
     json_routes, upload_routes = APIRouter(route_class=JsonRoute), APIRouter(route_class=UploadRoute)
 
@@ -134,7 +140,7 @@ def build_app(
             "truncated_inputs": cuts.cut_texts,
             "truncated_tokens": cuts.cut_tokens,
         }
-        metrics.tokens.inc(cuts.kept_tokens)
+        metrics.embedded(cuts.kept_tokens)
         return as_json_list({"object": "list", "model": request.model, "usage": usage}, "data", data)
 
     @json_routes.post("/v1/rerank", response_model=RerankResponse)
@@ -224,7 +230,9 @@ def build_app(
 
     @app.get("/metrics", include_in_schema=False)
     async def read_metrics() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+        if (text := metrics.text()) is None:
+            raise HTTPException(404, "on Ray Serve, each node's Ray exports the metrics: scrape its MetricsExportPort")
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:

@@ -326,6 +326,7 @@ class Ingress:
     async def __serve_build_asgi_app__(self) -> Any:
         from serve.app import build_app
         from serve.local import open_local
+        from serve.ray_metrics import RayExporter
 
         settings = self.settings
         store = Store(settings.store)
@@ -350,7 +351,7 @@ class Ingress:
         self.service, service.announce = service, announce
         await service.refresh()
         favour_event_loop()
-        return build_app(service, tokens, about=service.about)
+        return build_app(service, tokens, about=service.about, exporter=RayExporter())
 
     async def refresh(self) -> None:
         """Serves the release that is live now."""

@@ -1,9 +1,13 @@
-"""Metrics of one server process, in the format of Prometheus."""
+"""Metrics of a server: one list of them, which prometheus_client exports in one process, and Ray on Ray Serve."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -11,93 +15,169 @@ from serve.engine import Answer
 from serve.http.connections import Connections
 from serve.service import Service
 
+PREFIX = "riptide"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = tuple(8 * 4**n for n in range(8))  # up to 64 texts of 2,048 tokens
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SAMPLE_S = 2.0  # seconds between two samples of the gauges; Ray exports those of the last 10 s
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a server.
+
+    Attributes:
+        kind: Its kind in Prometheus.
+        name: Its name, without the prefix and the suffix that exporters add.
+        help: What it counts or measures.
+        labels: Names of its labels.
+        buckets: Upper bounds of the buckets of a histogram.
+    """
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+METRICS = (
+    Metric("counter", "requests", "Requests, by route and status.", ("route", "status")),
+    Metric("histogram", "request_seconds", "Seconds of a request, by route.", ("route",), SECONDS),
+    Metric("histogram", "stage_seconds", "Seconds of a stage of a search.", ("stage",), SECONDS),
+    Metric("counter", "embedding_tokens", "Tokens of texts that were encoded for requests for embeddings."),
+    Metric("counter", "shard_errors", "Searchers that failed or timed out.", ("how",)),
+    Metric("histogram", "encoder_texts", "Texts of one forward pass of the encoder.", buckets=SIZES),
+    Metric(
+        "histogram", "encoder_tokens", "Tokens of one forward pass of the encoder, without padding.", buckets=TOKENS
+    ),
+    *(
+        Metric("gauge", f"{queue}_{name}", help.format(queue))
+        for queue in ("search", "embeddings", "rerank")
+        for name, help in (
+            ("queue_length", "Items that wait in the queue of {}."),
+            ("batches", "Batches that the queue of {} has formed."),
+            ("batched_items", "Items of these batches of {}."),
+        )
+    ),
+    Metric("gauge", "tasks", "Tasks of the live release."),
+    Metric("gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
+)
+# On Ray Serve, connections are Ray's.
+CONNECTION_METRICS = (
+    Metric("gauge", "connections", "Open connections."),
+    Metric("counter", "connections_closed", "Connections closed by the server, by reason.", ("why",)),
+)
+
+
+class Record(Protocol):
+    """Adds a value to a counter or a histogram, or sets a gauge."""
+
+    def __call__(self, value: float, *labels: str) -> None: ...
+
+
+class Exporter(Protocol):
+    """Keeps the values of metrics, and exports them."""
+
+    def add(self, metric: Metric) -> Record:
+        """Adds a metric, and returns the function that records its values. Thread-safe."""
+
+    def text(self) -> bytes | None:
+        """Returns all metrics in the text format of Prometheus; None if they are exported elsewhere."""
+
+
+class PrometheusExporter:
+    """Exports the metrics of one process, in a separate registry."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+
+    def add(self, metric: Metric) -> Record:
+        """See Exporter."""
+        kinds: dict[str, tuple[Any, str]] = {
+            "counter": (Counter, "inc"),
+            "gauge": (Gauge, "set"),
+            "histogram": (Histogram, "observe"),
+        }
+        kind, method = kinds[metric.kind]
+        buckets = {"buckets": metric.buckets} if metric.buckets else {}
+        family = kind(metric.name, metric.help, metric.labels, namespace=PREFIX, registry=self._registry, **buckets)
+
+        @cache  # a look-up in the library takes longer than counting
+        def method_of(*labels: str) -> Callable[[float], None]:
+            return getattr(family.labels(*labels) if labels else family, method)
+
+        return lambda value, *labels: method_of(*labels)(value)
+
+    def text(self) -> bytes:
+        """See Exporter."""
+        return generate_latest(self._registry)
 
 
 class Metrics:
-    """Metrics of one process, in a separate registry.
+    """Records the metrics of a service.
 
     Args:
         service: The service, whose queues and encoder passes are counted.
+        exporter: Exports the metrics.
         connections: Connections of its HTTP server; None: another server, such as Ray's, answers HTTP.
     """
 
-    def __init__(self, service: Service, connections: Connections | None = None):
-        self.registry = registry = CollectorRegistry()
-        self._known: dict[Any, Any] = {}
-        common: dict[str, Any] = {"namespace": "riptide", "registry": registry}
-        self.requests = Counter("requests", "Requests, by route and status.", ["route", "status"], **common)
-        self.seconds = Histogram(
-            "request_seconds", "Seconds of a request, by route.", ["route"], buckets=SECONDS, **common
-        )
-        self.stage = Histogram("stage_seconds", "Seconds of a stage of a search.", ["stage"], buckets=SECONDS, **common)
-        self.tokens = Counter(
-            "embedding_tokens", "Tokens of texts that were encoded for requests for embeddings.", **common
-        )
-        self.shard_errors = Counter("shard_errors", "Searchers that failed or timed out.", ["how"], **common)
+    def __init__(self, service: Service, exporter: Exporter, connections: Connections | None = None):
+        self._exporter = exporter
+        metrics = METRICS if connections is None else METRICS + CONNECTION_METRICS
+        self._record = {metric.name: exporter.add(metric) for metric in metrics}
         for how in ("failed", "timed_out"):
-            self.shard_errors.labels(how)
-        self.pass_texts = Histogram(
-            "encoder_texts", "Texts of one forward pass of the encoder.", buckets=SIZES, **common
-        )
-        self.pass_tokens = Histogram(
-            "encoder_tokens", "Tokens of one forward pass of the encoder, without padding.", buckets=TOKENS, **common
-        )
-        service.engine.encoded = self.encoded
+            self._record["shard_errors"](0, how)
+        self._gauges: dict[str, Callable[[], float]] = {
+            "tasks": lambda: len(service.live.tasks) if service.live else 0,
+            "newer_artifacts": lambda: math.nan if (newer := service.newer) is None else len(newer),
+        }
         for name, queue in service.queues.items():
-            for what, read in (("queue_length", len), ("batches", _batches), ("batched_items", _items)):
-                gauge = Gauge(f"{name}_{what}", f"Of the queue of {name}.", **common)
-                gauge.set_function(lambda queue=queue, read=read: float(read(queue)))  # type: ignore[misc]
-        Gauge("tasks", "Tasks of the live release.", **common).set_function(
-            lambda: float(len(service.live.tasks) if service.live else 0)
-        )
-        Gauge("newer_artifacts", "Artifacts of the store that are newer than the live release.", **common).set_function(
-            lambda: math.nan if (newer := service.newer) is None else float(len(newer))
-        )
+            self._gauges[f"{name}_queue_length"] = queue.__len__
+            self._gauges[f"{name}_batches"] = lambda queue=queue: queue.batches  # type: ignore[misc]
+            self._gauges[f"{name}_batched_items"] = lambda queue=queue: queue.items  # type: ignore[misc]
+        service.engine.encoded = self.encoded
         if connections is not None:
-            Gauge("connections", "Open connections.", **common).set_function(lambda: float(len(connections)))
+            self._gauges["connections"] = connections.__len__
             connections.refused = lambda status: self.answered("other", status, 0.0)
-            closed = Counter("connections_closed", "Connections closed by the server, by reason.", ["why"], **common)
-            connections.closed = lambda why: closed.labels(why).inc()
+            connections.closed = lambda why: self._record["connections_closed"](1, why)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Counts a request."""
-        self._labelled(self.requests, route, str(status)).inc()
-        self._labelled(self.seconds, route).observe(seconds)
+        self._record["requests"](1, route, str(status))
+        self._record["request_seconds"](seconds, route)
+
+    def embedded(self, tokens: int) -> None:
+        """Counts the tokens of a request for embeddings."""
+        self._record["embedding_tokens"](tokens)
 
     def encoded(self, texts: int, tokens: int) -> None:
         """Counts a forward pass of the encoder. Thread-safe."""
-        self.pass_texts.observe(texts)
-        self.pass_tokens.observe(tokens)
+        self._record["encoder_texts"](texts)
+        self._record["encoder_tokens"](tokens)
 
     def searched(self, answers: list[tuple[Answer, float]]) -> None:
         """Counts the stages and the shards of a request's queries."""
         for answer, waited in answers:
-            self._labelled(self.stage, "queue").observe(waited)
+            self._record["stage_seconds"](waited, "queue")
             for stage, seconds in answer.took.items():
-                self._labelled(self.stage, stage).observe(seconds)
+                self._record["stage_seconds"](seconds, stage)
             if answer.shards.successful < answer.shards.total:
-                self.shard_errors.labels("failed").inc(answer.shards.failed)
-                self.shard_errors.labels("timed_out").inc(answer.shards.timed_out)
+                self._record["shard_errors"](answer.shards.failed, "failed")
+                self._record["shard_errors"](answer.shards.timed_out, "timed_out")
 
-    def _labelled(self, metric: Any, *values: str) -> Any:
-        """Returns the metric with these labels, from a cache: a look-up in the library takes longer than counting."""
-        key = (metric, *values)
-        labelled = self._known.get(key)
-        if labelled is None:
-            labelled = self._known[key] = metric.labels(*values)
-        return labelled
+    async def sample(self) -> None:
+        """Sets the gauges every SAMPLE_S seconds, forever."""
+        while True:
+            self._set_gauges()
+            await asyncio.sleep(SAMPLE_S)
 
-    def text(self) -> bytes:
-        """Returns all metrics in the text format of Prometheus."""
-        return generate_latest(self.registry)
+    def text(self) -> bytes | None:
+        """Returns all metrics as of now in the text format of Prometheus; None if they are exported elsewhere."""
+        self._set_gauges()
+        return self._exporter.text()
 
-
-def _batches(queue: Any) -> float:
-    return float(queue.batches)
-
-
-def _items(queue: Any) -> float:
-    return float(queue.items)
+    def _set_gauges(self) -> None:
+        for name, read in self._gauges.items():
+            self._record[name](read())

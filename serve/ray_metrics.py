@@ -1,0 +1,34 @@
+"""Exports the metrics of a replica through Ray, whose agent on each node answers Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve import metrics as serve_metrics
+
+from serve.metrics import PREFIX, Metric, Record
+
+
+class RayExporter:
+    """Exports the metrics of one replica as `ray_riptide_…`, with labels for deployment, replica and application."""
+
+    def add(self, metric: Metric) -> Record:
+        """See Exporter."""
+        kinds: dict[str, tuple[Any, str]] = {
+            "counter": (serve_metrics.Counter, "inc"),
+            "gauge": (serve_metrics.Gauge, "set"),
+            "histogram": (serve_metrics.Histogram, "observe"),
+        }
+        kind, method = kinds[metric.kind]
+        buckets = {"boundaries": list(metric.buckets)} if metric.buckets else {}
+        family = kind(f"{PREFIX}_{metric.name}", metric.help, tag_keys=metric.labels, **buckets)
+        record_value = getattr(family, method)
+
+        def record(value: float, *labels: str) -> None:
+            if value or metric.kind != "counter":  # Ray refuses to add 0
+                record_value(value, dict(zip(metric.labels, labels, strict=True)))
+
+        return record
+
+    def text(self) -> None:
+        """See Exporter."""

@@ -1,0 +1,107 @@
+"""What a service takes from the Ray that it runs on, and what it reports to it: GPUs and metrics."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import ray
+import torch
+from local_cluster import port, wait_for
+from local_ray import init, running_ray
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from ray import serve as ray_serve
+from serving import K, query_texts, started
+
+from indexing.store import Store
+from serve.client import Client, ServerError
+from serve.deployments import build, http_options, reserved_device
+from serve.release import current, make_current, plan
+
+
+@pytest.fixture
+def store(served: Path, classifier: str, tmp_path: Path) -> Store:
+    """A store whose live release has a re-ranker."""
+    store = Store(str(shutil.copytree(served, tmp_path / "root") / "store"))
+    before = current(store)
+    assert before is not None
+    release, _ = plan(store, reranker=classifier)
+    assert make_current(store, release, before[1])
+    return store
+
+
+def test_a_server_without_a_gpu_computes_on_the_cpu(store: Store, sees_cuda: dict[str, str]) -> None:
+    environment = {**sees_cuda, "CUDA_VISIBLE_DEVICES": ""}
+    with started("--store", store.url, "--port", 0, environment=environment) as (_, address):
+        client = Client(address)
+        assert client.info()["numerics"].startswith("cpu")
+        assert client.search("bafa", rerank=5, k=K)
+
+
+def test_a_replica_of_all_parts_gets_the_largest_share_of_a_gpu(store: Store) -> None:
+    for scales, gpus in (
+        ({}, 0),
+        ({"encoder": {"gpus": 0.25}, "reranker": {"gpus": 1}}, 1),
+        ({"ingress": {"gpus": 0.5}, "sources": {"splade": {"gpus": 0.25}}}, 0.5),
+    ):
+        ingress = build({"store": store.url, **scales})._bound_deployment
+        assert ingress.ray_actor_options["num_gpus"] == gpus
+
+
+@pytest.fixture
+def ray_of_a_gpu(ray_variables: dict[str, str], sees_cuda: dict[str, str]) -> Iterator[None]:
+    """Connects this process to a Ray that counts one GPU, exports metrics every two seconds, and runs Ray Serve."""
+    variables = {"RAY_enable_metrics_collection": "1", "RAY_metrics_report_interval_ms": "2000"}
+    with running_ray({**ray_variables, **sees_cuda, **variables}, gpus=1) as address:
+        init(address)
+        try:
+            yield
+        finally:
+            ray_serve.shutdown()
+            ray.shutdown()
+
+
+@pytest.mark.ray_serve
+@pytest.mark.slow
+def test_metrics_add_up_over_replicas_that_compute_on_the_cpu(store: Store, ray_of_a_gpu: None) -> None:
+    assert ray.get(ray.remote(torch.cuda.is_available).remote())
+    device = ray.remote(reserved_device)
+    assert ray.get([device.options(num_gpus=gpus).remote() for gpus in (0, 0.25, 1)]) == ["cpu", "cuda", "cuda"]
+    listening = port("127.0.0.1")
+    ray_serve.start("HeadOnly", http_options=http_options("127.0.0.1", listening, 75))
+    scale = {"cpus": 0, "threads": 1}
+    settings = {"encoder": scale, "ingress": {**scale, "replicas": 2}}
+    ray_serve.run(build({"store": store.url, "without_tokens": True, **settings}), name="riptide", route_prefix="/")
+    client = Client(f"http://127.0.0.1:{listening}")
+    assert client.info()["numerics"].startswith("cpu")
+    texts = list(query_texts(Path(store.url).parent).values())
+    for text in texts:
+        assert client.search(text, rerank=5, k=K)
+
+    of_searches = {"route": "/v1/search", "status": "200"}
+    wait_for(lambda: values("ray_riptide_requests_total", of_searches)[0] >= len(texts), "the counts of all replicas")
+    total, replicas = values("ray_riptide_requests_total", of_searches)
+    assert (total, replicas) == (len(texts), 2)
+    assert values("ray_riptide_request_seconds_count", {"route": "/v1/search"}) == (len(texts), 2)
+    of_ingresses = {"application": "riptide", "deployment": "ingress"}
+    wait_for(lambda: values("ray_riptide_tasks", of_ingresses) == (2, 2), "the gauges of both replicas")
+    with pytest.raises(ServerError, match=r"404: .*MetricsExportPort"):
+        client._call("GET", "/metrics")
+
+
+def values(name: str, labels: dict[str, str]) -> tuple[float, int]:
+    """Returns the sum of a metric over all nodes, and the number of replicas that reported it."""
+    samples = [sample for sample in exported() if sample.name == name and labels.items() <= sample.labels.items()]
+    return sum(sample.value for sample in samples), len({sample.labels["replica"] for sample in samples})
+
+
+def exported() -> Iterator[Sample]:
+    """Yields what the nodes of the Ray export."""
+    for node in ray.nodes():
+        with urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics") as answer:
+            for family in text_string_to_metric_families(answer.read().decode()):
+                yield from family.samples

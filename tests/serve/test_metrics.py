@@ -1,0 +1,47 @@
+"""The list of metrics and its table in docs/serving.md, which is written again with RIPTIDE_WRITE_TABLES=1."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from serve.metrics import CONNECTION_METRICS, METRICS, Metric, PrometheusExporter
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
+HEADER = "| metric | kind | labels | meaning |\n| --- | --- | --- | --- |\n"
+TABLE = re.compile(re.escape(HEADER) + r"(?:\|.*\n)*")
+
+
+def row(metric: Metric) -> str:
+    name = f"riptide_{metric.name}{'_total' if metric.kind == 'counter' else ''}"
+    return f"| `{name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |\n"
+
+
+def test_the_table_lists_every_metric() -> None:
+    table = HEADER + "".join(row(metric) for metric in METRICS + CONNECTION_METRICS)
+    if os.environ.get("RIPTIDE_WRITE_TABLES"):
+        PAGE.write_text(TABLE.sub(lambda _: table, PAGE.read_text()))
+    assert TABLE.findall(PAGE.read_text()) == [table]
+
+
+def test_prometheus_gets_counts_observations_and_last_values() -> None:
+    exporter = PrometheusExporter()
+    record = {metric.name: exporter.add(metric) for metric in METRICS}
+    for status in ("200", "200", "503"):
+        record["requests"](1, "/v1/search", status)
+    record["shard_errors"](0, "failed")
+    for seconds in (0.02, 0.03, 70.0):
+        record["stage_seconds"](seconds, "encode")
+    for tasks in (3, 2):
+        record["tasks"](tasks)
+    lines = exporter.text().decode().splitlines()
+    assert {
+        'riptide_requests_total{route="/v1/search",status="200"} 2.0',
+        'riptide_requests_total{route="/v1/search",status="503"} 1.0',
+        'riptide_shard_errors_total{how="failed"} 0.0',
+        'riptide_stage_seconds_bucket{le="0.025",stage="encode"} 1.0',
+        'riptide_stage_seconds_bucket{le="30.0",stage="encode"} 2.0',
+        'riptide_stage_seconds_count{stage="encode"} 3.0',
+        "riptide_tasks 2.0",
+    } <= set(lines)
