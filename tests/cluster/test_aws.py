@@ -155,17 +155,17 @@ def test_the_roles_template_has_no_mistake() -> None:
 
 def statements(role: str) -> list[tuple[str, str, dict[str, Any]]]:
     """(action, resource, condition) of everything that a role may do."""
-    iam, found = boto3.client("iam"), []
+    iam, entries = boto3.client("iam"), []
     for policy in iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]:
         version = iam.get_policy(PolicyArn=policy["PolicyArn"])["Policy"]["DefaultVersionId"]
         document = iam.get_policy_version(PolicyArn=policy["PolicyArn"], VersionId=version)["PolicyVersion"]["Document"]
-        found += [
+        entries += [
             (action, resource, statement.get("Condition", {}))
             for statement in document["Statement"]
             for action in as_list(statement["Action"])
             for resource in as_list(statement["Resource"])
         ]
-    return found
+    return entries
 
 
 def as_list(value: str | list[str]) -> list[str]:
@@ -174,24 +174,28 @@ def as_list(value: str | list[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_roles_have_the_least_rights(ec2: Any) -> None:
-    """Both use the bucket and no other; the head starts workers of its own cluster and passes no role but theirs."""
+    """Both use the bucket and no other; the head starts workers of this cluster and passes no role but theirs."""
     worker, head = statements("riptide-worker"), statements("riptide-head")
     assert {resource for _, resource, _ in worker} == {f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"}
     assert {action.partition(":")[0] for action, _, _ in worker} == {"s3"}
-    own = [statement for statement in head if statement not in worker]
-    assert len(own) == len(head) - len(worker)
-    [(passed, condition)] = [(resource, condition) for action, resource, condition in own if action == "iam:PassRole"]
+    head_only = [statement for statement in head if statement not in worker]
+    assert len(head_only) == len(head) - len(worker)
+    [(passed, condition)] = [
+        (resource, condition) for action, resource, condition in head_only if action == "iam:PassRole"
+    ]
     assert passed == boto3.client("iam").get_role(RoleName="riptide-worker")["Role"]["Arn"]
     assert condition == {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
     cluster = load("aws.yaml")["cluster_name"]
-    tagged = [condition["StringEquals"] for action, _, condition in own if action == "ec2:TerminateInstances"]
+    tagged = [condition["StringEquals"] for action, _, condition in head_only if action == "ec2:TerminateInstances"]
     assert tagged == [{"aws:ResourceTag/ray-cluster-name": cluster}]
     instances = [
-        condition for action, resource, condition in own if action == "ec2:RunInstances" and ":instance/" in resource
+        condition
+        for action, resource, condition in head_only
+        if action == "ec2:RunInstances" and ":instance/" in resource
     ]
     assert instances == [{"StringEquals": {"aws:RequestTag/ray-cluster-name": cluster}}]
     assert not any("*" in action for action, _, _ in head)
-    [image] = [resource for action, resource, _ in own if action == "ssm:GetParameters"]
+    [image] = [resource for action, resource, _ in head_only if action == "ssm:GetParameters"]
     assert fnmatch.fnmatch(f"arn:aws:ssm:{REGION}::parameter{IMAGE}", image)
 
 
@@ -252,8 +256,6 @@ def test_every_node_starts_with_the_token(kind: str) -> None:
     assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     stop, command = config[f"{kind}_start_ray_commands"]
     assert stop == "ray stop"
-    assert "export RIPTIDE_CACHE=/opt/dlami/nvme/riptide" in command
-    assert 'sudo install -d -o "$USER" /opt/dlami/nvme/riptide' in config["setup_commands"]
     assert command.index("RAY_AUTH_MODE=token") < command.index("ray start")
     assert 'RAY_AUTH_TOKEN_PATH="$HOME/.ray/auth_token"' in command
     parsed = start.make_context("ray start", ray_start_arguments(command)).params
@@ -290,6 +292,20 @@ def test_nodes_install_the_build_of_their_kind(gpu: bool, tmp_path: Path) -> Non
         f"install {index}{versions} torch",
         f"install {versions} {tmp_path}/riptide[{'gpu' if gpu else 'cpu'}]",
     ]
+
+
+def test_nodes_know_their_region_and_their_cache(tmp_path: Path) -> None:
+    """What a node's shell exports after two runs of the command, as `ray up` runs it again for each change."""
+    config = load("aws.yaml")
+    [command] = [command for command in config["setup_commands"] if ".bashrc" in command]
+    for _ in range(2):
+        subprocess.run(["bash", "-c", command], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, check=True)
+    assert (tmp_path / ".bashrc").read_text().splitlines() == [
+        'export PATH="$HOME/riptide-env/bin:$PATH"',
+        f"export AWS_DEFAULT_REGION={config['provider']['region']}",
+        "export RIPTIDE_CACHE=/opt/dlami/nvme/riptide",
+    ]
+    assert 'sudo install -d -o "$USER" /opt/dlami/nvme/riptide' in config["setup_commands"]
 
 
 def test_commands_of_aws_yaml_are_shell() -> None:

@@ -53,7 +53,7 @@ def image_root() -> str:
     return found
 
 
-PAGES = ("README.md", "docs/cluster.md", "cluster/README.md")
+PAGES = ("README.md", "docs/cluster.md")
 
 
 def submitted(page: str) -> list[str]:

@@ -28,11 +28,12 @@ def schema_of(kind: str, version: str) -> dict[str, Any]:
     text = gzip.decompress((DEFINITIONS / f"ray.io_{kind.lower()}s.yaml.gz").read_bytes())
     definition = yaml.load(text, yaml.CSafeLoader)  # much faster than safe_load on a megabyte
     group = definition["spec"]["group"]
-    [found] = [each["schema"] for each in definition["spec"]["versions"] if f"{group}/{each['name']}" == version]
-    return strict(found["openAPIV3Schema"])
+    [schema] = [each["schema"] for each in definition["spec"]["versions"] if f"{group}/{each['name']}" == version]
+    return strict(schema["openAPIV3Schema"])
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a schema in which objects with named fields have no others."""
     schema = {key: strict(value) if isinstance(value, dict) else value for key, value in schema.items()}
     if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
         schema.setdefault("additionalProperties", False)
@@ -75,13 +76,13 @@ def test_a_broken_file_is_refused(path: tuple[str | int, ...], value: object) ->
 @pytest.mark.parametrize("name", KUBERAY)
 def test_ray_reads_the_cluster(name: str) -> None:
     """Node types, limits, resources and labels as Ray's autoscaler sees them; the head takes no tasks."""
-    found = autoscaling_config(cluster_of(name))
-    types = found["available_node_types"]
+    config = autoscaling_config(cluster_of(name))
+    types = config["available_node_types"]
     assert types.pop("headgroup")["resources"]["CPU"] == 0
     assert types["gpu"]["resources"] == {"CPU": 7, "GPU": 1, "memory": 48 * 2**30}
     assert {(kind["min_workers"], kind["max_workers"]) for kind in types.values()} == {(0, 8)}
     assert {group: kind["labels"] for group, kind in types.items()} == {group: {"node-type": group} for group in types}
-    assert found["idle_timeout_minutes"] == 5
+    assert config["idle_timeout_minutes"] == 5
     assert cluster_of(name)["autoscalerOptions"]["version"] == "v2"
 
 
