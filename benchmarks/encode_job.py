@@ -94,7 +94,7 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
         corpus_store = Store(options.store)
         spec = spec_of(corpus_store, options.encoder, options.task, options.encoder_options())
         model_type = spec.describe("passage")["model_type"]
-        runner, resources = open_encoders(corpus_store, options, spec, model_type)
+        runner, resources = open_encoders(corpus_store, options, spec, model_type, name)
         numerics = numerics_of(runner, spec.options, model_type, Resources(resources.cores, resources.gpus), 1)
         work = EncodeWork(corpus_store, spec, name, resources=resources, numerics=numerics, limit=limit)
         run_work(corpus_store, work, runner, observe=observe)

@@ -498,6 +498,17 @@ def read_begun(storage: Storage, key: str) -> dict[str, Any]:
     return unseal(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
 
 
+def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
+    """Returns the configuration of an artifact that is complete or has a part, else None: it may still change."""
+    with contextlib.suppress(FileNotFoundError):
+        begun = read_begun(storage, key)
+        complete = storage.size(f"{key}/{MANIFEST}") is not None
+        if complete or _committed_parts(storage, key, fingerprint_of(begun)):
+            config: dict[str, Any] = begun["config"]
+            return config
+    return None
+
+
 def _first_attempt(begun: dict[str, Any]) -> dict[str, Any]:
     """Returns the document without its count of attempts, which is equal for commands with the same options."""
     return {name: value for name, value in begun.items() if name != "attempt"}

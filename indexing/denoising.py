@@ -11,7 +11,7 @@ options that it was scored for, so that an abandoned generation can be completed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,13 @@ from indexing.corpus import Corpus
 from indexing.hit_sources.grammar import label
 from indexing.queries import Queries
 from indexing.rescoring import (
-    RESOURCES,
     PairScorer,
     RerankerSpec,
     numerics_of_reranker,
     open_reranker,
     reranker_inputs,
 )
-from indexing.store import Store, generation
+from indexing.store import Store, artifact_key, generation
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner, ignore
 from indexing.work.work import (
     Committed,
@@ -183,7 +182,25 @@ class ScoreCandidates(WorkDefaults):
         """Returns the next generation. Its fingerprint depends on the parts: which pairs they hold is up to each."""
         inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
         config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
-        return [Target("scores", f"{self.name}/{generation(len(self.previous))}", inputs, config, by_content=True)]
+        return [Target("scores", self._next, inputs, config, by_content=True)]
+
+    @property
+    def _next(self) -> str:
+        """The name of the next generation."""
+        return f"{self.name}/{generation(len(self.previous))}"
+
+    def pin_numerics(self, runner: Runner) -> str:
+        """Sets the numerics class of the scores, on the kind of device that began them, and returns it.
+
+        Raises:
+            InputError: If the user requests another kind of device than that of the generation.
+        """
+        key = artifact_key("scores", self._next)
+        pinned = (self.store.pinned_config(key) or {}).get("numerics")
+        count = len(self.candidates.group("part"))
+        numerics = numerics_of_reranker(runner, count, pinned, f"{self.store.url}/{key}")
+        self.spec = replace(self.spec, numerics=numerics)
+        return numerics
 
     @property
     def stages(self) -> list[ScoreStage]:
@@ -218,11 +235,12 @@ def score_candidates(
     Returns:
         The work, complete, with all generations.
     """
-    numerics = numerics_of_reranker(runner, len(candidates.group("part")))
+    numerics = ""
     while True:
         work = ScoreCandidates(store, candidates, reranker, draw, numerics=numerics, parts=parts)
         if work.complete:
             return work
+        numerics = numerics or work.pin_numerics(runner)
         run_work(store, work, runner, progress)
 
 
@@ -267,8 +285,12 @@ class ScoreTask:
     queries: Queries
     spec: RerankerSpec
     draw: NegativeOptions
-    resources: Resources = RESOURCES
     reports: bool = True
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of a worker."""
+        return self.spec.resources
 
     def open(self, place: Place) -> Callable[[Unit, Report], int]:
         """Returns the worker, with the re-ranker opened."""

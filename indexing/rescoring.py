@@ -12,6 +12,7 @@ from indexing.artifact import Artifact
 from indexing.corpus import Corpus
 from indexing.exact import Hits
 from indexing.models import resolve_model
+from indexing.numerics import pinned_gpus
 from indexing.store import Store
 from indexing.work.tasks import Place, Report, Resources, Runner
 from retriever.cuts import Cuts
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 OPTIONS = RerankerOptions()  # eager: compiling showed no gain that would pay for its start
 BLOCK_QUERIES = 64  # queries of a task, always: the last bits of a score depend on the other pairs of its batch
-RESOURCES = Resources(cores=None, gpus=None)
 
 
 def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, Any]]:
@@ -55,7 +55,7 @@ def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
 class RerankerNumerics:
     """Returns the numerics class of a worker's re-ranker, without loading weights."""
 
-    resources: Resources = RESOURCES
+    resources: Resources
 
     def open(self, place: Place) -> Callable[[None, Report], str]:
         """Returns the worker."""
@@ -64,9 +64,20 @@ class RerankerNumerics:
         return lambda item, report: expected_reranker_numerics(OPTIONS, place.device)
 
 
-def numerics_of_reranker(runner: Runner, count: int) -> str:
-    """Returns the numerics class of the re-rankers that the runner opens; `count` of them can work at the same time."""
-    numerics: str = runner.first(RerankerNumerics(), None, count)
+def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
+    """Returns the numerics class of the re-rankers that the runner opens.
+
+    Args:
+        runner: The runner.
+        count: The number of re-rankers that can work at the same time.
+        pinned: The class of the parts that the artifact has, whose kind of device is used; None: it has none yet.
+        place: The artifact, for errors.
+
+    Raises:
+        InputError: If the user requests another kind of device than the pinned one.
+    """
+    gpus = pinned_gpus(pinned, runner.request.gpus, place)
+    numerics: str = runner.first(RerankerNumerics(Resources(cores=None, gpus=gpus)), None, count)
     return numerics
 
 
@@ -87,6 +98,11 @@ class RerankerSpec:
     options: RerankerOptions
     config: dict[str, Any]
     numerics: str
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of a worker: all cores, or the GPU of its numerics class."""
+        return Resources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
 
     def open(self, place: Place) -> PairScorer:
         """Returns the opened re-ranker. Raises InputError if it is not the pinned one."""
@@ -126,8 +142,12 @@ class RerankTask:
 
     spec: RerankerSpec
     corpus: Corpus
-    resources: Resources = RESOURCES
     stays_open: bool = True
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of a worker."""
+        return self.spec.resources
 
     def open(self, place: Place) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
         """Returns the worker: scores float32 [q, d], -inf for missing hits; and the counts of cut pairs."""

@@ -183,7 +183,9 @@ class SearchStage(StageDefaults):
         """Returns the re-ranking task. Raises InputError if committed parts are of another numerics class."""
         search = self.search
         if search.reranker and self._rerank_task is None:
-            numerics = numerics_of_reranker(runner, -(-len(search.split.ids) // BLOCK_QUERIES))
+            pinned = next((part.facts["numerics"] for part in self._committed if "numerics" in part.facts), None)
+            blocks = -(-len(search.split.ids) // BLOCK_QUERIES)
+            numerics = numerics_of_reranker(runner, blocks, pinned, draft.url)
             for part in self._committed:
                 check_numerics(draft, part, numerics)
             spec = RerankerSpec(search.store, search.reranker_name, *search.reranker, numerics)

@@ -20,6 +20,7 @@ from indexing.artifact import (
     Draft,
     Reference,
     begun_document,
+    pinned_config,
     read_failure,
     unseal,
 )
@@ -208,6 +209,10 @@ class Store:
             with contextlib.suppress(CorruptError, FileNotFoundError):
                 return unseal(self.storage.read(f"{key}/{file}"), key)
         return None
+
+    def pinned_config(self, key: str) -> dict[str, Any] | None:
+        """Returns the settings of an artifact that is complete or has parts; None if there is no such artifact."""
+        return pinned_config(self.storage, key)
 
     def removable(self, key: str) -> list[tuple[str, int]]:
         """Returns (key, bytes) of the files of an artifact, complete or not, in the order in which to delete them.

@@ -5,13 +5,14 @@ python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
 
 from __future__ import annotations
 
-from jobs.cli import Stage, Workers, human, run, say, say_complete, say_stages
+from jobs.cli import Stage, human, run, say, say_complete, say_stages
 
 import math
 from dataclasses import dataclass
 
 from jobs.session import open_runner
 from jobs.shards import fill_shards
+from jobs.workers import SizedWorkers
 
 from indexing.building import BuildIndex as BuildWork
 from indexing.building import IndexOptions
@@ -28,7 +29,7 @@ from retriever.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildIndex(Workers):
+class BuildIndex(SizedWorkers):
     """--limit N only accepts embeddings of the first N passages (encode_corpus --limit N)."""
 
     embeddings: str | None = None

@@ -22,7 +22,7 @@ from jobs.starting import finish, is_program
 
 from indexing.storage import describe_os_error
 from indexing.work.local import has_unfinished_threads
-from indexing.work.nodes import MAX_WORKERS
+from indexing.work.tasks import MAX_WORKERS
 from indexing.work.work import Work, plan_stages
 from retriever.errors import InputError, shortened
 
@@ -49,9 +49,22 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers(Common):
+class ClusterJob(Common):
+    """Options of a job that may run on the nodes of a cluster."""
+
+    wait: int | None = None
+    """On a cluster: seconds to wait for nodes for --min-workers workers; 0: they must be there now. Default: 1800 if
+    the head of the cluster has no CPUs, as an autoscaler is then expected to add nodes, else 0."""
+    node_label: tuple[str, ...] = ()
+    """On a cluster: run on nodes with these labels, each as KEY=VALUE; for example, use one kind of several GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(ClusterJob):
     """Options of a job whose work is spread over workers."""
 
+    min_workers: int = 1
+    """On a cluster: begin when there are nodes for N workers; see --wait."""
     max_workers: int = MAX_WORKERS
     """The largest number of workers on a cluster. The job requests nodes for as many of them as it can use, and the
     limits of the cluster bound them too. Without a cluster, a job uses the cores of this machine."""

@@ -20,7 +20,7 @@ points: passages as points in the plane, by t-SNE of their vectors, coloured by 
 
 from __future__ import annotations
 
-from jobs.cli import Workers, run, say
+from jobs.cli import run, say
 
 import json
 import re
@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from jobs.pictures.measured import parse_labels, parse_rates, read_points
 from jobs.pictures.query_sets import open_query_sets, parse_query_set
+from jobs.workers import SizedWorkers
 
 import tyro
 
@@ -54,7 +55,7 @@ USED: dict[Picture, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw(Workers):
+class Draw(SizedWorkers):
     """--limit N uses the first N queries of each query set."""
 
     picture: Annotated[Picture, tyro.conf.Positional]

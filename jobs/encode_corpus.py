@@ -7,14 +7,15 @@ ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://buck
 
 from __future__ import annotations
 
-from jobs.cli import Stage, Workers, human, run, say, say_complete, say_stages
+from jobs.cli import Stage, human, run, say, say_complete, say_stages
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jobs.session import join_cluster, num_gpus
+from jobs.workers import GpuWorkers, say_line, worker_request
 
 from indexing.artifact import Artifact, sum_cuts
 from indexing.corpus import Corpus
@@ -22,10 +23,11 @@ from indexing.embeddings import is_sparse
 from indexing.encoders import EncoderSpec, spec_of
 from indexing.encoding import CALLS, PartDone, is_encoded, numerics_of, similarity_of
 from indexing.encoding import EncodeCorpus as EncodeWork
+from indexing.numerics import pinned_gpus
 from indexing.sparse.files import NUMBER_BYTES
-from indexing.store import Store
-from indexing.work.local import LocalRunner, cores_of_process
-from indexing.work.ray_actors import RayActors, check_pool, choose_pool
+from indexing.store import Store, artifact_key, generation
+from indexing.work.local import LocalRunner
+from indexing.work.ray_actors import RayActors, choose_pool
 from indexing.work.tasks import Resources, Runner
 from indexing.work.work import Unit, run_work
 from retriever.errors import InputError
@@ -36,7 +38,7 @@ MOST_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hu
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeCorpus(Workers):
+class EncodeCorpus(GpuWorkers):
     encoder: str | None = None
     """A Hugging Face name, a folder (transformers or sentence-transformers), or models/NAME of the store."""
     task: str | None = None
@@ -78,13 +80,6 @@ class EncodeCorpus(Workers):
     allow_unknown_tokens: bool = False
     """Encode parts in which more than half of the tokens are unknown to the tokenizer; by default such a part ends the
     job, because its vectors say little about the texts. Not part of the fingerprint."""
-    min_workers: int = 1
-    """The least number of encoders on a cluster; the job waits for the first ones."""
-    cpus: int | None = None
-    """Cores of each encoder; default: all of this machine; on a cluster at most 4 with a GPU, about 4 for BERT-family
-    models on the CPU (packed batches), otherwise as few as memory allows."""
-    gpus: int | None = None
-    """GPUs of each encoder, 0 or 1; default: 1 if there are GPUs."""
 
     def encoder_options(self) -> EncoderOptions:
         names = EncoderOptions.__dataclass_fields__
@@ -157,7 +152,7 @@ class Speed:
 def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict[str, Any]) -> Speed:
     """Encodes the pending parts of the corpus and completes its generations."""
     kind = None if is_sparse(described) else described["model_type"]
-    runner, resources = open_encoders(store, options, spec, kind)
+    runner, resources = open_encoders(store, options, spec, kind, name)
     count = len(Corpus.open(store).parts)
     numerics = numerics_of(runner, spec.options, kind, Resources(resources.cores, resources.gpus), count)
     work = EncodeWork(
@@ -200,39 +195,40 @@ def size_warning(done: PartDone) -> str | None:
     )
 
 
-def open_encoders(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: str | None) -> tuple[Runner, Resources]:
+def open_encoders(
+    store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: str | None, name: str
+) -> tuple[Runner, Resources]:
     """Returns the runner and the resources of an encoder: on a cluster a pool of encoders, in this process one.
 
-    kind: the backbone's model_type if its batches may be packed, else None.
+    Embeddings that are resumed get the kind of device that began them.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+        spec: The encoder.
+        kind: The backbone's model_type if its batches may be packed, else None.
+        name: The name of the embeddings.
 
     Raises:
-        InputError: If the cluster or this machine cannot provide the resources.
+        InputError: If the cluster or this machine cannot provide the resources, or for another kind of device.
     """
-    if join_cluster(store, private=options.ray):
-        from retriever.numerics import choose_device
-        from retriever.packing import packs
+    request = worker_request(options)
+    key = artifact_key("embeddings", f"{name}/{generation(0)}")
+    gpus = pinned_gpus((store.pinned_config(key) or {}).get("numerics"), request.gpus, f"{store.url}/{key}")
+    if not join_cluster(store, private=options.ray):
+        runner = LocalRunner(gpus=num_gpus(), request=request)
+        return runner, Resources(cores=options.cpus, gpus=gpus, calls=CALLS)
+    from retriever.numerics import choose_device
+    from retriever.packing import packs
 
-        weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder_of("passage"))))
-        pool = choose_pool(
-            options.min_workers,
-            options.max_workers,
-            options.cpus,
-            options.gpus,
-            weights=weights,
-            packed=lambda: packs(kind, spec.options, choose_device("cpu")),
-            say=say,
-        )
-        return RayActors(pool, say), pool.resources(CALLS)
-    check_pool(options.min_workers, options.max_workers, options.cpus, options.gpus)
-    cores = cores_of_process()
-    if options.cpus is not None and options.cpus > cores:
-        raise InputError(f"parameter cpus {options.cpus}: the number of cores here is {cores}")
-    if options.cpus is not None:
-        cores = min(cores, options.cpus * options.max_workers)
-    runner = LocalRunner(cores=cores, gpus=num_gpus())
-    if options.gpus and not runner.gpus:
-        raise InputError("parameter gpus 1: this machine has no GPU")
-    return runner, Resources(cores=options.cpus, gpus=options.gpus, calls=CALLS)
+    weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder_of("passage"))))
+    pool = choose_pool(
+        replace(request, gpus=gpus),
+        weights=weights,
+        packed=lambda: packs(kind, spec.options, choose_device("cpu")),
+        say=say_line,
+    )
+    return RayActors(pool, say_line), Resources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
 def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict) -> None:

@@ -9,13 +9,14 @@ digits come from the fingerprint of the re-ranker), and the sampled negatives (n
 
 from __future__ import annotations
 
-from jobs.cli import Stage, Workers, run, say, say_complete, say_stages
+from jobs.cli import Stage, run, say, say_complete, say_stages
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 from jobs.cuts import say_pair_cuts, say_part_cuts
 from jobs.session import open_runner
+from jobs.workers import GpuWorkers
 
 import pyarrow.compute as pc
 
@@ -42,7 +43,7 @@ EXAMPLES = 20  # examples in the report
 
 
 @dataclass(frozen=True, kw_only=True)
-class MineNegatives(Workers):
+class MineNegatives(GpuWorkers):
     """--limit N mines the first N queries of the split."""
 
     sources: list[str] = field(default_factory=lambda: ["bm25"])
@@ -124,6 +125,8 @@ def main(options: MineNegatives) -> None:
         check_scales(draw, len(shape.sources))
         if options.teacher_scores:
             raise InputError("--teacher-scores without --reranker: expected a re-ranker, which computes the scores")
+        if options.gpus is not None:
+            raise InputError(f"--gpus {options.gpus} without --reranker: expected a re-ranker, which may use a GPU")
     if options.reranker is not None:
         open_reranker(store, options.reranker)  # a wrong name fails here, before hours of searching
     check_targets(store, pool)

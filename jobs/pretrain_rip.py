@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from jobs.training import Contrastive, check_name, count_steps, describe_best
+from jobs.workers import say_line
 
 import numpy as np
 
@@ -159,7 +160,8 @@ def main(options: PretrainRip) -> None:
 
     def prepare(on_ray: bool) -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
         """Finds the passages to train on, which decide the number of steps."""
-        rows = training_rows(corpus, rip, options.limit, RayTasks() if on_ray else LocalRunner())
+        runner = RayTasks(options.node_request(), say_line) if on_ray else LocalRunner()
+        rows = training_rows(corpus, rip, options.limit, runner)
         fitted = fit(options, rip, len(rows))
         say_head(options, head)
         exact = replace(loop, steps=count_steps(options.steps, options.epochs, len(rows), fitted.batch))

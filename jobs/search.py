@@ -7,7 +7,7 @@ python jobs/search.py --store data/squad --mode bm25 --query "who wrote Dracula?
 
 from __future__ import annotations
 
-from jobs.cli import Stage, Workers, run, say, say_complete, say_stages
+from jobs.cli import Stage, run, say, say_complete, say_stages
 
 import difflib
 import sys
@@ -16,6 +16,7 @@ from typing import Annotated, get_args
 
 from jobs.cuts import say_part_cuts, say_search_cuts
 from jobs.session import num_gpus, open_runner
+from jobs.workers import GpuWorkers, worker_request
 
 import tyro
 
@@ -28,6 +29,7 @@ from indexing.inspection.tables import ShownHit, hit_table, style_for
 from indexing.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
 from indexing.runs import read_run, write_trec
 from indexing.store import Store
+from indexing.work.local import LocalRunner
 from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
 
@@ -42,7 +44,7 @@ OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(Workers):
+class Search(GpuWorkers):
     query: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Print the hits of this query with snippets. The search runs in this process and commits nothing. Give the option
     once per query, each query in quotes."""
@@ -150,7 +152,8 @@ def choose_source(store: Store, options: Search) -> str:
 
 def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
-    search = LocalSearch(store, source, search_options(options), reranker=options.rerank, gpus=num_gpus())
+    runner = LocalRunner(gpus=num_gpus(), request=worker_request(options))
+    search = LocalSearch(store, source, search_options(options), runner, reranker=options.rerank)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
     if options.plan:
         say(f"queries  {len(options.query):,}, in this process")
@@ -202,8 +205,9 @@ def check_options(options: Search) -> None:
 def check_search_parameters(options: Search, source: str) -> None:
     """Raises InputError for an option that the source does not use."""
     unused = {name: NEEDS[name] for name in parse(source).unused(search_options(options))}
-    if options.rerank is None and options.rerank_depth is not None:
-        unused["rerank_depth"] = "--rerank"
+    for name in ("rerank_depth", "gpus"):
+        if options.rerank is None and getattr(options, name) is not None:
+            unused[name] = "--rerank"
     for name, needed in unused.items():
         option = f"--{name.replace('_', '-')} {getattr(options, name)}"
         raise InputError(f"{option}: {source} has no use for it, it goes with {needed}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Workers, say
+from jobs.cli import Workers
 
 import contextlib
 import json
@@ -15,6 +15,8 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+from jobs.workers import say_line, worker_request
 
 from indexing.storage import LocalStorage
 from indexing.store import Store
@@ -63,13 +65,12 @@ def open_runner(store: Store, options: Workers) -> Runner:
         options: The options of the job.
 
     Raises:
-        InputError: As `join_cluster` does, or for a number of workers below 1.
+        InputError: As `join_cluster` does, or for impossible workers.
     """
-    if options.max_workers < 1:
-        raise InputError(f"parameter max_workers {options.max_workers}: expected at least 1")
+    request = worker_request(options)
     if join_cluster(store, private=options.ray):
-        return RayTasks(options.max_workers, say)
-    return LocalRunner(gpus=num_gpus())
+        return RayTasks(request, say_line)
+    return LocalRunner(gpus=num_gpus(), request=request)
 
 
 def find_cluster(*, private: bool = False) -> str | None:
@@ -181,7 +182,7 @@ def check_visible(store: Store) -> None:
     key = f".probe-{uuid.uuid4().hex}"
     store.storage.put_new(key, b"riptide")
     try:
-        probe = ray.remote(num_cpus=0)(sees)
+        probe = ray.remote(num_cpus=0)(sees).options(name="check store")
         for node in nodes:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Common, Stage, as_options, say, say_complete
+from jobs.cli import ClusterJob, Stage, say, say_complete
 
 import contextlib
 import math
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from jobs.session import join_cluster
 from jobs.stopping import deferred_signals
+from jobs.workers import say_line
 
 from indexing.artifact import Artifact, Draft, Reference, begun_document, fingerprint_of
 from indexing.judging.dev import DevSplit
@@ -26,6 +27,8 @@ from indexing.training.local import plan_local_worker, run_local
 from indexing.training.messages import StartMeasured, StepDone, TrainingResult
 from indexing.training.worker import Maker, TrainingTask, abandoned_s
 from indexing.training.workers import WorkerGroup, plan_workers
+from indexing.work.nodes import parse_labels
+from indexing.work.tasks import WorkerRequest
 from indexing.work.work import RESUME, Target, complete_target
 from retriever.cuts import SPLIT, Cuts
 from retriever.errors import InputError
@@ -36,7 +39,7 @@ ADAFACTOR_LR = 1e-3  # of T5 and GTR; relative to the size of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Common):
+class Training(ClusterJob):
     """Options of all training jobs."""
 
     batch: int
@@ -51,9 +54,6 @@ class Training(Common):
     result."""
     gpus: Literal[0, 1] | None = None
     """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
-    wait: int | None = None
-    """Seconds to wait for nodes; 0: the cluster must have room now. Default: 1800 if the head of the cluster has no
-    CPUs, as an autoscaler is then expected to add nodes, else 0."""
     min_workers: int | None = None
     """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
     checkpoint_every: int = 100
@@ -104,8 +104,7 @@ class Training(Common):
                              "--evaluate-every")  # fmt: skip
         if self.dev_passages < 1 or (self.dev_limit is not None and self.dev_limit < 1):
             raise InputError(f"--dev-limit {self.dev_limit} --dev-passages {self.dev_passages}: expected at least 1")
-        if self.wait is not None and self.wait < 0:
-            raise InputError(f"--wait {self.wait}: expected seconds")
+        self.node_request()
         if self.curves and "://" in self.curves:
             raise InputError(f"--curves {self.curves}: expected a folder that this machine sees")
         if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
@@ -117,6 +116,10 @@ class Training(Common):
             raise InputError(f"--optimizer adafactor --zero {self.zero}: Adafactor needs the rows and columns of whole "
                              "matrices, which stages 1 to 3 split: give --zero 0, or leave it out, or --optimizer "
                              "adamw")  # fmt: skip
+
+    def node_request(self) -> WorkerRequest:
+        """Returns what the options request of the nodes. Raises InputError for impossible options."""
+        return WorkerRequest(wait_s=self.wait, labels=parse_labels(self.node_label))
 
     def peak_lr(self, lr: float | None, adamw: float) -> float:
         """Returns the learning rate; if it is None, the default of the optimizer, that of AdamW being `adamw`."""
@@ -209,11 +212,9 @@ class Training(Common):
         """Returns the workers. Raises InputError if there is no room for them."""
         if not on_ray:
             return plan_local_worker(self.cpus, self.gpus)
-        try:
-            return plan_workers(self.workers, self.cpus, lambda line: say(as_options(line)), gpus=self.gpus,
-                                min_workers=self.min_workers, wait_s=self.wait)  # fmt: skip
-        except InputError as error:
-            raise InputError(f"{error}; --wait SECONDS waits for more nodes") from None
+        request = self.node_request()
+        return plan_workers(self.workers, self.cpus, say_line, gpus=self.gpus, min_workers=self.min_workers,
+                            wait_s=request.wait_s, labels=request.labels)  # fmt: skip
 
     def length_step(self, noun: str) -> str:
         """Returns how to set a larger length limit for texts of a kind (`retriever.cuts.NOUNS`)."""

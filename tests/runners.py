@@ -7,7 +7,7 @@ from typing import Any
 
 from indexing.artifact import Artifact
 from indexing.store import Store
-from indexing.work.tasks import Item, Place, Report, Resources, Task, ignore, no_weight
+from indexing.work.tasks import ANY_WORKERS, Item, Place, Report, Resources, Task, ignore, no_weight
 from indexing.work.work import Work, run_work
 
 
@@ -32,6 +32,7 @@ class InlineRunner:
         fail_after: int | None = None,
         error: BaseException | None = None,
     ):
+        self.request = ANY_WORKERS
         self._cores, self._order = cores, order
         self._fail_after, self._error = fail_after, error or RuntimeError("interrupted")
         self.ran: list[tuple[str, Any]] = []

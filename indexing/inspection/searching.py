@@ -29,16 +29,15 @@ class LocalSearch:
         store: Store,
         source: str,
         options: SearchOptions,
+        runner: LocalRunner,
         *,
         reranker: str | None = None,
-        threads: int | None = None,
-        gpus: int = 0,
     ):
         self.corpus = Corpus.open(store)
         self.sources = HitSources(store, self.corpus, options)
         self.hit_source = self.sources.open(source)
         self._pair_cuts = Cuts()
-        self.runner = LocalRunner(cores=threads, gpus=gpus)
+        self.runner = runner
         self._rerank_task: RerankTask | None = None
         if reranker:
             spec = RerankerSpec(store, reranker, *open_reranker(store, reranker), numerics_of_reranker(self.runner, 1))

@@ -99,6 +99,7 @@ def _run(
                 num_workers=(group.min_workers, group.workers) if group.is_elastic else group.workers,
                 use_gpu=group.gpus > 0,
                 resources_per_worker=group.resources,
+                label_selector=dict(group.labels) or None,
             ),
             run_config=RunConfig(storage_path=folder, failure_config=FailureConfig(max_failures=MAX_LOSSES)),
         )

@@ -21,8 +21,20 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from indexing.work.tasks import MAX_BYTES, Item, Place, Report, Resources, Task, ignore, no_weight, stays_open
-from retriever.errors import StorageError
+from indexing.work.tasks import (
+    ANY_WORKERS,
+    MAX_BYTES,
+    Item,
+    Place,
+    Report,
+    Resources,
+    Task,
+    WorkerRequest,
+    ignore,
+    no_weight,
+    stays_open,
+)
+from retriever.errors import InputError, StorageError
 
 KEPT_TASKS = 8  # tasks whose workers stay open: several encoders and a re-ranker, for the blocks of a search
 RETRIES = 5  # of a run whose spawned process is killed; an exception is final
@@ -61,14 +73,26 @@ class LocalRunner:
     Args:
         cores: Cores to use; None: all that this process may use.
         gpus: Number of GPUs of this machine that the process may use.
+        request: What the user requests of the workers; numbers of workers and nodes have no meaning here, except that
+            at most `max_workers` of `cpus` cores are opened.
+
+    Raises:
+        InputError: If a worker is larger than this machine.
     """
 
-    def __init__(self, *, cores: int | None = None, gpus: int = 0):
-        self.cores, self.gpus = cores or cores_of_process(), gpus
+    def __init__(self, *, cores: int | None = None, gpus: int = 0, request: WorkerRequest = ANY_WORKERS):
+        self.cores, self.gpus, self.request = cores or cores_of_process(), gpus, request
+        if request.cpus is not None:
+            if request.cpus > self.cores:
+                raise InputError(f"parameter cpus {request.cpus}: the number of cores here is {self.cores}")
+            self.cores = min(self.cores, request.cpus * request.max_workers)
+        if request.gpus and not gpus:
+            raise InputError(f"parameter gpus {request.gpus}: this machine has no GPU")
         self._open: list[tuple[Task, list[Callable[[Any, Report], Any]]]] = []
 
     def place(self, resources: Resources) -> Place:
         """Returns what a worker with these resources gets."""
+        resources = self.request.fill(resources)
         wants_gpu = resources.gpus is None or resources.gpus > 0
         cores = self.cores if resources.cores is None else min(resources.cores, self.cores)
         return Place(cores, "cuda" if wants_gpu and self.gpus else "cpu")
@@ -135,9 +159,10 @@ class LocalRunner:
         on_progress: Report,
         weight: Callable[[Item], int],
     ) -> Iterator[tuple[Item, Any]]:
-        first = list(itertools.islice(items, 1))
+        first = list(itertools.islice(items, slots))
         if not first:
             return
+        slots = min(slots, len(first))  # no worker is opened that would have no item
         free: queue.SimpleQueue[int] = queue.SimpleQueue()
         workers = self._workers(task, slots)
         for number in range(slots * task.resources.calls):

@@ -3,56 +3,97 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-MAX_WORKERS = 64
-"""The default of the largest number of workers of a job. The limits of the cluster bound them too."""
+from indexing.work.tasks import Place, Report, Task
+from retriever.errors import InputError, StorageError
+
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
+NODE_ID = "ray.io/node-id"  # the label of a node with its id, which Ray sets
+LABEL = re.compile(r"([^=\s]+)=([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", re.ASCII)
 WAIT_S = 30.0  # seconds between two lines about workers that have no node yet
+POLL_S = 0.5  # seconds between two looks at the nodes while a job waits for them
+GROWTH_S = 1_800.0  # seconds to wait for the nodes of an autoscaler, by default
+MAX_EXCLUDED = 3  # nodes that a run excludes because a worker could not open there
 
 Say = Callable[[str], object]
 """Prints a line for the user."""
 
 
-def live_nodes() -> list[Mapping[str, float]]:
-    """Returns the resources of the live nodes that have CPUs."""
-    import ray
+def parse_labels(texts: Iterable[str]) -> dict[str, str]:
+    """Returns the labels of texts KEY=VALUE. Raises InputError for another form."""
+    labels: dict[str, str] = {}
+    for text in texts:
+        match = LABEL.fullmatch(text)
+        if match is None:
+            raise InputError(f"parameter node_label {text!r}: expected KEY=VALUE, for example accelerator=h100")
+        labels[match[1]] = match[2]
+    return labels
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [node for node in nodes if node.get("CPU", 0) >= 1]
 
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of the cluster on which a job may run.
 
-def nodes_for(gpus: int) -> list[Mapping[str, float]]:
-    """Returns the resources of the live nodes for workers with so many GPUs.
-
-    Work without GPUs counts the nodes without GPUs; if all nodes have GPUs, it counts all of them.
+    Attributes:
+        labels: Labels that they must have.
+        excluded: Ids of nodes that are excluded.
     """
-    nodes = live_nodes()
-    if gpus:
-        return [node for node in nodes if node.get("GPU", 0) >= gpus]
-    return [node for node in nodes if not node.get("GPU", 0)] or nodes
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The label_selector of Ray for tasks and actors."""
+        return dict(self.labels) | ({NODE_ID: f"!in({','.join(self.excluded)})"} if self.excluded else {})
+
+    def live(self) -> list[Mapping[str, float]]:
+        """Returns the resources of the live nodes that have CPUs."""
+        nodes = [
+            node["Resources"]
+            for node in live_nodes()
+            if node.get("NodeID") not in self.excluded and self.labels.items() <= node.get("Labels", {}).items()
+        ]
+        return [node for node in nodes if node.get("CPU", 0) >= 1]
+
+    def for_gpus(self, gpus: int) -> list[Mapping[str, float]]:
+        """Returns the resources of the live nodes for workers with so many GPUs.
+
+        Work without GPUs counts the nodes without GPUs; if all nodes have GPUs, it counts all of them.
+        """
+        nodes = self.live()
+        if gpus:
+            return [node for node in nodes if node.get("GPU", 0) >= gpus]
+        return [node for node in nodes if not node.get("GPU", 0)] or nodes
+
+    def cores(self, gpus: int = 0) -> int:
+        """Returns the cores of the smallest node for workers with so many GPUs; 0 while there is no such node."""
+        return int(min((node["CPU"] for node in self.for_gpus(gpus)), default=0))
+
+    def num_gpus(self) -> int:
+        """Returns the number of GPUs of the nodes now."""
+        return int(sum(node.get("GPU", 0) for node in self.live()))
+
+    def places(self, cores: int, gpus: int = 0) -> int:
+        """Returns how many workers of so many cores and GPUs the nodes hold at once; 0 if none is large enough."""
+        places = 0
+        for node in self.live():
+            by_cores = int(node["CPU"] // cores)
+            places += min(by_cores, int(node.get("GPU", 0) // gpus)) if gpus else by_cores
+        return places
 
 
-def node_cores(gpus: int = 0) -> int:
-    """Returns the cores of the smallest node for workers with so many GPUs; 0 while there is no such node."""
-    return int(min((node["CPU"] for node in nodes_for(gpus)), default=0))
-
-
-def num_gpus() -> int:
-    """Returns the number of GPUs of the cluster now."""
+def live_nodes() -> list[dict[str, Any]]:
+    """Returns Ray's descriptions of the live nodes."""
     import ray
 
-    return int(ray.cluster_resources().get("GPU", 0))
-
-
-def num_places(cores: int, gpus: int = 0) -> int:
-    """Returns how many workers of so many cores and GPUs the nodes hold at once; 0 if none is large enough."""
-    places = 0
-    for node in live_nodes():
-        by_cores = int(node["CPU"] // cores)
-        places += min(by_cores, int(node.get("GPU", 0) // gpus)) if gpus else by_cores
-    return places
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def can_grow() -> bool:
@@ -61,32 +102,158 @@ def can_grow() -> bool:
     Ray does not report whether a cluster has an autoscaler. A cluster whose head has no CPUs is assumed to have one, as
     in the cluster files of this project: only other nodes can run work.
     """
-    import ray
-
-    heads = [node["Resources"] for node in ray.nodes() if node["Alive"] and HEAD in node["Resources"]]
+    heads = [node["Resources"] for node in live_nodes() if HEAD in node["Resources"]]
     return bool(heads) and not any(head.get("CPU", 0) for head in heads)
 
 
-def wait_for_node(say: Say, gpus: int = 0) -> None:
-    """Waits until there is a node for workers with so many GPUs. A pending task makes an autoscaler add one."""
+def seconds_to_wait(wait_s: float | None) -> float:
+    """Returns how long a job waits for nodes; None: GROWTH_S if an autoscaler may add some, else 0."""
+    return GROWTH_S * can_grow() if wait_s is None else wait_s
+
+
+def wait_for_room(nodes: Nodes, cores: int, gpus: int, workers: int, wait_s: float) -> None:
+    """Waits until the nodes hold so many workers, or the time is over.
+
+    It requests no nodes: the caller has pending tasks or actors, which make an autoscaler add them.
+    """
+    end = time.monotonic() + wait_s
+    while nodes.places(cores, gpus) < workers and time.monotonic() < end:
+        time.sleep(POLL_S)
+
+
+def require_room(nodes: Nodes, cores: int, gpus: int, workers: int, wait_s: float | None) -> None:
+    """Waits for room for so many workers as the user requests. Raises the InputError of `check_room`.
+
+    wait_s: Seconds to wait; None: see `seconds_to_wait`.
+    """
+    wait_s = seconds_to_wait(wait_s)
+    wait_for_room(nodes, cores, gpus, workers, wait_s)
+    check_room(nodes, cores, gpus, workers, wait_s)
+
+
+def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: float, name: str = "min_workers") -> None:
+    """Checks that the nodes hold so many workers.
+
+    Args:
+        nodes: The nodes.
+        cores, gpus: The size of a worker.
+        workers: The number of workers.
+        waited_s: Seconds that the job has waited for room.
+        name: The parameter that sets the number of workers.
+
+    Raises:
+        InputError: If there is no room: no node has the labels, a worker is larger than every node, or there are too
+            few nodes.
+    """
+    present = nodes.places(cores, gpus)
+    if present >= workers:
+        return
+    waited = f", after {waited_s:,.0f} s" if waited_s else ""
+    more = "; parameter wait SECONDS waits for more nodes"
+    live = nodes.live()
+    if not live and nodes.labels and (others := live_nodes()):
+        known = sorted({f"{key}={value}" for node in others for key, value in _own_labels(node).items()})
+        wanted = " ".join(f"{key}={value}" for key, value in nodes.labels.items())
+        have = f"the labels of the nodes are {', '.join(known)}" if known else "the nodes have no labels"
+        raise InputError(f"parameter node_label {wanted}: no node has it{waited}; {have}")
+    if live and not present:
+        fitting = [node["CPU"] for node in live if node.get("GPU", 0) >= gpus]
+        if not fitting:
+            raise InputError(f"parameter gpus {gpus}: expected nodes with GPUs, there are none{waited}{more}")
+        largest = f"the cores of the largest node{' with a GPU' * bool(gpus)}"
+        raise InputError(f"parameter cpus {cores}: expected at most {max(fitting):.0f}, {largest}{waited}")
+    total = {kind: sum(node.get(kind, 0) for node in live) for kind in ("CPU", "GPU")}
+    raise InputError(
+        f"parameter {name} {workers}: the nodes have {describe_resources(total)}, room for {present} of "
+        f"{describe_workers(workers, cores, gpus)}{waited}{more}"
+    )
+
+
+def _own_labels(node: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the labels of a node without those that Ray sets."""
+    return {key: value for key, value in node.get("Labels", {}).items() if not key.startswith("ray.io/")}
+
+
+def wait_for_node(nodes: Nodes, say: Say, wait_s: float | None, gpus: int = 0) -> None:
+    """Waits until there is a node for workers with so many GPUs. A pending task makes an autoscaler add one.
+
+    Raises:
+        InputError: If none comes.
+    """
     import ray
 
-    if nodes_for(gpus):
+    if nodes.for_gpus(gpus):
         return
-    with say_waiting(say, 1, gpus, lambda: 1):
-        ray.get(ray.remote(num_cpus=1, num_gpus=gpus)(_need_node).options(name="first node").remote())
+    need = ray.remote(num_cpus=1, num_gpus=gpus, label_selector=nodes.selector)(_need_node).options(name="first node")
+    pending = need.remote()
+    try:
+        with say_waiting(say, nodes, 1, gpus, lambda: 1):
+            require_room(nodes, 1, gpus, 1, wait_s)
+    finally:
+        ray.cancel(pending, force=True)
 
 
 def _need_node() -> None:
     """A task that only needs a node."""
 
 
+@dataclass(frozen=True)
+class NodeFailure:
+    """A worker that could not open, which counts as a failure of its node.
+
+    Attributes:
+        node: The id of the node.
+        address: Its address.
+        reason: The error in one line.
+        is_input: Whether the error was an InputError other than a StorageError.
+    """
+
+    node: str
+    address: str
+    reason: str
+    is_input: bool
+
+    def error(self, line: str) -> InputError:
+        """Returns the error that ends a job."""
+        return InputError(line) if self.is_input else StorageError(line)
+
+    def exclude(self, nodes: Nodes, place: Place) -> Nodes:
+        """Returns the nodes without the one that failed.
+
+        Raises:
+            InputError: If too many nodes have failed, or if no other node can hold the worker.
+        """
+        others = replace(nodes, excluded=(*nodes.excluded, self.node))
+        failed = len(others.excluded)
+        line = f"node {self.address}: {self.reason}"
+        if failed > MAX_EXCLUDED:
+            raise self.error(f"{line}; workers could not open on {failed} nodes")
+        if not others.places(place.cores, place.gpus) and not can_grow():
+            is_only = not nodes.excluded and len(nodes.live()) == 1
+            raise self.error(self.reason if is_only else f"{line}; no other node is left for the worker")
+        return others
+
+
+def open_worker(task: Task, place: Place) -> Callable[[Any, Report], Any] | NodeFailure:
+    """Opens the worker of a task in a process of Ray; any exception counts as a failure of the node."""
+    import ray
+
+    try:
+        return task.open(place)
+    except Exception as error:
+        is_input = isinstance(error, InputError) and not isinstance(error, StorageError)
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split())
+        return NodeFailure(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), reason, is_input)
+
+
 @contextlib.contextmanager
-def say_waiting(say: Say, cores: int, gpus: int, wanted: Callable[[], int]) -> Iterator[None]:
+def say_waiting(say: Say, nodes: Nodes, cores: int, gpus: int, wanted: Callable[[], int]) -> Iterator[None]:
     """Says every WAIT_S seconds within the block that workers wait for nodes, if some do.
 
     Args:
         say: Prints a line for the user.
+        nodes: The nodes.
         cores: CPUs of a worker.
         gpus: GPUs of a worker.
         wanted: Returns the number of workers that the job could use now.
@@ -96,9 +263,10 @@ def say_waiting(say: Say, cores: int, gpus: int, wanted: Callable[[], int]) -> I
     def look() -> None:
         previous = 0, 0
         while not stop.wait(WAIT_S):
-            present, count = num_places(cores, gpus), wanted()
+            present, count = nodes.places(cores, gpus), wanted()
             if present < count and (not present or (can_grow() and (present, count) != previous)):
-                say(describe_waiting(cores, gpus, count, present))
+                verb = "is" if present == 1 else "are"
+                say(f"waits for {describe_workers(count, cores, gpus)}: {present} {verb} there")
             previous = present, count
 
     thread = threading.Thread(target=look, daemon=True)
@@ -110,11 +278,16 @@ def say_waiting(say: Say, cores: int, gpus: int, wanted: Callable[[], int]) -> I
         thread.join()
 
 
-def describe_waiting(cores: int, gpus: int, wanted: int, present: int) -> str:
-    """Returns what a job waits for: `waits for 4 workers of 8 CPUs and 1 GPU: 1 is there`."""
-    size = _count(cores, "CPU") + (f" and {_count(gpus, 'GPU')}" if gpus else "")
-    return f"waits for {_count(wanted, 'worker')} of {size}: {present} {'is' if present == 1 else 'are'} there"
+def describe_workers(count: int, cores: int, gpus: int) -> str:
+    """Returns workers in words: `4 workers of 8 CPUs and 1 GPU`."""
+    return f"{_count(count, 'worker')} of {describe_resources({'CPU': cores, 'GPU': gpus})}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+def describe_resources(resources: Mapping[str, float]) -> str:
+    """Returns Ray resources in words: `8 CPUs and 2 GPUs`."""
+    gpus = f" and {_count(resources['GPU'], 'GPU')}" if resources.get("GPU") else ""
+    return _count(resources.get("CPU", 0), "CPU") + gpus
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:.0f} {noun}{'s' * (number != 1)}"

@@ -14,7 +14,7 @@ EVERY_S = 1.0  # seconds between two reports of a worker, and between two polls 
 ANSWER_S = 10.0  # seconds in which the board must answer; a job does not wait for one that never starts
 
 
-class _Board:
+class ProgressBoard:
     """Rows that are done within unfinished items, by the number of the item."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def progress_board(on_progress: Report) -> Iterator[Any | None]:
         return
     import ray
 
-    board = ray.remote(num_cpus=0)(_Board).remote()
+    board = ray.remote(num_cpus=0)(ProgressBoard).remote()
     stop = threading.Event()
 
     def look() -> None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from indexing.work.nodes import MAX_WORKERS, Say, node_cores, num_gpus, say_waiting, wait_for_node
+from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, require_room, say_waiting, wait_for_node
 from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.tasks import (
+    ANY_WORKERS,
     MAX_BYTES,
     Item,
     Place,
     Report,
     Resources,
     Task,
+    WorkerRequest,
     ignore,
     no_weight,
     reports_progress,
     stays_open,
+    task_name,
 )
 
 RETRIES = 5  # a lost node or a killed worker costs its items another attempt; an exception is final
@@ -32,15 +36,19 @@ class RayTasks:
     What waits is demand: pending tasks make an autoscaler add nodes. Therefore as many items are in flight as
     `max_workers` workers take, twice, regardless of the present nodes.
 
+    A worker that cannot open counts as a failure of its node: the node is excluded, and its items run elsewhere.
+
     Args:
-        max_workers: The largest number of workers.
-        say: Prints a line for the user, about workers that wait for nodes.
+        request: What the user requests of the workers.
+        say: Prints a line for the user, about workers that wait for nodes and nodes that are excluded.
     """
 
-    def __init__(self, max_workers: int = MAX_WORKERS, say: Say = ignore) -> None:
-        self.max_workers, self.say = max_workers, say
+    def __init__(self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore) -> None:
+        self.request, self.say = request, say
+        self.nodes = Nodes(request.labels)
         self._handles: list[tuple[Task, str, Any]] = []
-        self._places: dict[tuple[int | None, int | None], Place] = {}
+        self._cores: dict[int, int] = {}  # all cores, by the number of GPUs
+        self._room: dict[Place, int] = {}  # numbers of workers that nodes had room for
 
     def place(self, resources: Resources) -> Place:
         """Returns what a worker with these resources gets. It is decided once, at the first call.
@@ -48,20 +56,40 @@ class RayTasks:
         All cores are those of the smallest node of the kind that the work needs. If there is no such node, waits for
         one.
         """
-        key = resources.cores, resources.gpus
-        if key not in self._places:
-            self._places[key] = self._choose_place(*key)
-        return self._places[key]
+        resources = self.request.fill(resources)
+        if resources.gpus is None and resources.cores is None:
+            self._wait_for_node(0)
+        gpus = self._gpus if resources.gpus is None else resources.gpus
+        return Place(resources.cores or self._all_cores(gpus), "cuda" if gpus else "cpu")
 
-    def _choose_place(self, cores: int | None, gpus: int | None) -> Place:
-        if gpus is None:
-            wait_for_node(self.say)
-            gpus = int(num_gpus() >= 1)
-        if cores is None:
-            wait_for_node(self.say, gpus)
-            cores = node_cores(gpus)
-            cores = min(4, cores) if gpus else cores
-        return Place(cores, "cuda" if gpus else "cpu")
+    @functools.cached_property
+    def _gpus(self) -> int:
+        """GPUs of a worker that can use one, decided once."""
+        return int(self.nodes.num_gpus() >= 1)
+
+    def _all_cores(self, gpus: int) -> int:
+        """Returns all cores of a node for workers with so many GPUs, decided once; with a GPU at most 4."""
+        if gpus not in self._cores:
+            self._wait_for_node(gpus)
+            cores = self.nodes.cores(gpus)
+            self._cores[gpus] = min(4, cores) if gpus else cores
+        return self._cores[gpus]
+
+    def _wait_for_node(self, gpus: int) -> None:
+        wait_for_node(self.nodes, self.say, self.request.wait_s, gpus)
+
+    def _check_room(self, place: Place, workers: int) -> None:
+        """Waits until nodes have room for `min_workers`, once for each number of workers that the job can use."""
+        workers = min(workers, self.request.min_workers)
+        if self._room.get(place, 0) < workers:
+            require_room(self.nodes, place.cores, place.gpus, workers, self.request.wait_s)
+            self._room[place] = workers
+
+    def _exclude(self, failure: NodeFailure, place: Place) -> None:
+        """Excludes the node of a worker that could not open, and says so. Raises InputError if no other one is left."""
+        if failure.node not in self.nodes.excluded:
+            self.nodes = failure.exclude(self.nodes, place)
+            self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
 
     def run(
         self,
@@ -74,20 +102,18 @@ class RayTasks:
         """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight."""
         import ray
 
-        call = self._call_of(task)
         pending: dict[Any, tuple[Item, int]] = {}
         source = iter(items)
         exhausted = False
         number = size = 0
-        place = self.place(task.resources)
+        place, most = self.place(task.resources), self.request.max_workers
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
-            stack.enter_context(
-                say_waiting(self.say, place.cores, place.gpus, lambda: min(self.max_workers, len(pending)))
-            )
+            stack.enter_context(self._say_waiting(place, lambda: min(most, len(pending))))
             stack.callback(lambda: [ray.cancel(left, force=True) for left in pending])
+            call = self._call_of(task)
             while True:
-                while not exhausted and len(pending) < 2 * self.max_workers and (size < MAX_BYTES or not pending):
+                while not exhausted and len(pending) < 2 * most and (size < MAX_BYTES or not pending):
                     try:
                         item = next(source)
                     except StopIteration:
@@ -97,11 +123,20 @@ class RayTasks:
                     number, size = number + 1, size + weight(item)
                 if not pending:
                     return
+                self._check_room(place, len(pending))
                 [done], _ = ray.wait(list(pending), num_returns=1)
                 item, bytes_ = pending.pop(done)
-                size -= bytes_
-                yield item, ray.get(done)
+                result = ray.get(done)
                 del done
+                if isinstance(result, NodeFailure):
+                    self._exclude(result, place)
+                    call = self._call_of(task)
+                    pending[call(item, board, number)] = item, bytes_
+                    number += 1
+                    continue
+                size -= bytes_
+                yield item, result
+                del result
 
     def first(self, task: Task, item: Any, count: int) -> Any:
         """Returns the result of the first of `count` workers that runs the task; see Runner.
@@ -110,16 +145,26 @@ class RayTasks:
         """
         import ray
 
-        call, place = self._call_of(task), self.place(task.resources)
-        count = max(1, min(count, self.max_workers))
+        place = self.place(task.resources)
+        count = max(1, min(count, self.request.max_workers))
+        call = self._call_of(task)
         pending = [call(item, None, number) for number in range(count)]
         try:
-            with say_waiting(self.say, place.cores, place.gpus, lambda: count):
-                [done], pending = ray.wait(pending, num_returns=1)
-            return ray.get(done)
+            with self._say_waiting(place, lambda: count):
+                self._check_room(place, count)
+                while True:
+                    [done], pending = ray.wait(pending, num_returns=1)
+                    result = ray.get(done)
+                    if not isinstance(result, NodeFailure):
+                        return result
+                    self._exclude(result, place)
+                    pending.append(self._call_of(task)(item, None, count))
         finally:
             for left in pending:
                 ray.cancel(left, force=True)
+
+    def _say_waiting(self, place: Place, wanted: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
+        return say_waiting(self.say, self.nodes, place.cores, place.gpus, wanted)
 
     def _call_of(self, task: Task) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference."""
@@ -128,7 +173,7 @@ class RayTasks:
         place = self.place(task.resources)
         # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
         call = ray.remote(num_cpus=place.cores, num_gpus=place.gpus, max_retries=RETRIES, max_calls=0)(_call)
-        call = call.options(name=type(task).__name__)
+        call = call.options(name=task_name(task), label_selector=self.nodes.selector)
         key, handle = self._put(task)
         return lambda item, board, number: call.remote(item, key, [handle], place, board, number)
 
@@ -151,7 +196,10 @@ _workers: dict[tuple[str, Place], tuple[Callable[[Any, Report], Any], bool]] = {
 
 
 def _call(item: Any, key: str, handles: list[Any], place: Place, board: Any, number: int) -> Any:
-    """Calls the worker of this process; it is opened for the first item of its task."""
+    """Calls the worker of this process; it is opened for the first item of its task.
+
+    Returns its result, or a NodeFailure if the worker could not open.
+    """
     import ray
 
     entry = _workers.pop((key, place), None)
@@ -159,7 +207,10 @@ def _call(item: Any, key: str, handles: list[Any], place: Place, board: Any, num
         [task] = ray.get(handles)
         for other in [other for other, (_, stays) in _workers.items() if not stays]:
             del _workers[other]  # of an earlier run
-        entry = task.open(place), stays_open(task)
+        worker = open_worker(task, place)
+        if isinstance(worker, NodeFailure):
+            return worker
+        entry = worker, stays_open(task)
     _workers[key, place] = entry
     while len(_workers) > KEPT_TASKS:
         del _workers[next(iter(_workers))]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
+
+from retriever.errors import InputError
+
+MAX_WORKERS = 64
+"""The default of the largest number of workers of a job. The limits of the cluster bound them too."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -43,6 +49,53 @@ JVM_CORE = Resources(one_per_process=True)
 
 
 @dataclass(frozen=True)
+class WorkerRequest:
+    """What a user requests of the workers of a job.
+
+    Attributes:
+        min_workers: Number of workers that nodes must have room for before work begins.
+        max_workers: Largest number of workers.
+        cpus: Cores of a worker whose size is not fixed (`Resources.cores` None); None: the runner chooses.
+        gpus: GPUs of a worker that can use one (`Resources.gpus` None), 0 or 1; None: 1 if there are any.
+        wait_s: Seconds to wait for nodes; None: long if an autoscaler may add some, else 0.
+        labels: Labels that the nodes of the workers must have.
+
+    Raises:
+        InputError: If a number is out of range.
+    """
+
+    min_workers: int = 1
+    max_workers: int = MAX_WORKERS
+    cpus: int | None = None
+    gpus: int | None = None
+    wait_s: float | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in (("cpus", self.cpus), ("min_workers", self.min_workers), ("max_workers", self.max_workers)):
+            if value is not None and value < 1:
+                raise InputError(f"parameter {name} {value}: expected at least 1")
+        if self.gpus not in (None, 0, 1):
+            raise InputError(f"parameter gpus {self.gpus}: expected 0 or 1")
+        if self.max_workers < self.min_workers:
+            raise InputError(
+                f"parameter min_workers {self.min_workers}: expected at most the {self.max_workers} of parameter "
+                "max_workers"
+            )
+        if self.wait_s is not None and self.wait_s < 0:
+            raise InputError(f"parameter wait {self.wait_s:g}: expected seconds, at least 0")
+
+    def fill(self, resources: Resources) -> Resources:
+        """Returns the resources with the requested sizes where they leave a choice."""
+        cores = self.cpus if resources.cores is None else resources.cores
+        return replace(resources, cores=cores, gpus=self.gpus if resources.gpus is None else resources.gpus)
+
+
+ANY_WORKERS = WorkerRequest()
+"""The request of a user who leaves all to the runner."""
+
+
+@dataclass(frozen=True)
 class Place:
     """The cores and the device that a runner assigns to a worker.
 
@@ -74,6 +127,11 @@ class Task(Protocol):
         """
 
 
+def task_name(task: Task) -> str:
+    """Returns what a task does, as Ray's dashboard shows it: `search bm25` of a SearchBm25Task."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(task).__name__.removesuffix("Task")).lower()
+
+
 def stays_open(task: Task) -> bool:
     """Whether the workers of a task stay open for its next run: tasks with a model have `stays_open = True`."""
     return bool(getattr(task, "stays_open", False))
@@ -86,6 +144,10 @@ def reports_progress(task: Task) -> bool:
 
 class Runner(Protocol):
     """Spreads the items of a task over workers."""
+
+    @property
+    def request(self) -> WorkerRequest:
+        """What the user requests of the workers."""
 
     def run(
         self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore, weight: Callable[[Item], int] = ...

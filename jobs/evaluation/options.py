@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jobs.cli import Workers
-
 from dataclasses import dataclass
 from typing import Literal
 
+from jobs.workers import SizedWorkers
+
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Workers):
+class Evaluate(SizedWorkers):
     """--limit N measures the first N queries of the split."""
 
     run: tuple[str, ...] = ()

@@ -73,12 +73,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     model = save_bert(root / "model")
     stages = {
         "import": Stage("import_corpus", ("--source", source, "--part-size", PART_SIZE),
-                        "corpus/g0000", "part", PARTS, "ray::ParseTask"),
+                        "corpus/g0000", "part", PARTS, "ray::parse"),
         "encode": Stage("encode_corpus", ("--encoder", model, "--name", "tiny", "--compile", "never"),
-                        "embeddings/tiny/g0000", "part", PARTS, "PoolWorker"),
+                        "embeddings/tiny/g0000", "part", PARTS, "MapWorker(Map(encode))"),
         # Any nprobe reaches this recall, so the kill comes while shards are filled.
         "index": Stage("build_index", ("--factory", "IVF32,SQ8", "--shards", SHARDS, "--recall", "0.01"),
-                       "index/tiny/g0000", "shard", SHARDS, "ray::FillTask"),
+                       "index/tiny/g0000", "shard", SHARDS, "ray::fill"),
     }  # fmt: skip
     store = root / "store"
     store.mkdir()

@@ -100,7 +100,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     monkeypatch.setattr(denoising, "reranker_inputs", lambda *_: {})
     monkeypatch.setattr(RerankerSpec, "open", lambda *_: worker)
     monkeypatch.setattr(Corpus, "open", lambda *_: None)
-    monkeypatch.setattr(denoising, "numerics_of_reranker", lambda runner, count: "this")
+    monkeypatch.setattr(denoising, "numerics_of_reranker", lambda *_: "this")
     return worker
 
 

@@ -276,11 +276,39 @@ def test_more_than_five_percent_of_the_passages_are_a_warning(
 
 
 @pytest.mark.cluster
-def test_a_worker_larger_than_every_node_is_refused(
-    local_ray: None, world, refused, documented: Callable[..., None]
-) -> None:
+@pytest.mark.parametrize(
+    ("case", "options", "answer"),
+    [
+        (
+            "--cpus above the cores of every node, on a cluster that does not grow",
+            ("--cpus", 10_000),
+            "--cpus 10000: expected at most 2, the cores of the largest node",
+        ),
+        (
+            "--min-workers above the room of the cluster after --wait",
+            ("--cpus", 1, "--min-workers", 3, "--wait", 1),
+            "--min-workers 3: the nodes have 2 CPUs, room for 2 of 3 workers of 1 CPU, after 1 s; --wait SECONDS waits "
+            "for more nodes",
+        ),
+        (
+            "--node-label that no node has, on a cluster that does not grow",
+            ("--node-label", "kind=gpu"),
+            "--node-label kind=gpu: no node has it; the nodes have no labels",
+        ),
+        (
+            "--gpus 1 on a cluster without GPUs that does not grow",
+            ("--gpus", 1),
+            "--gpus 1: expected nodes with GPUs, there are none; --wait SECONDS waits for more nodes",
+        ),
+    ],
+)
+def test_workers_without_nodes_are_refused(
+    local_ray: None, world, refused, documented: Callable[..., None], case: str, options: tuple[object, ...],
+    answer: str,
+) -> None:  # fmt: skip
     """Last in this file, as the process stays connected to the Ray until the module ends."""
-    line = refused("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "x", "--cpus", 10_000)
-    assert line == "error: --cpus 10000: expected at most 2, the cores of the largest node"
-    case = "--cpus above the cores of every node, on a cluster that does not grow"
+    before = files_of(world.store)
+    line = refused("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "x", *options)
+    assert line == f"error: {answer}"
     documented("Clusters", case, line, 1)
+    assert files_of(world.store) == before

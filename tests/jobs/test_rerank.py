@@ -160,7 +160,7 @@ def test_one_run_is_of_one_numerics_class(world, classifier: str, done: Done, re
     for path in (folder / "manifest.json", folder / "part-00001.json"):
         path.unlink()
     left = files_of(folder)
-    monkeypatch.setattr(retrieval, "numerics_of_reranker", lambda runner, count: "another class")
+    monkeypatch.setattr(retrieval, "numerics_of_reranker", lambda *_: "another class")
     told = f"is of the re-ranker's numerics class `{here}`, here it is `another class`: resume on the kind of machine"
     assert f"{world.store}/runs/mine/part-00000 {told}" in refused(*ask)
     assert files_of(folder) == left
@@ -169,7 +169,7 @@ def test_one_run_is_of_one_numerics_class(world, classifier: str, done: Done, re
     monkeypatch.setattr(retrieval, "QUERY_BLOCK", 16)
     done(*ask)
     assert files_of(folder) == before
-    monkeypatch.setattr(retrieval, "numerics_of_reranker", lambda runner, count: pytest.fail("work was done"))
+    monkeypatch.setattr(retrieval, "numerics_of_reranker", lambda *_: pytest.fail("work was done"))
     done(*ask)
 
 

@@ -10,7 +10,7 @@ import ray
 from local_ray import all_cores_free
 
 from indexing.training import workers as module
-from indexing.training.workers import WorkerGroup, announce_waiting, plan_workers, say_waiting, wait_for_room
+from indexing.training.workers import WorkerGroup, announce_waiting, plan_workers, request_room, say_waiting
 from indexing.work.nodes import HEAD
 from retriever.errors import InputError
 
@@ -23,8 +23,6 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     found: list[dict[str, int]] = []
     gone = {"Alive": False, "Resources": {"CPU": 99, "GPU": 9}}
     monkeypatch.setattr(ray, "nodes", lambda: [gone, *({"Alive": True, "Resources": node} for node in found)])
-    sums = lambda: {name: sum(node.get(name, 0) for node in found) for name in ("CPU", "GPU")}  # noqa: E731
-    monkeypatch.setattr(ray, "cluster_resources", sums)
     return found
 
 
@@ -53,9 +51,10 @@ def test_gpus_are_taken_by_all_workers_or_by_none(
 @pytest.mark.parametrize(
     ("workers", "cpus", "options", "there", "told"),
     [
-        (2, 3, {}, [{"CPU": 5}, {"CPU": 1}], "room for 1 of 2 workers of 3 CPUs; expected at least 2"),
-        (1, 8, {}, [{"CPU": 4}, {"CPU": 4}], "room for 0 of 1 workers of 8 CPUs"),
-        (2, 2, GPU, [{"CPU": 16, "GPU": 1}], "parameter gpus 1: the cluster has 16 CPUs and 1 GPUs, "),
+        (2, 3, {}, [{"CPU": 5}, {"CPU": 1}], "parameter workers 2: the nodes have 6 CPUs, room for 1 of 2 workers"),
+        (1, 8, {}, [{"CPU": 4}, {"CPU": 4}], "parameter cpus 8: expected at most 4, the cores of the largest node"),
+        (2, 2, GPU, [{"CPU": 16, "GPU": 1}], "the nodes have 16 CPUs and 1 GPU, room for 1 of 2 workers of 2 CPUs and"),
+        (1, 2, {"labels": {"kind": "gpu"}}, [{"CPU": 16}], "parameter node_label kind=gpu: no node has it"),
     ],
 )  # fmt: skip
 def test_too_many_workers_are_refused(
@@ -83,14 +82,16 @@ def test_a_run_waits_for_the_nodes_of_an_autoscaler(
         waits.append(wait_s)
         nodes.extend([{"CPU": 8, "GPU": 1}] * come)
 
-    monkeypatch.setattr(module, "wait_for_room", add_nodes)
+    monkeypatch.setattr(module, "request_room", add_nodes)
     nodes.append({HEAD: 1})
     said: list[str] = []
     wanted: dict[str, Any] = {"gpus": 1, "min_workers": 1, "wait_s": None if come else 7.0}
     if come:
         assert plan_workers(2, 8, said.append, **wanted).capacity == come
     else:
-        with pytest.raises(InputError, match="room for 0 of 2 workers of 8 CPUs and 1 GPU, after 7 s"):
+        with pytest.raises(
+            InputError, match="room for 0 of 1 worker of 8 CPUs and 1 GPU, after 7 s"
+        ):
             plan_workers(2, 8, said.append, **wanted)
     assert waits == [1_800.0 if come else 7.0]
     assert "waits up to" in said[0]
@@ -98,9 +99,9 @@ def test_a_run_waits_for_the_nodes_of_an_autoscaler(
 
 @pytest.mark.cluster
 def test_room_is_requested_by_empty_actors_that_end(local_ray: None) -> None:
-    """Two fit and are ready at once; a third one waits until the time is over."""
+    """There is room for two at once; a third one waits until the time is over."""
     for workers, wait_s in ((2, 60.0), (3, 0.5)):
-        wait_for_room(WorkerGroup(workers=workers, min_workers=1, cpus=1, gpus=0), wait_s)
+        request_room(WorkerGroup(workers=workers, min_workers=1, cpus=1, gpus=0), wait_s)
     assert all_cores_free()
 
 
@@ -116,7 +117,7 @@ def test_the_user_is_told_once_that_workers_wait(monkeypatch: pytest.MonkeyPatch
 
     with announce_waiting(group, started, say):
         assert said.wait(60)
-    assert lines == ["waits for 2 workers of 1 CPUs; free now: 1 CPUs"]
+    assert lines == ["waits for 2 workers of 1 CPU; free now: 1 CPU"]
     started.set()
     say_waiting(group, started, say)
     assert len(lines) == 1

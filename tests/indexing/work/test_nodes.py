@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from indexing.work import nodes
-from indexing.work.nodes import HEAD, describe_waiting, node_cores, num_places, say_waiting
+from indexing.work.nodes import (
+    GROWTH_S,
+    HEAD,
+    NodeFailure,
+    Nodes,
+    check_room,
+    describe_workers,
+    parse_labels,
+    require_room,
+    say_waiting,
+    seconds_to_wait,
+)
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import ALL_CORES, Place, Resources
+from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Resources, WorkerRequest
+from retriever.errors import InputError, StorageError
 
 ANY_DEVICE = Resources(cores=None, gpus=None)
 
 
-def nodes_of(monkeypatch: pytest.MonkeyPatch, *resources: dict[str, float]) -> None:
-    """Makes Ray report these nodes, and a large one that is lost."""
+def nodes_of(
+    monkeypatch: pytest.MonkeyPatch, *resources: dict[str, float], labels: Sequence[Mapping[str, str]] = ()
+) -> None:
+    """Makes Ray report these nodes, with the ids a, b, … and these labels, and a large one that is lost."""
     import ray
 
-    every = [*({"Alive": True, "Resources": node} for node in resources), {"Alive": False, "Resources": {"CPU": 64.0}}]
-    total = {name: sum(node.get(name, 0) for node in resources) for name in ("CPU", "GPU")}
+    every: list[dict[str, Any]] = [
+        {"Alive": True, "NodeID": "abcdef"[number], "Resources": node, "Labels": own or {}}
+        for number, (node, own) in enumerate(itertools.zip_longest(resources, labels))
+    ]
+    every.append({"Alive": False, "NodeID": "z", "Resources": {"CPU": 64.0}, "Labels": {"kind": "lost"}})
     monkeypatch.setattr(ray, "nodes", lambda: every)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: total)
 
 
 def test_places_are_counted_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 7.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 4.0}, {"CPU": 4.0}, {"memory": 1.0})
-    assert [num_places(cores) for cores in (1, 2, 3, 7, 8)] == [13, 6, 3, 1, 0]
-    assert [num_places(cores, gpus=1) for cores in (1, 2, 3, 8)] == [3, 2, 1, 0]
+    assert [Nodes().places(cores) for cores in (1, 2, 3, 7, 8)] == [13, 6, 3, 1, 0]
+    assert [Nodes().places(cores, gpus=1) for cores in (1, 2, 3, 8)] == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +71,7 @@ def test_what_a_worker_gets_does_not_change_while_the_job_runs(monkeypatch: pyte
     before = runner.place(ALL_CORES), runner.place(ANY_DEVICE)
     nodes_of(monkeypatch, {"CPU": 8.0}, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0})
     assert (runner.place(ALL_CORES), runner.place(ANY_DEVICE)) == before
-    assert node_cores() == 2
+    assert Nodes().cores() == 2
 
 
 @pytest.mark.parametrize(
@@ -78,11 +96,120 @@ def test_a_job_says_what_it_waits_for(
         looks.append(4)
         return 4
 
-    with say_waiting(said.append, 8, 0, wanted):
+    with say_waiting(said.append, Nodes(), 8, 0, wanted):
         while len(looks) < 3:
             time.sleep(0.001)
     assert said[:1] == lines
 
 
 def test_the_line_counts_in_words() -> None:
-    assert describe_waiting(1, 2, 1, 0) == "waits for 1 worker of 1 CPU and 2 GPUs: 0 are there"
+    assert describe_workers(1, 1, 2) == "1 worker of 1 CPU and 2 GPUs"
+
+
+KINDS = ({"kind": "cpu", "zone": "a"}, {"kind": "gpu", "zone": "a", "ray.io/node-id": "b"}, {"kind": "cpu"})
+
+
+def test_only_nodes_with_the_labels_that_are_not_excluded_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
+    counts = [
+        (some.places(1), some.cores(), some.num_gpus())
+        for some in (Nodes(), Nodes({"kind": "cpu"}), Nodes({"kind": "cpu", "zone": "a"}), Nodes({"zone": "a"}, ("a",)))
+    ]
+    assert counts == [(14, 2, 2), (10, 2, 0), (2, 2, 0), (4, 4, 2)]
+    assert Nodes({"zone": "a"}, ("a", "b")).selector == {"zone": "a", "ray.io/node-id": "!in(a,b)"}
+    assert Nodes().selector == {}
+
+
+def test_labels_are_keys_with_values() -> None:
+    assert parse_labels(["kind=gpu", "example.com/pool=a-1"]) == {"kind": "gpu", "example.com/pool": "a-1"}
+    for text in ("kind", "kind=", "=gpu", "kind=!gpu", "kind=in(a,b)", "a=b=c"):
+        with pytest.raises(InputError, match=r"parameter node_label .*: expected KEY=VALUE"):
+            parse_labels([text])
+
+
+@pytest.mark.parametrize(
+    ("labels", "cores", "gpus", "workers", "waited_s", "line"),
+    [
+        ({"kind": "tpu"}, 1, 0, 1, 0,
+         "parameter node_label kind=tpu: no node has it; the labels of the nodes are kind=cpu, kind=gpu, zone=a"),
+        ({}, 9, 0, 1, 0, "parameter cpus 9: expected at most 8, the cores of the largest node"),
+        ({}, 5, 1, 1, 1800.0, "parameter cpus 5: expected at most 4, the cores of the largest node with a GPU, after "
+         "1,800 s"),
+        ({"kind": "cpu"}, 1, 1, 1, 0,
+         "parameter gpus 1: expected nodes with GPUs, there are none; parameter wait SECONDS waits for more nodes"),
+        ({}, 4, 0, 4, 7.0,
+         "parameter min_workers 4: the nodes have 14 CPUs and 2 GPUs, room for 3 of 4 workers of 4 CPUs, after 7 s; "
+         "parameter wait SECONDS waits for more nodes"),
+    ],
+)  # fmt: skip
+def test_too_few_nodes_are_refused_with_what_was_requested_and_what_is_there(
+    labels: dict[str, str], cores: int, gpus: int, workers: int, waited_s: float, line: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
+    with pytest.raises(InputError) as raised:
+        check_room(Nodes(labels), cores, gpus, workers, waited_s)
+    assert str(raised.value) == line
+    check_room(Nodes(labels={"kind": "gpu"}), 2, 1, 2, 0)
+
+
+def test_a_cluster_without_nodes_or_labels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_of(monkeypatch)
+    with pytest.raises(InputError, match="parameter min_workers 1: the nodes have 0 CPUs, room for 0 of 1 worker of 8"):
+        check_room(Nodes(), 8, 0, 1, 0)
+    nodes_of(monkeypatch, {"CPU": 2.0})
+    with pytest.raises(InputError, match="no node has it; the nodes have no labels"):
+        check_room(Nodes({"kind": "cpu"}), 1, 0, 1, 0)
+
+
+def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job waits as long as the user says, by default only if the cluster can grow."""
+    nodes_of(monkeypatch, {HEAD: 1.0, "CPU": 2.0})
+    assert (seconds_to_wait(None), seconds_to_wait(5)) == (0, 5)
+    with pytest.raises(InputError, match="room for 2 of 3 workers of 1 CPU; parameter wait"):
+        require_room(Nodes(), 1, 0, 3, None)
+    nodes_of(monkeypatch, {HEAD: 1.0})
+    assert (seconds_to_wait(None), seconds_to_wait(0)) == (GROWTH_S, 0)
+    looks: list[float] = []
+
+    def add_node(seconds: float) -> None:
+        looks.append(seconds)
+        nodes_of(monkeypatch, {HEAD: 1.0}, {"CPU": float(len(looks))})
+
+    monkeypatch.setattr(nodes.time, "sleep", add_node)
+    require_room(Nodes(), 1, 0, 3, None)
+    assert len(looks) == 3
+
+
+def test_up_to_three_nodes_are_excluded_while_others_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failure(node: str) -> NodeFailure:
+        return NodeFailure(node, f"10.0.0.{node}", "the model is damaged", is_input=True)
+
+    nodes_of(monkeypatch, *({"CPU": 2.0} for _ in "abcde"))
+    some = Nodes()
+    for node in "abc":
+        some = failure(node).exclude(some, Place(2))
+    assert some == Nodes(excluded=("a", "b", "c"))
+    with pytest.raises(InputError) as raised:
+        failure("d").exclude(some, Place(2))
+    assert str(raised.value) == "node 10.0.0.d: the model is damaged; workers could not open on 4 nodes"
+    nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 1.0})
+    with pytest.raises(InputError) as raised:
+        failure("a").exclude(Nodes(), Place(2))
+    assert str(raised.value) == "node 10.0.0.a: the model is damaged; no other node is left for the worker"
+    nodes_of(monkeypatch, {"CPU": 2.0})
+    with pytest.raises(StorageError) as stored:
+        NodeFailure("a", "10.0.0.a", "OSError: no space", is_input=False).exclude(Nodes(), Place(2))
+    assert str(stored.value) == "OSError: no space"
+    nodes_of(monkeypatch, {HEAD: 1.0}, {"CPU": 2.0})
+    assert failure("b").exclude(Nodes(), Place(2)).excluded == ("b",), "an autoscaler may add another one"
+
+
+def test_a_request_fills_in_sizes_that_are_not_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a requested size no node is needed to decide what a worker gets."""
+    nodes_of(monkeypatch, {HEAD: 1.0})
+    runner = RayTasks(WorkerRequest(cpus=8, gpus=1))
+    assert [runner.place(each) for each in (ONE_CORE, ALL_CORES, ANY_DEVICE)] == [
+        Place(1), Place(8), Place(8, "cuda"),
+    ]  # fmt: skip
+    assert RayTasks(WorkerRequest(cpus=8)).place(ANY_DEVICE) == Place(8)

@@ -13,8 +13,8 @@ import pytest
 
 from indexing.encoding import CALLS
 from indexing.work.nodes import HEAD
-from indexing.work.ray_actors import GROWS_AT, Pool, RayActors, choose_pool, set_up
-from indexing.work.tasks import Place, Report, Resources
+from indexing.work.ray_actors import GROWS_AT, RayActors, choose_pool, set_up
+from indexing.work.tasks import ANY_WORKERS, Place, Report, Resources, WorkerRequest
 from retriever.errors import InputError
 
 TWO_CALLS = Resources(calls=CALLS)
@@ -35,33 +35,29 @@ def nodes_of(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ((1, 64, 0, 0), "parameter cpus 0: expected at least 1"),
-        ((1, 64, -2, 0), "parameter cpus -2: expected at least 1"),
-        ((1, 64, 1, 2), "parameter gpus 2: expected 0 or 1"),
-        ((1, 64, 1, -1), "parameter gpus -1: expected 0 or 1"),
-        ((0, 64, 1, 0), "parameter min_workers 0: expected at least 1"),
-        ((3, 2, 1, 0), "parameter max_workers 2: expected at least the 3 of parameter min_workers"),
-        ((1, 0, 1, 0), "parameter max_workers 0: expected at least the 1 of parameter min_workers"),
-        ((1, 64, 10_000, 0), "parameter cpus 10000: expected at most 2, the cores of the largest node"),
-        ((1, 64, 1, 1), "parameter gpus 1: expected a cluster with GPUs, this one has 0"),
+        ({"cpus": 0}, "parameter cpus 0: expected at least 1"),
+        ({"gpus": 2}, "parameter gpus 2: expected 0 or 1"),
+        ({"gpus": -1}, "parameter gpus -1: expected 0 or 1"),
+        ({"min_workers": 0}, "parameter min_workers 0: expected at least 1"),
+        ({"max_workers": 0}, "parameter max_workers 0: expected at least 1"),
+        (
+            {"min_workers": 3, "max_workers": 2},
+            "parameter min_workers 3: expected at most the 2 of parameter max_workers",
+        ),
+        ({"wait_s": -1}, "parameter wait -1: expected seconds, at least 0"),
     ],
 )
-def test_an_impossible_pool_is_refused_in_one_line(options: tuple, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes_of(monkeypatch, {"CPU": 2.0})
+def test_an_impossible_request_is_refused_in_one_line(options: dict[str, int], line: str) -> None:
     with pytest.raises(InputError) as raised:
-        choose_pool(*options)
+        WorkerRequest(**options)
     assert str(raised.value) == line
 
 
 def test_a_cluster_that_grows_may_bring_larger_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's cores count only if it has what else an encoder needs: the large one has no GPU."""
     nodes_of(monkeypatch, {HEAD: 1.0}, {"CPU": 2.0})
-    assert choose_pool(1, 5, 64, 1) == Pool(1, 5, 64, 1)
-    nodes_of(monkeypatch, {"CPU": 32.0}, {"CPU": 4.0, "GPU": 1.0})
-    assert choose_pool(1, 64, 16, 0) == Pool(1, 64, 16, 0)
-    assert choose_pool(1, 64, 4, 1) == Pool(1, 64, 4, 1)
-    with pytest.raises(InputError, match="parameter cpus 5: expected at most 4, the cores of the largest node with a"):
-        choose_pool(1, 64, 5, 1)
+    large = WorkerRequest(max_workers=5, cpus=64, gpus=1)
+    assert choose_pool(large) == large
 
 
 @pytest.mark.parametrize(
@@ -73,13 +69,13 @@ def test_encoders_with_packed_batches_share_the_cores_of_a_node_in_about_fours(
     nodes: list[int], each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes_of(monkeypatch, *({"CPU": float(cores), "memory": 2.0**40} for cores in nodes))
-    assert choose_pool(packed=lambda: True) == Pool(1, 64, each, 0)
-    assert choose_pool() == Pool(1, 64, 1, 0)
+    assert choose_pool(ANY_WORKERS, packed=lambda: True) == WorkerRequest(cpus=each, gpus=0)
+    assert choose_pool(ANY_WORKERS) == WorkerRequest(cpus=1, gpus=0)
 
 
 def test_encoders_get_the_cores_that_go_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 8.0, "memory": 8 * 2.0**30})  # half of the memory holds four of a gibibyte
-    assert choose_pool() == Pool(1, 64, 2, 0)
+    assert choose_pool(ANY_WORKERS) == WorkerRequest(cpus=2, gpus=0)
 
 
 def test_a_pool_grows_while_all_of_it_is_busy() -> None:
@@ -138,7 +134,7 @@ def test_items_are_run_by_actors_and_those_of_a_lost_one_again(local_ray: None, 
     import ray.cloudpickle
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this file
-    runner = RayActors(Pool(1, 2, 1, 0))
+    runner = RayActors(WorkerRequest(max_workers=2))
     found = sorted((item, row["square"]) for item, row in runner.run(Squares(tmp_path), range(6)))
     assert found == [(item, item * item) for item in range(6)]
     assert (tmp_path / "died").exists()

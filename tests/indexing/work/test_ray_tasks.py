@@ -16,7 +16,7 @@ import pytest
 
 from indexing.work import ray_progress, ray_tasks
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources
+from indexing.work.tasks import ONE_CORE, Place, Report, Resources, WorkerRequest
 from retriever.errors import InputError
 
 pytestmark = pytest.mark.cluster
@@ -98,7 +98,7 @@ def test_an_endless_source_is_drawn_a_bounded_number_of_items_ahead() -> None:
     """Twice as many as the workers take, on a cluster of any size: pending tasks make an autoscaler add nodes."""
     for max_workers in (1, 20):
         drawn: list[int] = []
-        found = RayTasks(max_workers).run(Calls(multiply, 1), counted(drawn))
+        found = RayTasks(WorkerRequest(max_workers=max_workers)).run(Calls(multiply, 1), counted(drawn))
         for taken in range(1, 8):
             next(found)
             assert len(drawn) == taken - 1 + 2 * max_workers
@@ -122,7 +122,7 @@ def test_an_input_error_is_raised_as_one_and_ends_the_run() -> None:
 
     drawn: list[int] = []
     with pytest.raises(InputError) as raised:
-        list(RayTasks(2).run(Calls(fail_at, 5), counted(drawn)))
+        list(RayTasks(WorkerRequest(max_workers=2)).run(Calls(fail_at, 5), counted(drawn)))
     assert str(input_error(raised.value)) == "item 5 is bad"
     assert len(drawn) < 1_000  # of an endless source; other workers go on until one has failed
 
@@ -208,7 +208,7 @@ class SilentBoard:
 
 
 def test_a_run_ends_without_a_board_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_progress, "_Board", SilentBoard)
+    monkeypatch.setattr(ray_progress, "ProgressBoard", SilentBoard)
     monkeypatch.setattr(ray_progress, "EVERY_S", 0.01)
     monkeypatch.setattr(ray_progress, "ANSWER_S", 0.1)
     (tmp_path / "received").touch()

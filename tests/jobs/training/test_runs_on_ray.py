@@ -101,8 +101,8 @@ def test_more_workers_than_the_cluster_holds_are_refused(
 ) -> None:
     line = refused(*command(TUNE, world, "t", "--workers", 8))
     assert line == (
-        "error: --workers 8, --cpus 1: the cluster has 2 CPUs, room for 2 of 8 workers of 1 CPUs; expected at least 8; "
-        "--wait SECONDS waits for more nodes"
+        "error: --workers 8: the nodes have 2 CPUs, room for 2 of 8 workers of 1 CPU; --wait SECONDS waits for more "
+        "nodes"
     )
     documented("Training", "more workers than the cluster has room for", line, 1)
     assert mined.names("prompts") == mined.incomplete() == []

@@ -1,0 +1,27 @@
+"""The kind of device that a numerics class demands of the workers that resume an artifact."""
+
+from __future__ import annotations
+
+from retriever.errors import InputError
+
+
+def pinned_gpus(numerics: str | None, requested: int | None, place: str) -> int | None:
+    """Returns the GPUs of a worker: those of the pinned class, or the requested ones if none is pinned.
+
+    Args:
+        numerics: The numerics class of the artifact's parts; None: it has none yet.
+        requested: GPUs that the user requests; None: no choice.
+        place: The artifact, for the error.
+
+    Raises:
+        InputError: If the user requests the other kind of device.
+    """
+    if numerics is None:
+        return requested
+    gpus = int(numerics.startswith("cuda "))
+    if requested not in (None, gpus):
+        raise InputError(
+            f"parameter gpus {requested}: {place} was begun on a {'GPU' if gpus else 'CPU'} (`{numerics}`), and an "
+            f"artifact has one numerics class; leave parameter gpus out, or give another name"
+        )
+    return gpus
