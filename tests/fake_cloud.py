@@ -130,10 +130,8 @@ class SlowCloud(FakeMultiNodeProvider):
         number = node["number"]
         folder = self._folder / f"n{number}"
         folder.mkdir()
-        command = node_command(
-            f"127.0.0.{FIRST_NODE + number}", resources.get("CPU", 0), address=self._gcs_address, temporary=folder
-        )
-        command += [f"--num-gpus={gpus:.0f}"] if (gpus := resources.get("GPU")) else []
+        address, cores, gpus = f"127.0.0.{FIRST_NODE + number}", resources.get("CPU", 0), resources.get("GPU", 0)
+        command = node_command(address, cores, gpus, address=self._gcs_address, temporary=folder)
         environment = {
             **os.environ,
             "PYTHONPATH": "",

@@ -102,6 +102,8 @@ class LocalCluster:
         *,
         hide: Path | None = None,
         cores: int = 1,
+        gpus: int = 0,
+        labels: Mapping[str, str] | None = None,
         autoscaler: Path | None = None,
         again: bool = True,
         **variables: str,
@@ -111,15 +113,17 @@ class LocalCluster:
         Args:
             hide: A folder that is empty for this node.
             cores: CPUs of the node.
+            gpus: GPUs that the node pretends to have.
+            labels: Labels of the node.
             autoscaler: Configuration of the autoscaler that the head runs.
             again: Start it once more if Ray gives up a node that did not join within 30 s, as on cores that are busy.
             variables: Environment variables of the node.
         """
         node_address = self._addresses.pop(0)
         if self.nodes:
-            command = node_command(node_address, cores, address=self.address)
+            command = node_command(node_address, cores, gpus, labels, address=self.address)
         else:
-            command = node_command(node_address, cores)
+            command = node_command(node_address, cores, gpus, labels)
             gcs, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
             command += ["--head", f"--port={gcs}", f"--dashboard-host={HEAD}", f"--dashboard-port={dashboard}",
                         f"--ray-client-server-port={port(HEAD)}", f"--temp-dir={self.folder}"]  # fmt: skip
@@ -140,7 +144,7 @@ class LocalCluster:
         except AssertionError as error:
             if again and len(self.nodes) > 1 and "timed out during startup" in log.read_text():
                 self.lose(node)
-                return self.add(hide=hide, cores=cores, again=False, **variables)
+                return self.add(hide=hide, cores=cores, gpus=gpus, labels=labels, again=False, **variables)
             raise AssertionError(f"{error}\n{log.read_text()}") from None
         return node
 
@@ -169,12 +173,22 @@ class LocalCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def node_command(own_address: str, cores: float, *, address: str = "", temporary: Path | None = None) -> list[str]:
+def node_command(
+    own_address: str,
+    cores: float,
+    gpus: float = 0,
+    labels: Mapping[str, str] | None = None,
+    *,
+    address: str = "",
+    temporary: Path | None = None,
+) -> list[str]:
     """Returns the `ray start` of a node.
 
     Args:
         own_address: The address of the node, on loopback.
         cores: CPUs of the node.
+        gpus: GPUs that the node pretends to have.
+        labels: Labels of the node.
         address: The address of the cluster that it joins; empty for a head.
         temporary: The temporary folder of the node; None: that of the head.
     """
@@ -184,6 +198,7 @@ def node_command(own_address: str, cores: float, *, address: str = "", temporary
         "--block",
         "--disable-usage-stats",
         f"--num-cpus={cores:.0f}",
+        f"--num-gpus={gpus:.0f}",
         "--object-store-memory=100000000",
         f"--node-ip-address={own_address}",
         f"--dashboard-agent-listen-port={port(own_address)}",
@@ -191,6 +206,7 @@ def node_command(own_address: str, cores: float, *, address: str = "", temporary
         "--max-worker-port=0",
     ]
     command += [f"--address={address}"] if address else []
+    command += ["--labels", ",".join(f"{key}={value}" for key, value in labels.items())] if labels else []
     return command + ([f"--temp-dir={temporary}"] if temporary else [])
 
 

@@ -181,20 +181,23 @@ def test_a_folder_that_one_node_does_not_see_is_refused(way: Way, cluster: Local
     assert [path for path in sorted(store.rglob("*")) if path.name != ".tmp"] == before
 
 
-def test_a_worker_of_another_numerics_class_is_refused(way: Way, cluster: LocalCluster, tmp_path: Path) -> None:
+def test_nodes_of_another_numerics_class_are_excluded(way: Way, cluster: LocalCluster, tmp_path: Path) -> None:
+    """The first worker decides the class: either the odd node is excluded, or the three others are."""
     store = tmp_path / "store"
     run("import_corpus", "--store", store, "--source", way.source, "--part-size", 10, environment=cluster.environment)
     large = save_bert(tmp_path / "large", hidden=512, layers=24)  # work until the last of the four nodes has got some
     odd = cluster.add(ATEN_CPU_CAPABILITY="default")  # without the vector instructions that the others have
+    others = {node.address for node in cluster.nodes} - {odd.address}
     try:
-        job = start(
-            "encode_corpus", "--store", store, "--encoder", large, "--compile", "never", "--dtype", "float32",
-            "--min-workers", 4, "--max-workers", 4, environment=cluster.environment,
+        out = run(
+            "encode_corpus", "--store", store, "--encoder", large, "--name", "large", "--compile", "never", "--dtype",
+            "float32", "--min-workers", 4, "--max-workers", 4, environment=cluster.environment,
         )  # fmt: skip
-        line = job.refused()
     finally:
         cluster.lose(odd)
-    [(one, other)] = re.findall(r"is of the numerics class `([^`]+)`, this worker's is `([^`]+)`: one artifact", line)
-    assert one != other
-    assert "default" in one + other
-    assert Store(str(store)).keys("embeddings") == []
+    pattern = r"node (\S+) is excluded, .*: \S+ is of the numerics class `([^`]+)`, this worker's is `([^`]+)`: one"
+    lines = re.findall(pattern, out)
+    assert {address for address, *_ in lines} in ({odd.address}, others)
+    [(pinned, other)] = {(pinned, other) for _, pinned, other in lines}
+    assert ("default" in pinned, "default" in other) == (len(lines) == 3, len(lines) == 1)
+    assert Store(str(store)).open("embeddings", "large/g0000").config["numerics"] == pinned

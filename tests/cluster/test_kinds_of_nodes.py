@@ -1,0 +1,284 @@
+"""Nodes of several kinds: work runs on the nodes that its options name, and not on nodes where a worker cannot open.
+
+A fixed cluster of nodes with labels and pretended GPUs, and one that grows from nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cloud import FIRST_NODE, NodeType, growing_cluster
+from local_cluster import PATIENCE, REPOSITORY, LocalCluster, clean_environment, local_cluster, start, submit
+from tiny import make_classifier, save_bert, write_corpus
+
+from indexing.artifact import Artifact
+from indexing.store import Store
+
+pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
+
+# Python starts with this on each node: CUDA seems to be there for every process that imports torch.
+SEEMS_TO_HAVE_CUDA = """
+import importlib.abc, importlib.util, sys
+
+class Patch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch.cuda":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def run_and_patch(module):
+            run(module)
+            module.is_available = lambda: True
+
+        spec.loader.exec_module = run_and_patch
+        return spec
+
+sys.meta_path.insert(0, Patch())
+"""
+
+# Prints where the items of a task ran, and the lines of the runner.
+PLACES = """
+import json, sys, time
+from dataclasses import dataclass
+import ray
+from indexing.work.ray_actors import RayActors
+from indexing.work.tasks import Resources, WorkerRequest
+from retriever.errors import InputError
+
+@dataclass(frozen=True)
+class Where:
+    address: str
+    device: str
+
+@dataclass(frozen=True)
+class FindPlacesTask:
+    resources: Resources
+    broken: tuple[str, ...]
+
+    def open(self, place):
+        address = ray.util.get_node_ip_address()
+        if address in self.broken:
+            raise OSError("the disk is full")
+
+        def work(item, report):
+            time.sleep(0.5)
+            return Where(address, place.device)
+
+        return work
+
+given = json.loads(sys.argv[1])
+ray.init(log_to_driver=False, logging_level="ERROR")
+lines = []
+runner = RayActors(WorkerRequest(**given["request"]), lines.append)
+task = FindPlacesTask(Resources(**given["resources"]), tuple(given["broken"]))
+try:
+    rows = list(runner.run(task, range(given["items"])))
+    found = [(item, row if isinstance(row, dict) else vars(row)) for item, row in rows]
+except InputError as error:
+    found, lines = [], [*lines, str(error)]
+print(json.dumps({"items": sorted(item for item, _ in found), "lines": lines,
+                  "places": sorted({(row["address"], row["device"]) for _, row in found})}))
+"""
+
+ALL_ITEMS = list(range(12))
+TASKS, ACTORS = {"gpus": 0}, {"gpus": 0, "calls": 2}
+
+
+def places(
+    cluster: LocalCluster,
+    resources: dict[str, Any],
+    broken: tuple[str, ...] = (),
+    *,
+    items: int = len(ALL_ITEMS),
+    **request: object,
+) -> dict[str, Any]:
+    """Returns the items that were done, where, and the lines of the runner; no worker opens on the broken addresses."""
+    given = json.dumps({"resources": resources, "broken": broken, "items": items, "request": request})
+    done = subprocess.run(
+        [sys.executable, "-c", PLACES, given],
+        cwd=REPOSITORY,
+        env=clean_environment({**cluster.environment, "PYTHONPATH": str(REPOSITORY)}),
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # Ray may print lines about lost actors
+    return answer
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw files, and models."""
+    root = tmp_path_factory.mktemp("kinds")
+    write_corpus(root / "raw", 600, queries=20)
+    save_bert(root / "model")
+    make_classifier(save_bert(root / "classifier"))
+    (root / "site").mkdir()
+    (root / "site" / "sitecustomize.py").write_text(SEEMS_TO_HAVE_CUDA)
+    return root
+
+
+@pytest.fixture(scope="module")
+def cluster(root: Path) -> Iterator[LocalCluster]:
+    """A head of one core, two nodes for work on the CPU and one with a GPU; CUDA seems to be on all of them."""
+    with local_cluster(workers=None, PYTHONPATH=str(root / "site")) as cluster:
+        cluster.add(labels={"kind": "head"})
+        cluster.add(labels={"kind": "cpu"})
+        cluster.add(labels={"kind": "cpu"})
+        cluster.add(gpus=1, labels={"kind": "gpu"})
+        yield cluster
+
+
+@pytest.mark.parametrize("resources", [TASKS, ACTORS], ids=["tasks", "actors"])
+def test_work_runs_on_the_kind_of_node_that_it_names(cluster: LocalCluster, resources: dict[str, Any]) -> None:
+    one, two, gpu = (node.address for node in cluster.workers)
+    labelled = places(cluster, resources, labels={"kind": "cpu"}, min_workers=2)
+    assert labelled == {"items": ALL_ITEMS, "lines": [], "places": [[one, "cpu"], [two, "cpu"]]}
+    with_gpu = places(cluster, {**resources, "gpus": None})
+    assert with_gpu == {"items": ALL_ITEMS, "lines": [], "places": [[gpu, "cuda"]]}
+    assert places(cluster, {**resources, "gpus": None}, gpus=0, labels={"kind": "gpu"})["places"] == [[gpu, "cpu"]]
+
+
+@pytest.mark.parametrize("resources", [TASKS, ACTORS], ids=["tasks", "actors"])
+def test_nodes_where_no_worker_opens_are_excluded_until_none_is_left(
+    cluster: LocalCluster, resources: dict[str, Any]
+) -> None:
+    one, two, gpu = (node.address for node in cluster.workers)
+    reason = "OSError: the disk is full"
+    excluded = "node {} is excluded, as a worker could not open there: " + reason
+    done = places(cluster, resources, broken=(one,), labels={"kind": "cpu"})
+    assert done == {"items": ALL_ITEMS, "lines": [excluded.format(one)], "places": [[two, "cpu"]]}
+    *lines, last = places(cluster, resources, broken=(one, two), labels={"kind": "cpu"})["lines"]
+    first, other = (one, two) if one in lines[0] else (two, one)
+    assert lines == [excluded.format(first)]
+    assert last == f"node {other}: {reason}; no other node is left for the worker"
+    assert places(cluster, resources, broken=(gpu,), labels={"kind": "gpu"})["lines"] == [reason]
+
+
+def steps(root: Path, store: Path) -> list[tuple[object, ...]]:
+    """Returns the arguments of the jobs up to re-ranked hits."""
+    on_cpus = ("--gpus", 0, "--cpus", 1, "--node-label", "kind=cpu")
+    return [
+        ("import_corpus", "--store", store, "--source", root / "raw", "--part-size", 75),
+        ("encode_corpus", "--store", store, "--encoder", root / "model", "--name", "tiny", "--compile", "never",
+         *on_cpus),
+        ("search", "--store", store, "--source", "exact:tiny", "--k", 10, "--name", "hits", "--rerank",
+         root / "classifier", *on_cpus),
+    ]  # fmt: skip
+
+
+def artifacts(store: Path) -> dict[str, Artifact]:
+    """Returns all complete artifacts of a store, by key."""
+    opened = Store(str(store))
+    return {key: opened.open(*key.split("/", 1)) for key in opened.keys("")}
+
+
+@pytest.fixture(scope="module")
+def alone(root: Path, call_job: Callable[..., int]) -> Path:
+    """A store in which this machine has run the jobs without a cluster."""
+    store = root / "alone"
+    for step in steps(root, store):
+        assert call_job(*step) == 0
+    return store
+
+
+def tasks_of(cluster: LocalCluster) -> set[tuple[str, str]]:
+    """Returns (name, address of the node) of the tasks and actors that Ray's dashboard lists."""
+    listed = {kind: cluster.ask(f"/api/v0/{kind}?limit=10000")["data"]["result"]["result"]
+              for kind in ("nodes", "tasks", "actors")}  # fmt: skip
+    addresses = {node["node_id"]: node["node_ip"] for node in listed["nodes"]}
+    found = {(task["name"], addresses[task["node_id"]]) for task in listed["tasks"] if task["node_id"]}
+    return found | {
+        (actor["class_name"], addresses[actor["node_id"]]) for actor in listed["actors"] if actor["node_id"]
+    }
+
+
+def test_no_task_without_a_gpu_uses_cuda_and_nothing_runs_on_the_wrong_kind(
+    root: Path, alone: Path, cluster: LocalCluster
+) -> None:
+    """CUDA seems to be available on the nodes; the bytes and the numerics classes are those of one machine."""
+    store = root / "labelled"
+    for step in steps(root, store):
+        start(*map(str, step), environment=cluster.environment).end()
+    expected, actual = artifacts(alone), artifacts(store)
+    assert actual.keys() == expected.keys()
+    for key, artifact in expected.items():
+        assert actual[key].parts == artifact.parts, key
+    ran = tasks_of(cluster)
+    labelled = {"MapWorker(Map(encode))", "encode queries", "search exact", "rerank", "reranker numerics",
+                "encoder numerics"}  # fmt: skip
+    assert labelled | {"parse"} <= {name for name, _ in ran}, ran
+    cpu_nodes = {node.address for node in cluster.nodes[1:3]}
+    assert {address for name, address in ran if name in labelled} <= cpu_nodes
+
+
+def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: LocalCluster) -> None:
+    store = root / "excluded"
+    Store(str(store))
+    imported, encoded, _ = steps(root, store)
+    start(*map(str, imported), environment=cluster.environment).end()
+    blind = cluster.add(hide=root / "model", labels={"kind": "cpu"})
+    try:
+        out = start(*map(str, encoded), "--min-workers", "3", environment=cluster.environment).end()
+    finally:
+        cluster.lose(blind)
+    assert f"node {blind.address} is excluded, as a worker could not open there: " in out
+    expected, actual = (artifacts(one)["embeddings/tiny/g0000"] for one in (alone, store))
+    assert actual.parts == expected.parts
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--node-label", "kind=tpu"),
+         "--node-label kind=tpu: no node has it; the labels of the nodes are kind=cpu, kind=gpu, kind=head"),
+        (("--cpus", 9), "--cpus 9: expected at most 1, the cores of the largest node"),
+        (("--cpus", 1, "--gpus", 1, "--node-label", "kind=cpu"),
+         "--gpus 1: expected nodes with GPUs, there are none; --wait SECONDS waits for more nodes"),
+        (("--min-workers", 9, "--wait", 1, "--gpus", 0),
+         "--min-workers 9: the nodes have 4 CPUs and 1 GPU, room for 4 of 9 workers of 1 CPU, after 1 s; --wait "
+         "SECONDS waits for more nodes"),
+        (("--min-workers", 3, "--max-workers", 2), "--min-workers 3: expected at most the 2 of --max-workers"),
+        (("--node-label", "kind"), "--node-label 'kind': expected KEY=VALUE, for example accelerator=h100"),
+    ],
+)  # fmt: skip
+def test_what_no_node_can_do_is_refused_in_one_line(
+    root: Path, alone: Path, cluster: LocalCluster, options: tuple[object, ...], line: str
+) -> None:
+    job = ("--encoder", root / "model", "--name", "other", *options)
+    refused = start("encode_corpus", "--store", alone, *map(str, job), environment=cluster.environment).refused()
+    assert refused == f"error: {line}"
+    assert "embeddings/other/g0000" not in [*Store(str(alone)).keys(""), *Store(str(alone)).incomplete()]
+
+
+def test_a_cluster_grows_by_the_kind_of_node_that_a_job_names(
+    root: Path, alone: Path, call_job: Callable[..., int]
+) -> None:
+    """Of two kinds, only the named one is launched; of the excluded nodes, another one of the kind takes the work."""
+    types = {kind: NodeType(cpus=1, most=2, labels={"kind": kind}) for kind in ("cpu", "other")}
+    with growing_cluster(types, boot_s=1.0) as cloud:
+        for step in steps(root, root / "grown"):
+            status, said = submit(cloud.cluster, REPOSITORY, *map(str, step), "--node-label", "kind=cpu")
+            assert status == 0, said
+        assert {launch.node_type for launch in cloud.launches()} == {"cpu"}
+        cloud.wait_until_empty()
+        broken, other = (f"127.0.0.{FIRST_NODE + cloud.launches()[-1].node + more}" for more in (1, 2))
+        done = places(cloud.cluster, TASKS, broken=(broken,), items=1, labels={"kind": "cpu"})
+        assert done["places"] == [[other, "cpu"]]
+        job = ("--encoder", root / "model", "--name", "other", "--wait", 3, "--node-label", "kind=tpu")
+        status, said = submit(cloud.cluster, REPOSITORY, "encode_corpus", "--store", alone, *map(str, job))
+        assert status == 1
+        assert "error: --node-label kind=tpu: no node has it, after 3 s; the labels of the nodes are kind=" in said
+    expected, actual = artifacts(alone), artifacts(root / "grown")
+    assert {key: artifact.parts for key, artifact in actual.items()} == {
+        key: artifact.parts for key, artifact in expected.items()
+    }
