@@ -6,6 +6,7 @@ A fixed cluster of nodes with labels and pretended GPUs, and one that grows from
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -221,11 +222,20 @@ def test_no_task_without_a_gpu_uses_cuda_and_nothing_runs_on_the_wrong_kind(
     assert {address for name, address in ran if name in labelled} <= cpu_nodes
 
 
+def test_training_runs_on_the_nodes_that_it_names(root: Path, alone: Path, cluster: LocalCluster) -> None:
+    job = ("--backbone", root / "model", "--unit", "span", "--batch", 12, "--steps", 2, "--max-length", 32, "--dtype",
+           "float32", "--workers", 2, "--cpus", 1, "--name", "trained", "--node-label", "kind=cpu")  # fmt: skip
+    store = root / "trained"
+    shutil.copytree(alone / "corpus", store / "corpus")
+    start("pretrain_rip", "--store", store, *map(str, job), environment=cluster.environment).end()
+    workers = [address for name, address in tasks_of(cluster) if "RayTrainWorker" in name]
+    assert sorted(workers) == [node.address for node in cluster.nodes[1:3]]
+
+
 def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: LocalCluster) -> None:
     store = root / "excluded"
-    Store(str(store))
-    imported, encoded, _ = steps(root, store)
-    start(*map(str, imported), environment=cluster.environment).end()
+    shutil.copytree(alone / "corpus", store / "corpus")
+    _, encoded, _ = steps(root, store)
     blind = cluster.add(hide=root / "model", labels={"kind": "cpu"})
     try:
         out = start(*map(str, encoded), "--min-workers", "3", environment=cluster.environment).end()

@@ -19,7 +19,17 @@ import pytest
 
 from indexing.work import local
 from indexing.work.local import LocalRunner
-from indexing.work.tasks import ALL_CORES, MAX_BYTES, ONE_CORE, PYTHON_CORE, Place, Report, Resources
+from indexing.work.tasks import (
+    ALL_CORES,
+    MAX_BYTES,
+    ONE_CORE,
+    PYTHON_CORE,
+    Place,
+    Report,
+    Resources,
+    WorkerRequest,
+    task_name,
+)
 from retriever.errors import InputError, StorageError
 
 TWO_CALLS = Resources(cores=None, calls=2)
@@ -75,6 +85,45 @@ def test_a_worker_gets_its_cores_and_a_gpu_if_there_is_one(
 ) -> None:
     runner = LocalRunner(cores=cores, gpus=gpus)
     assert (runner.place(resources), runner.slots(resources)) == (place, slots)
+
+
+@pytest.mark.parametrize(
+    ("request_", "resources", "place", "slots"),
+    [
+        (WorkerRequest(cpus=3), ALL_CORES, Place(3), 2),
+        (WorkerRequest(cpus=3, max_workers=1), ALL_CORES, Place(3), 1),
+        (WorkerRequest(cpus=3), ONE_CORE, Place(1), 8),
+        (WorkerRequest(gpus=0), Resources(cores=None, gpus=None), Place(8), 1),
+        (WorkerRequest(gpus=0), Resources(cores=2, gpus=1), Place(2, "cuda"), 1),
+    ],
+)
+def test_a_user_sets_the_sizes_that_are_not_fixed(
+    request_: WorkerRequest, resources: Resources, place: Place, slots: int
+) -> None:
+    runner = LocalRunner(cores=8, gpus=1, request=request_)
+    assert (runner.place(resources), runner.slots(resources)) == (place, slots)
+
+
+def test_no_more_workers_are_opened_than_there_are_items() -> None:
+    class Counted:
+        resources = ONE_CORE
+        opened = 0
+
+        def open(self, place: Place) -> Callable[[int, Report], int]:
+            self.opened += 1
+            return lambda item, report: item
+
+    task = Counted()
+    assert sorted(item for item, _ in LocalRunner(cores=8).run(task, range(3))) == [0, 1, 2]
+    assert task.opened == 3
+
+
+def test_a_task_has_a_readable_name() -> None:
+    class SearchBm25Task: ...
+
+    class LuceneVersions: ...
+
+    assert [task_name(kind()) for kind in (SearchBm25Task, LuceneVersions)] == ["search bm25", "lucene versions"]  # type: ignore[arg-type]
 
 
 def test_one_worker_runs_in_the_calling_thread_in_order() -> None:
