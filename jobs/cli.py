@@ -64,7 +64,7 @@ class Workers(ClusterJob):
     """Options of a job whose work is spread over workers."""
 
     min_workers: int = 1
-    """On a cluster: begin when there are nodes for N workers; see --wait."""
+    """On a cluster: the job needs nodes for N workers; see --wait."""
     max_workers: int = MAX_WORKERS
     """The largest number of workers on a cluster. The job requests nodes for as many of them as it can use, and the
     limits of the cluster bound them too. Without a cluster, a job uses the cores of this machine."""
