@@ -182,11 +182,12 @@ def check_visible(store: Store) -> None:
     key = f".probe-{uuid.uuid4().hex}"
     store.storage.put_new(key, b"riptide")
     try:
-        probe = ray.remote(num_cpus=0)(sees).options(name="check store")
+        probe = ray.remote(num_cpus=0)(sees)
         for node in nodes:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             try:
-                visible = ray.get(probe.options(scheduling_strategy=strategy).remote(str(store.storage.path(key))))
+                probe_node = probe.options(name="check store", scheduling_strategy=strategy)
+                visible = ray.get(probe_node.remote(str(store.storage.path(key))))
             except (TaskUnschedulableError, NodeDiedError, WorkerCrashedError):  # the node has left
                 continue
             if not visible:
