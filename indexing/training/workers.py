@@ -91,7 +91,8 @@ def plan_workers(
     if wait_s and group.capacity < workers:
         say(f"waits up to {wait_s:.0f} s for nodes: room for {group.capacity} of {group}")
         request_room(group, wait_s)
-    check_room(nodes, cpus, group.gpus, min_workers, wait_s, "min_workers" if group.is_elastic else "workers")
+    option = f"min_workers {min_workers}" if group.is_elastic else f"workers {workers}"
+    check_room(nodes, cpus, group.gpus, min_workers, wait_s, option)
     capacity = group.capacity
     if gpus is None and group.gpus and capacity < workers:
         say(f"starts with {capacity} of {group}; parameter gpus 0 trains all of them on CPUs")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from indexing.work.tasks import Place, Report, Task
+from indexing.work.tasks import Place, Report, Task, WorkerRequest
 from retriever.errors import InputError, StorageError
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
@@ -121,17 +121,14 @@ def wait_for_room(nodes: Nodes, cores: int, gpus: int, workers: int, wait_s: flo
         time.sleep(POLL_S)
 
 
-def require_room(nodes: Nodes, cores: int, gpus: int, workers: int, wait_s: float | None) -> None:
-    """Waits for room for so many workers as the user requests. Raises the InputError of `check_room`.
-
-    wait_s: Seconds to wait; None: see `seconds_to_wait`.
-    """
-    wait_s = seconds_to_wait(wait_s)
+def require_room(nodes: Nodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
+    """Waits for room for so many workers, as long as the user requests. Raises the InputError of `check_room`."""
+    wait_s = seconds_to_wait(request.wait_s)
     wait_for_room(nodes, cores, gpus, workers, wait_s)
-    check_room(nodes, cores, gpus, workers, wait_s)
+    check_room(nodes, cores, gpus, workers, wait_s, f"min_workers {request.min_workers}")
 
 
-def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: float, name: str = "min_workers") -> None:
+def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: float, option: str) -> None:
     """Checks that the nodes hold so many workers.
 
     Args:
@@ -139,7 +136,7 @@ def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: floa
         cores, gpus: The size of a worker.
         workers: The number of workers.
         waited_s: Seconds that the job has waited for room.
-        name: The parameter that sets the number of workers.
+        option: The parameter that sets the number of workers, with its value.
 
     Raises:
         InputError: If there is no room: no node has the labels, a worker is larger than every node, or there are too
@@ -164,7 +161,7 @@ def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: floa
         raise InputError(f"parameter cpus {cores}: expected at most {max(fitting):.0f}, {largest}{waited}")
     total = {kind: sum(node.get(kind, 0) for node in live) for kind in ("CPU", "GPU")}
     raise InputError(
-        f"parameter {name} {workers}: the nodes have {describe_resources(total)}, room for {present} of "
+        f"parameter {option}: the nodes have {describe_resources(total)}, room for {present} of "
         f"{describe_workers(workers, cores, gpus)}{waited}{more}"
     )
 
@@ -174,7 +171,7 @@ def _own_labels(node: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in node.get("Labels", {}).items() if not key.startswith("ray.io/")}
 
 
-def wait_for_node(nodes: Nodes, say: Say, wait_s: float | None, gpus: int = 0) -> None:
+def wait_for_node(nodes: Nodes, say: Say, request: WorkerRequest, gpus: int = 0) -> None:
     """Waits until there is a node for workers with so many GPUs. A pending task makes an autoscaler add one.
 
     Raises:
@@ -188,7 +185,7 @@ def wait_for_node(nodes: Nodes, say: Say, wait_s: float | None, gpus: int = 0) -
     pending = need.remote()
     try:
         with say_waiting(say, nodes, 1, gpus, lambda: 1):
-            require_room(nodes, 1, gpus, 1, wait_s)
+            require_room(nodes, 1, gpus, 1, request)
     finally:
         ray.cancel(pending, force=True)
 

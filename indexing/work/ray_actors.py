@@ -156,10 +156,10 @@ def choose_pool(
     nodes, cpus, gpus = Nodes(request.labels), request.cpus, request.gpus
     if gpus is None:
         if cpus is None:
-            wait_for_node(nodes, say, request.wait_s)
+            wait_for_node(nodes, say, request)
         gpus = int(nodes.num_gpus() >= 1)
     if cpus is None:
-        wait_for_node(nodes, say, request.wait_s, gpus)
+        wait_for_node(nodes, say, request, gpus)
         at_least = 1 if gpus or not packed() else _shared_cores(nodes)
         cpus = min(4, nodes.cores(gpus)) if gpus else _cores_each(nodes, weights, at_least)
     return replace(request, cpus=cpus, gpus=gpus)

@@ -76,13 +76,13 @@ class RayTasks:
         return self._cores[gpus]
 
     def _wait_for_node(self, gpus: int) -> None:
-        wait_for_node(self.nodes, self.say, self.request.wait_s, gpus)
+        wait_for_node(self.nodes, self.say, self.request, gpus)
 
     def _check_room(self, place: Place, workers: int) -> None:
         """Waits until nodes have room for `min_workers`, once for each number of workers that the job can use."""
         workers = min(workers, self.request.min_workers)
         if self._room.get(place, 0) < workers:
-            require_room(self.nodes, place.cores, place.gpus, workers, self.request.wait_s)
+            require_room(self.nodes, place.cores, place.gpus, workers, self.request)
             self._room[place] = workers
 
     def _exclude(self, failure: NodeFailure, place: Place) -> None:

@@ -228,7 +228,7 @@ def test_training_runs_on_the_nodes_that_it_names(root: Path, alone: Path, clust
     store = root / "trained"
     shutil.copytree(alone / "corpus", store / "corpus")
     start("pretrain_rip", "--store", store, *map(str, job), environment=cluster.environment).end()
-    workers = [address for name, address in tasks_of(cluster) if "RayTrainWorker" in name]
+    workers = [address for name, address in tasks_of(cluster) if name == "RayTrainWorker"]
     assert sorted(workers) == [node.address for node in cluster.nodes[1:3]]
 
 
@@ -255,7 +255,7 @@ def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: 
         (("--cpus", 1, "--gpus", 1, "--node-label", "kind=cpu"),
          "--gpus 1: expected nodes with GPUs, there are none; --wait SECONDS waits for more nodes"),
         (("--min-workers", 9, "--wait", 1, "--gpus", 0),
-         "--min-workers 9: the nodes have 4 CPUs and 1 GPU, room for 4 of 9 workers of 1 CPU, after 1 s; --wait "
+         "--min-workers 9: the nodes have 4 CPUs and 1 GPU, room for 4 of 8 workers of 1 CPU, after 1 s; --wait "
          "SECONDS waits for more nodes"),
         (("--min-workers", 3, "--max-workers", 2), "--min-workers 3: expected at most the 2 of --max-workers"),
         (("--node-label", "kind"), "--node-label 'kind': expected KEY=VALUE, for example accelerator=h100"),

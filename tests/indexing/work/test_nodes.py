@@ -138,7 +138,7 @@ def test_labels_are_keys_with_values() -> None:
         ({"kind": "cpu"}, 1, 1, 1, 0,
          "parameter gpus 1: expected nodes with GPUs, there are none; parameter wait SECONDS waits for more nodes"),
         ({}, 4, 0, 4, 7.0,
-         "parameter min_workers 4: the nodes have 14 CPUs and 2 GPUs, room for 3 of 4 workers of 4 CPUs, after 7 s; "
+         "parameter min_workers 5: the nodes have 14 CPUs and 2 GPUs, room for 3 of 4 workers of 4 CPUs, after 7 s; "
          "parameter wait SECONDS waits for more nodes"),
     ],
 )  # fmt: skip
@@ -148,18 +148,18 @@ def test_too_few_nodes_are_refused_with_what_was_requested_and_what_is_there(
 ) -> None:  # fmt: skip
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
     with pytest.raises(InputError) as raised:
-        check_room(Nodes(labels), cores, gpus, workers, waited_s)
+        check_room(Nodes(labels), cores, gpus, workers, waited_s, "min_workers 5")
     assert str(raised.value) == line
-    check_room(Nodes(labels={"kind": "gpu"}), 2, 1, 2, 0)
+    check_room(Nodes(labels={"kind": "gpu"}), 2, 1, 2, 0, "min_workers 2")
 
 
 def test_a_cluster_without_nodes_or_labels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch)
     with pytest.raises(InputError, match="parameter min_workers 1: the nodes have 0 CPUs, room for 0 of 1 worker of 8"):
-        check_room(Nodes(), 8, 0, 1, 0)
+        check_room(Nodes(), 8, 0, 1, 0, "min_workers 1")
     nodes_of(monkeypatch, {"CPU": 2.0})
     with pytest.raises(InputError, match="no node has it; the nodes have no labels"):
-        check_room(Nodes({"kind": "cpu"}), 1, 0, 1, 0)
+        check_room(Nodes({"kind": "cpu"}), 1, 0, 1, 0, "min_workers 1")
 
 
 def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) 
     nodes_of(monkeypatch, {HEAD: 1.0, "CPU": 2.0})
     assert (seconds_to_wait(None), seconds_to_wait(5)) == (0, 5)
     with pytest.raises(InputError, match="room for 2 of 3 workers of 1 CPU; parameter wait"):
-        require_room(Nodes(), 1, 0, 3, None)
+        require_room(Nodes(), 1, 0, 3, WorkerRequest(min_workers=3))
     nodes_of(monkeypatch, {HEAD: 1.0})
     assert (seconds_to_wait(None), seconds_to_wait(0)) == (GROWTH_S, 0)
     looks: list[float] = []
@@ -177,7 +177,7 @@ def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) 
         nodes_of(monkeypatch, {HEAD: 1.0}, {"CPU": float(len(looks))})
 
     monkeypatch.setattr(nodes.time, "sleep", add_node)
-    require_room(Nodes(), 1, 0, 3, None)
+    require_room(Nodes(), 1, 0, 3, WorkerRequest(min_workers=3))
     assert len(looks) == 3
 
 
