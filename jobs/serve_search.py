@@ -364,11 +364,11 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str((1 << 31) - 1))  # default: 4 MiB
     connect(store)
     from indexing.hit_sources.registry import online_searches
-    from indexing.work import nodes
+    from indexing.work.nodes import Nodes
     from serve.deployments import Application, Scale, run_application
 
     scale = Scale(threads=options.threads, cpus=0)  # one machine: the threads share its cores
-    models = scale.model_copy(update={"gpus": GPU_SHARE if nodes.num_gpus() else 0.0})
+    models = scale.model_copy(update={"gpus": GPU_SHARE if Nodes().num_gpus() else 0.0})
     further = {online.deployment for online in online_searches()} - {"search", "words"}
     application = Application(
         store=store.url, topology="colocated" if options.topology == "colocated" else "distributed",

@@ -31,7 +31,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         match = LABEL.fullmatch(text)
         if match is None:
-            raise InputError(f"parameter node_label {text!r}: expected KEY=VALUE, for example accelerator=h100")
+            raise InputError(f"parameter node_label {text!r}: expected KEY=VALUE, for example node-type=gpu")
         labels[match[1]] = match[2]
     return labels
 

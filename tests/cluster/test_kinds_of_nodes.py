@@ -258,7 +258,7 @@ def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: 
          "--min-workers 9: the nodes have 4 CPUs and 1 GPU, room for 4 of 8 workers of 1 CPU, after 1 s; --wait "
          "SECONDS waits for more nodes"),
         (("--min-workers", 3, "--max-workers", 2), "--min-workers 3: expected at most the 2 of --max-workers"),
-        (("--node-label", "kind"), "--node-label 'kind': expected KEY=VALUE, for example accelerator=h100"),
+        (("--node-label", "kind"), "--node-label 'kind': expected KEY=VALUE, for example node-type=gpu"),
     ],
 )  # fmt: skip
 def test_what_no_node_can_do_is_refused_in_one_line(
