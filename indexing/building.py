@@ -143,7 +143,7 @@ class BuildIndex:
         """Measures recall and notes the search parameters that reach the requested value."""
         [draft] = drafts
         queries = min(SAMPLE_QUERIES, self.end)
-        with progress("measure recall", queries, "queries") as counter:
+        with progress("measure recall", queries, "queries", draft.key) as counter:
             setting = self._measure(draft, runner)
             counter.count(queries)
         recall = {str(k): round(value, 6) for k, value in setting.recall.items()}

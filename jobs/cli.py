@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jobs.metrics import StageMetrics
 from jobs.starting import finish, is_program
 
 from indexing.storage import describe_os_error
@@ -300,16 +301,18 @@ def _rate(rate: float) -> str:
 class Stage:
     """Prints one line of progress: `encode 12,000 of 20,958 passages, 310/s, 29 s left`.
 
-    On a terminal, the line is rewritten in place.
+    On a terminal, the line is rewritten in place. On Ray, the stage is also measured.
 
     Args:
         name: Name of the stage.
         total: Number of units; None if unknown.
         unit: Plural name of the unit.
+        artifact: Key of the artifact that the stage makes.
     """
 
-    def __init__(self, name: str, total: int | None = None, unit: str = "passages"):
+    def __init__(self, name: str, total: int | None = None, unit: str = "passages", artifact: str = ""):
         self.name, self.total, self.unit = name, total, unit
+        self.metrics = StageMetrics(name, artifact)
         self.remark = ""  # appended to the line
         self.done = self.kept = self.unfinished = 0
         self.started = self._told = time.monotonic()
@@ -322,12 +325,19 @@ class Stage:
             return
         self.done += amount
         self.unfinished = 0
+        self.add("rows", amount)
+        if self.unit == "pairs":
+            self.add("pairs", amount)
         self._print_sometimes()
 
     def show(self, unfinished: int) -> None:
         """Receives the number of units that are done within parts that are not."""
         self.unfinished = unfinished
         self._print_sometimes()
+
+    def add(self, figure: str, amount: int, **tags: str) -> None:
+        """Adds to a counter of `jobs.metrics`."""
+        self.metrics.add(figure, amount, **tags)
 
     def _print_sometimes(self) -> None:
         now = time.monotonic()
@@ -336,10 +346,12 @@ class Stage:
             self._print(now)
 
     def __enter__(self) -> Stage:
+        self.metrics.set("running", 1)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._clear()
+        self.metrics.close()
         if kind is None:
             seconds = time.monotonic() - self.started
             kept = f" ({self.kept:,} kept)" if self.kept else ""

@@ -168,14 +168,15 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, de
     speed = Speed()
     stages: list[Stage] = []
 
-    def open_stage(name: str, total: int | None, noun: str) -> Stage:
-        stages.append(Stage(name, total, noun))
+    def open_stage(name: str, total: int | None, noun: str, artifact: str) -> Stage:
+        stages.append(Stage(name, total, noun, artifact))
         return stages[-1]
 
     def observe(unit: Unit, result: PartDone | dict[str, Any]) -> None:
         done = result if isinstance(result, PartDone) else PartDone(**result)
         is_first = not speed.rows
         speed.add(done)
+        stages[-1].add("tokens", done.tokens)
         if is_first and is_sparse(described) and (warning := size_warning(done)):
             stages[-1].say(f"warning: {warning}")
 

@@ -16,10 +16,12 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from jobs.metrics import report_waiting
 from jobs.workers import say_line, worker_request
 
 from indexing.storage import LocalStorage
 from indexing.store import Store
+from indexing.work import nodes
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
 from indexing.work.tasks import Runner
@@ -53,6 +55,7 @@ def join_cluster(store: Store, *, private: bool = False) -> bool:
     if cluster is None:
         return False
     connect(store)
+    nodes.report_waiting = report_waiting
     print(f"runs on {cluster}", file=sys.stderr, flush=True)
     return True
 
@@ -133,7 +136,9 @@ def connect(store: Store) -> None:
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", LOSSES)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("RAY_enable_metrics_collection", "0")  # a private Ray needs no metrics
+    submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    if not submitted and os.environ.get("RAY_ADDRESS", "local") == "local" and _running_ray() is None:
+        os.environ.setdefault("RAY_enable_metrics_collection", "0")  # a private Ray needs no metrics
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports, and no Ray Data actor for them
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the job reports one failed task, in one line
     import ray
@@ -142,7 +147,6 @@ def connect(store: Store) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     if ray.is_initialized():
         return
-    submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     variables = {key: value for key, value in os.environ.items() if key.startswith(FORWARDED) and "TOKEN" not in key}
     if submitted:  # the workers have the variables of --runtime-env-json, which Ray refuses to set twice
         env_vars = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"]).get("runtime_env", {}).get("env_vars", {})

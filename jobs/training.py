@@ -237,7 +237,7 @@ class Training(ClusterJob):
         """
         curves = self.open_curves(task.draft.key)
         warned: set[str] = set()
-        with Stage("train", task.loop.steps, "steps") as stage:
+        with Stage("train", task.loop.steps, "steps", task.draft.key) as stage:
 
             def attempt(write: Callable[[], object]) -> bool:
                 """Returns whether curves were written. An error ends the curves, not the training run."""
@@ -258,6 +258,10 @@ class Training(ClusterJob):
                         warned.add(noun)
                         stage.say(line)
                 stage.remark = f"loss {done.loss:.4f}"
+                stage.add("pairs", self.batch)
+                stage.metrics.set("train_loss", done.loss)
+                stage.metrics.set("train_lr", done.lr)
+                stage.metrics.set("train_steps", done.step)
                 if done.quality is not None:
                     stage.say(f"step {done.step:,}: {stage.remark}, {QUALITY} {done.quality:.4f}")
                 if curves and not attempt(partial(curves.add, done)):

@@ -74,7 +74,7 @@ class Tally:
     def __init__(self) -> None:
         self.counts: dict[str, list[tuple[bool, int]]] = {}
 
-    def __call__(self, title: str, total: int | None, noun: str) -> _Counts:
+    def __call__(self, title: str, total: int | None, noun: str, artifact: str) -> _Counts:
         return _Counts(self.counts.setdefault(title, []))
 
 
@@ -91,6 +91,8 @@ class _Counts:
         self._counts.append((kept, amount))
 
     def show(self, unfinished: int) -> None: ...
+
+    def add(self, figure: str, amount: int, **tags: str) -> None: ...
 
 
 def tallied(store: Store, work: Work, runner: InlineRunner) -> tuple[Sequence[Artifact], dict[str, list]]:

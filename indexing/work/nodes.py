@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from indexing.work.tasks import Place, Report, Task, WorkerRequest
+from indexing.work.tasks import Place, Report, Task, WorkerRequest, ignore
 from retriever.errors import InputError, StorageError
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
@@ -23,6 +23,9 @@ MAX_EXCLUDED = 3  # nodes that a run excludes because a worker could not open th
 
 Say = Callable[[str], object]
 """Prints a line for the user."""
+
+report_waiting: Report = ignore
+"""Receives the number of workers that wait for a node, while some may; a program sets it to measure them."""
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str]:
@@ -261,6 +264,7 @@ def say_waiting(say: Say, nodes: Nodes, cores: int, gpus: int, wanted: Callable[
         previous = 0, 0
         while not stop.wait(WAIT_S):
             present, count = nodes.places(cores, gpus), wanted()
+            report_waiting(max(0, count - present))
             if present < count and (not present or (can_grow() and (present, count) != previous)):
                 verb = "is" if present == 1 else "are"
                 say(f"waits for {describe_workers(count, cores, gpus)}: {present} {verb} there")
@@ -273,6 +277,7 @@ def say_waiting(say: Say, nodes: Nodes, cores: int, gpus: int, wanted: Callable[
     finally:
         stop.set()
         thread.join()
+        report_waiting(0)
 
 
 def describe_workers(count: int, cores: int, gpus: int) -> str:

@@ -161,9 +161,12 @@ class Counter(Protocol):
     def show(self, unfinished: int) -> None:
         """Receives the number of rows that are done within units that are not."""
 
+    def add(self, figure: str, amount: int, **tags: str) -> None:
+        """Adds to another figure than the rows: parts (outcome: made, kept), tokens or pairs."""
 
-Progress = Callable[[str, int | None, str], contextlib.AbstractContextManager[Counter]]
-"""progress(title, total, noun) is called for each stage, and left when the stage has ended."""
+
+Progress = Callable[[str, int | None, str, str], contextlib.AbstractContextManager[Counter]]
+"""progress(title, total, noun, artifact's key) is called for each stage, and left when the stage has ended."""
 
 
 class _Silent:
@@ -173,8 +176,10 @@ class _Silent:
 
     def show(self, unfinished: int) -> None: ...
 
+    def add(self, figure: str, amount: int, **tags: str) -> None: ...
 
-def silent(title: str, total: int | None, noun: str) -> contextlib.AbstractContextManager[Counter]:
+
+def silent(title: str, total: int | None, noun: str, artifact: str) -> contextlib.AbstractContextManager[Counter]:
     """The Progress of work that is not shown."""
     return contextlib.nullcontext(_Silent())
 
@@ -204,6 +209,13 @@ class _Stage:
                 continue
             self.stage.check(unit, parts)
             self.counter.count(unit.rows, kept=True)
+            self._count_parts(unit)
+
+    def _count_parts(self, unit: Unit) -> None:
+        """Counts the parts of a unit that is done; those that are committed already are kept."""
+        kept = sum(name in self.committed[unit.target] for name in unit.names)
+        self.counter.add("parts", kept, outcome="kept")
+        self.counter.add("parts", len(unit.names) - kept, outcome="made")
 
     def run(self, runner: Runner, observe: Callable[[Unit, Any], object]) -> None:
         """Makes the pending units. Raises InputError if a draft was removed meanwhile."""
@@ -211,6 +223,7 @@ class _Stage:
             for unit in self.pending():
                 missing = [name for name in unit.names if name not in self.committed[unit.target]]
                 self.stage.make(unit, missing, self.drafts[unit.target], runner, self.counter)
+                self._count_parts(unit)
         else:
             task = self.stage.task(self.drafts)
             results = runner.run(task, self.pending(), on_progress=self.counter.show, weight=lambda u: u.size_bytes)
@@ -218,6 +231,7 @@ class _Stage:
                 for unit, result in results:
                     observe(unit, result)
                     self.counter.count(self.stage.rows_of(unit, result))
+                    self._count_parts(unit)
             finally:
                 if close := getattr(results, "close", None):
                     close()  # ends the workers now, and not when the traceback of an exception is released
@@ -281,7 +295,7 @@ def run_work(
             if not all(draft.complete for draft in drafts):
                 with keep_alive(drafts):
                     for stage in work.stages:
-                        with progress(stage.title, stage.total, stage.noun) as counter:
+                        with progress(stage.title, stage.total, stage.noun, drafts[-1].key) as counter:
                             _Stage(stage, drafts, counter).run(runner, observe)
                     work.finish(drafts, runner, progress)
                 for draft in drafts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,9 +89,10 @@ class Log:
     """A Progress that keeps what it receives."""
 
     lines: list[Any] = field(default_factory=list)
+    parts: Counter[str] = field(default_factory=Counter)
 
-    def __call__(self, title: str, total: int | None, noun: str) -> Log:
-        self.lines.append((title, total, noun))
+    def __call__(self, title: str, total: int | None, noun: str, artifact: str) -> Log:
+        self.lines.append((title, total, noun, artifact))
         return self
 
     def __enter__(self) -> Log:
@@ -102,6 +104,10 @@ class Log:
         self.lines.append("kept" if kept else amount)
 
     def show(self, unfinished: int) -> None: ...
+
+    def add(self, figure: str, amount: int, **tags: str) -> None:
+        assert figure == "parts"
+        self.parts[tags["outcome"]] += amount
 
 
 WORK = Squares(tuple(range(7)))
@@ -128,7 +134,8 @@ def test_every_way_of_the_local_runner_makes_the_same_bytes(
     [artifact] = run_work(store, work, LocalRunner(cores=cores), log)
     assert contents(store) == {f"part-{n:05d}": str(n * n) for n in range(7)}
     assert artifact.notes == {"parts": 7}
-    assert log.lines == [("square", 7, "numbers"), *[1] * 7]
+    assert log.lines == [("square", 7, "numbers", "squares/n"), *[1] * 7]
+    assert log.parts == {"made": 7, "kept": 0}
 
 
 def test_what_is_complete_is_not_made_again(store: Store) -> None:
@@ -152,6 +159,7 @@ def test_an_interrupted_run_keeps_its_parts_and_makes_the_others(store: Store, c
     log = Log()
     run_work(store, WORK, LocalRunner(cores=cores), log, observe=lambda unit, result: made.append(result))
     kept = log.lines.count("kept")
+    assert log.parts == {"made": 7 - kept, "kept": kept}
     assert kept >= 3
     assert len(made) == 3 + 7 - kept
     assert contents(store) == {f"part-{n:05d}": str(n * n) for n in range(7)}
