@@ -1,0 +1,254 @@
+"""Write alerts.yaml for Prometheus and dashboard.json for Grafana from the lists below.
+
+python cluster/monitoring/generate.py
+
+Names that begin with `ray_riptide_` are those of jobs/metrics.py; all others are Ray's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert: `expr` has been true for the time `wait`."""
+
+    name: str
+    expr: str
+    wait: str
+    severity: str
+    summary: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the dashboard: pairs of a query and the legend of its series, in a unit of Grafana."""
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+
+
+STAGE = "job_name, artifact, stage"
+STAGE_LEGEND = "{{artifact}} {{stage}}"
+SERVE_TASKS = "(?i)(serve|proxy).*"
+ERRORS = (
+    'sum by (application) (rate(ray_serve_num_http_error_requests_total{error_code=~"5.."}[5m]))'
+    " / sum by (application) (rate(ray_serve_num_http_requests_total[5m]))"
+)
+QUEUED = "sum by (application, deployment) (ray_serve_deployment_queued_queries)"
+
+
+def latency(quantile: float) -> str:
+    """Returns the query of a quantile of the latency of HTTP requests, in milliseconds."""
+    buckets = "sum by (le, application) (rate(ray_serve_http_request_latency_ms_bucket[5m]))"
+    return f"histogram_quantile({quantile}, {buckets})"
+
+
+def rate_of(counter: str) -> str:
+    """Returns the query of the rate of a counter of jobs, by stage."""
+    return f"sum by ({STAGE}) (rate(ray_riptide_{counter}_total[1m]))"
+
+
+ALERTS = (
+    Alert(
+        "JobStalled",
+        f'max by ({STAGE}) (ray_riptide_running{{stage!~"fit|train .+|measure recall"}}) > 0'
+        f" unless on ({STAGE}) sum by ({STAGE}) (increase(ray_riptide_rows_total[15m])) > 0",
+        "15m",
+        "critical",
+        "{{ $labels.job_name }}: {{ $labels.stage }} of {{ $labels.artifact }} makes no progress",
+        "No part was committed for 30 minutes. Look at the job's last lines, and whether nodes are pending. Stages of "
+        "one unit, such as the training of an index, are left out.",
+    ),
+    Alert(
+        "NodesPending",
+        "sum by (NodeType) (autoscaler_pending_nodes) > 0",
+        "15m",
+        "warning",
+        "{{ $value }} nodes of type {{ $labels.NodeType }} do not start",
+        "Look at `ray status`: quota, capacity of the zone, spot price, image, permissions of the head.",
+    ),
+    Alert(
+        "DiskNearlyFull",
+        "max by (ip) (ray_node_disk_utilization_percentage) > 90",
+        "5m",
+        "critical",
+        "The disk of node {{ $labels.ip }} is {{ $value | humanize }} % full",
+        "Reduce RIPTIDE_CACHE_BYTES, or give the nodes a larger disk: a full one fails its parts.",
+    ),
+    Alert(
+        "PartsFail",
+        f'sum by (Name) (increase(ray_tasks{{State="FAILED", Name!~"{SERVE_TASKS}"}}[15m])) > 5',
+        "0m",
+        "warning",
+        "{{ $value | humanize }} tasks {{ $labels.Name }} failed within 15 minutes",
+        "Workers are killed, for example because memory runs out or nodes leave. A task is tried six times, then the "
+        "job ends; committed parts are kept.",
+    ),
+    Alert(
+        "ServeErrors",
+        f"{ERRORS} > 0.01",
+        "5m",
+        "critical",
+        "{{ $value | humanizePercentage }} of the requests of {{ $labels.application }} fail",
+        "More than 1 % of the answers have a status from 500 to 599: look at /readyz and at the logs of the replicas.",
+    ),
+    Alert(
+        "ServeSlow",
+        f"{latency(0.99)} > 1000",
+        "10m",
+        "warning",
+        "The p99 latency of {{ $labels.application }} is {{ $value | humanize }} ms",
+        "The p99 latency exceeds 1 s: add replicas, or reduce nprobe, the depth of re-ranking, or the load.",
+    ),
+    Alert(
+        "ServeQueueGrows",
+        f"{QUEUED} > 100",
+        "5m",
+        "warning",
+        "{{ $value }} requests of {{ $labels.application }} wait for a replica of {{ $labels.deployment }}",
+        "The replicas are saturated: raise max_replicas or the number of nodes.",
+    ),
+)
+
+ROWS = {
+    "Jobs": (
+        Panel("Rows per second", "short", ((rate_of("rows"), STAGE_LEGEND),)),
+        Panel(
+            "Committed parts",
+            "short",
+            ((f"sum by ({STAGE}, outcome) (ray_riptide_parts_total)", f"{STAGE_LEGEND} {{{{outcome}}}}"),),
+        ),
+        Panel("Tokens per second (encoding)", "short", ((rate_of("tokens"), STAGE_LEGEND),)),
+        Panel("Pairs per second (re-ranking, training)", "short", ((rate_of("pairs"), STAGE_LEGEND),)),
+        Panel("Running stages", "short", ((f"sum by ({STAGE}) (ray_riptide_running)", STAGE_LEGEND),)),
+        Panel(
+            "Workers that wait for a node",
+            "short",
+            (("sum by (job_name) (ray_riptide_waiting_workers)", "{{job_name}}"),),
+        ),
+    ),
+    "Training": (
+        Panel("Loss", "short", ((f"max by ({STAGE}) (ray_riptide_train_loss)", "{{artifact}}"),)),
+        Panel("Learning rate", "sci", ((f"max by ({STAGE}) (ray_riptide_train_lr)", "{{artifact}}"),)),
+        Panel("Steps", "short", ((f"max by ({STAGE}) (ray_riptide_train_steps)", "{{artifact}}"),)),
+    ),
+    "Cluster": (
+        Panel(
+            "Nodes",
+            "short",
+            (
+                ("sum(autoscaler_active_nodes)", "active"),
+                ("sum(autoscaler_pending_nodes)", "pending"),
+            ),
+        ),
+        Panel("CPU utilisation", "percent", (("max by (ip) (ray_node_cpu_utilization)", "{{ip}}"),)),
+        Panel(
+            "Memory in use",
+            "percentunit",
+            (("max by (ip) (ray_node_mem_used) / max by (ip) (ray_node_mem_total)", "{{ip}}"),),
+        ),
+        Panel("Disk in use", "percent", (("max by (ip) (ray_node_disk_utilization_percentage)", "{{ip}}"),)),
+        Panel(
+            "Failed tasks (each attempt)",
+            "short",
+            ((f'sum by (Name) (ray_tasks{{State="FAILED", Name!~"{SERVE_TASKS}"}})', "{{Name}}"),),
+        ),
+    ),
+    "Ray Serve": (
+        Panel(
+            "Requests per second",
+            "reqps",
+            (
+                (
+                    "sum by (application, status_code) (rate(ray_serve_num_http_requests_total[1m]))",
+                    "{{application}} {{status_code}}",
+                ),
+            ),
+        ),
+        Panel("Errors", "percentunit", ((ERRORS, "{{application}}"),)),
+        Panel(
+            "Latency",
+            "ms",
+            ((latency(0.5), "{{application}} p50"), (latency(0.99), "{{application}} p99")),
+        ),
+        Panel("Requests that wait for a replica", "short", ((QUEUED, "{{application}} {{deployment}}"),)),
+    ),
+}
+
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+WIDTH, HEIGHT = 8, 8  # of a panel; the grid of Grafana is 24 wide
+
+
+def alerts() -> str:
+    """Returns the text of alerts.yaml."""
+    rules = [
+        {
+            "alert": alert.name,
+            "expr": alert.expr,
+            "for": alert.wait,
+            "labels": {"severity": alert.severity},
+            "annotations": {"summary": alert.summary, "description": alert.description},
+        }
+        for alert in ALERTS
+    ]
+    groups = {"groups": [{"name": "riptide", "rules": rules}]}
+    return "# Written by generate.py.\n" + yaml.safe_dump(groups, sort_keys=False, width=120)
+
+
+def dashboard() -> str:
+    """Returns the text of dashboard.json."""
+    ids = itertools.count(1)
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for title, row in ROWS.items():
+        panels.append({"id": next(ids), "type": "row", "title": title, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}})
+        y += 1
+        for number, panel in enumerate(row):
+            x, below = WIDTH * (number % 3), HEIGHT * (number // 3)
+            panels.append(describe(panel, next(ids), {"x": x, "y": y + below, "w": WIDTH, "h": HEIGHT}))
+        y += HEIGHT * -(-len(row) // 3)
+    datasource = {"name": "datasource", "type": "datasource", "query": "prometheus", "hide": 2}
+    document = {
+        "uid": "riptide",
+        "title": "riptide",
+        "schemaVersion": 39,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [datasource]},
+        "panels": panels,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def describe(panel: Panel, number: int, position: dict[str, int]) -> dict[str, Any]:
+    """Returns a panel as Grafana reads it."""
+    targets = [
+        {"refId": chr(ord("A") + n), "expr": expr, "legendFormat": legend, "datasource": DATASOURCE}
+        for n, (expr, legend) in enumerate(panel.queries)
+    ]
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": DATASOURCE,
+        "gridPos": position,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": targets,
+    }
+
+
+if __name__ == "__main__":
+    (HERE / "alerts.yaml").write_text(alerts(), encoding="utf-8")
+    (HERE / "dashboard.json").write_text(dashboard(), encoding="utf-8")

@@ -1,0 +1,236 @@
+"""cluster/monitoring: its generated files are current; Prometheus scrapes a cluster, and every query returns data."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import runpy
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from local_cluster import (
+    REPOSITORY,
+    LocalCluster,
+    clean_environment,
+    kill_all,
+    local_cluster,
+    port,
+    run,
+    start,
+    wait_for,
+)
+from tiny import save_bert, write_corpus
+
+from indexing.store import Store
+
+MONITORING = REPOSITORY / "cluster" / "monitoring"
+GENERATED = runpy.run_path(str(MONITORING / "generate.py"))
+DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
+RULES = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
+ALERT_TESTS = yaml.safe_load((MONITORING / "alerts.test.yaml").read_text())
+
+# A deployment that fails one of eight requests, and works on one at a time, so that requests wait.
+SERVE = """
+import sys, threading, time, urllib.request
+import ray
+from ray import serve
+
+@serve.deployment(max_ongoing_requests=1, ray_actor_options={"num_cpus": 0})
+class Slow:
+    def __call__(self, request):
+        time.sleep(0.2)
+        assert request.query_params.get("good") == "1"
+        return "done"
+
+def ask(url):
+    try:
+        urllib.request.urlopen(url, timeout=60).read()
+    except urllib.error.HTTPError as error:
+        assert error.code == 500, error
+
+host, port = sys.argv[1:]
+ray.init(log_to_driver=False)
+serve.start(http_options={"host": host, "port": int(port)})
+serve.run(Slow.bind(), name="slow")
+while True:
+    threads = [threading.Thread(target=ask, args=(f"http://{host}:{port}/?good={int(n > 0)}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.parametrize(("name", "file"), [("alerts", "alerts.yaml"), ("dashboard", "dashboard.json")])
+def test_the_generated_files_are_current(name: str, file: str) -> None:
+    assert (MONITORING / file).read_text() == GENERATED[name](), "run python cluster/monitoring/generate.py"
+
+
+def test_every_alert_has_a_test_and_a_remedy() -> None:
+    exprs = json.dumps(ALERT_TESTS)
+    for rule in RULES:
+        assert f"{rule['alert']}" in exprs
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert all(text[0].isupper() or text[0] == "{" for text in rule["annotations"].values())
+
+
+def test_the_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in panels)
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def queries() -> list[str]:
+    """Returns the queries of the dashboard."""
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
+
+
+@pytest.mark.nodes
+def test_every_alert_fires_and_none_while_all_is_well() -> None:
+    """By promtool, on series that are written down."""
+    for command in (("check", "rules", "alerts.yaml"), ("check", "config", "prometheus.yaml"),
+                    ("test", "rules", "alerts.test.yaml")):  # fmt: skip
+        done = subprocess.run(["promtool", *command], cwd=MONITORING, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@dataclass
+class Prometheus:
+    """A Prometheus that scrapes a cluster every second since `began`."""
+
+    address: str
+    began: float
+
+    def ask(self, path: str, **parameters: Any) -> Any:
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return json.load(answer)["data"]
+
+    def value(self, query: str) -> float | None:
+        """Returns the value of a query without labels now; None without one."""
+        found = self.ask("query", query=query)["result"]
+        return float(found[0]["value"][1]) if found else None
+
+    def values(self, query: str) -> list[float]:
+        """Returns all values of a query since the beginning, of all series."""
+        found = self.ask("query_range", query=query, start=self.began, end=time.time(), step=1)["result"]
+        numbers = [float(value) for series in found for _, value in series["values"]]
+        return [number for number in numbers if not math.isnan(number)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with local_cluster(workers=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def prometheus(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Its configuration is cluster/monitoring/prometheus.yaml with other paths and shorter times."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = (MONITORING / "prometheus.yaml").read_text()
+    for text, own in {
+        "scrape_interval: 10s": "scrape_interval: 1s",
+        "evaluation_interval: 10s": "evaluation_interval: 1s",
+        "[alerts.yaml]": f"[{MONITORING / 'alerts.yaml'}]",
+        "- files: [/tmp/ray/prom": f"- refresh_interval: 1s\n        files: [{cluster.folder}/prom",
+    }.items():
+        assert config.count(text) == 1, text
+        config = config.replace(text, own)
+    (folder / "prometheus.yaml").write_text(config)
+    address = f"127.0.0.2:{port('127.0.0.2')}"
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            ["prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
+             f"--web.listen-address={address}"],
+            stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    made = Prometheus(address, time.time())
+
+    def is_up() -> bool:
+        try:
+            return made.value("count(up == 1)") is not None
+        except OSError:
+            return False
+
+    try:
+        wait_for(is_up, "Prometheus", process)
+        yield made
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.cluster
+@pytest.mark.nodes
+@pytest.mark.slow
+def test_the_rows_are_the_committed_ones_and_every_query_of_the_dashboard_has_data(
+    cluster: LocalCluster, prometheus: Prometheus, tmp_path: Path
+) -> None:
+    """An encoding whose worker is killed in the middle, a training and a small service, scraped by Prometheus."""
+    store, model = tmp_path / "store", save_bert(tmp_path / "model", hidden=256, layers=4)
+    run("import_corpus", "--store", store, "--source", write_corpus(tmp_path / "raw", 900), "--part-size", 30)
+    encode = ("encode_corpus", "--store", store, "--encoder", model, "--name", "tiny", "--compile", "never",
+              "--max-workers", 2)  # fmt: skip
+    job = start(*encode, environment=cluster.environment)
+    records = store / "embeddings" / "tiny" / "g0000"
+    wait_for(lambda: len(list(records.glob("part-*.json"))) >= 4, "four parts", job.process)
+    wait_for(lambda: any(node.workers("PoolWorker") for node in cluster.workers), "a worker that encodes", job.process)
+    kill_all([worker for node in cluster.workers for worker in node.workers("PoolWorker")][:1])
+    job.end()
+    embeddings = Store(str(store)).open("embeddings", "tiny/g0000")
+
+    rows = 'sum(ray_riptide_rows_total{job_name="encode_corpus"})'
+    wait_for(lambda: prometheus.value(rows) == embeddings.rows, f"{embeddings.rows} rows")
+    parts = 'sum(ray_riptide_parts_total{artifact="embeddings/tiny/g0000", stage="encode", outcome="made"})'
+    assert prometheus.value(parts) == len(embeddings.parts)
+
+    run("pretrain_rip", "--store", store, "--backbone", model, "--name", "spans", "--unit", "span",
+        "--max-length", 32, "--batch", 4, "--steps", 5, "--cpus", 1, environment=cluster.environment)  # fmt: skip
+    (tmp_path / "serve.py").write_text(SERVE)
+    command = [sys.executable, str(tmp_path / "serve.py"), "127.0.0.2", str(port("127.0.0.2"))]
+    with open(tmp_path / "serve.log", "wb") as log:
+        service = subprocess.Popen(
+            command, env=clean_environment(cluster.environment), stdout=log, stderr=subprocess.STDOUT
+        )
+
+    def empty() -> list[str]:
+        return [query for query in queries() if not prometheus.values(query)]
+
+    try:
+        wait_for(lambda: not empty(), "data", service)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; without data: {empty()}") from None
+    finally:
+        service.kill()
+        service.wait()
+    assert prometheus.value('max(ray_riptide_train_steps{job_name="pretrain_rip"})') in (None, 5)
+    assert max(prometheus.values("ray_riptide_train_steps")) == 5
+    assert prometheus.value('sum(ray_riptide_pairs_total{artifact="models/spans", stage="train"})') == 5 * 4
+    rules = prometheus.ask("rules")["groups"][0]["rules"]
+    assert {rule["name"]: rule["health"] for rule in rules} == {rule["alert"]: "ok" for rule in RULES}
+
+
+def test_the_names_of_our_metrics_are_those_that_jobs_export() -> None:
+    from jobs.metrics import COUNTERS, GAUGES
+
+    exported = {f"ray_riptide_{name}_total" for name in COUNTERS} | {f"ray_riptide_{name}" for name in GAUGES}
+    texts = [*queries(), *(rule["expr"] for rule in RULES)]
+    assert {name for text in texts for name in re.findall(r"ray_riptide_\w+", text)} == exported
