@@ -11,7 +11,7 @@ PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install browser lint test test-fast test-system test-all bench demo
+.PHONY: help install browser prometheus lint test test-fast test-system test-all bench demo
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ browser:  ## Chromium and its driver, for the tests of the page, where there are
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null
 
+prometheus: install  ## Prometheus and promtool in .venv/bin, for the tests of cluster/monitoring, if they are missing (by apt; no service)
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || test -x $(BIN)/promtool || { cd $(VENV) && \
+	  get="apt-get download -qq -o APT::Sandbox::User=root prometheus" && { $$get || { apt-get update -qq && $$get; }; } && \
+	  dpkg-deb --fsys-tarfile prometheus_*.deb | \
+	  tar -x -C bin --strip-components=3 ./usr/bin/prometheus ./usr/bin/promtool && rm prometheus_*.deb; }
+
 lint: install  ## ruff, mypy, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -40,10 +46,10 @@ test: install lint  ## lint, and all tests but those of test-system
 test-fast: install  ## the tests that need no more than seconds
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow and not cluster and not ($(SYSTEM))"
 
-test-system: install browser  ## whole systems in a short form: random kills, several nodes, a browser, Ray Serve, a published figure
+test-system: install browser prometheus  ## whole systems in a short form: random kills, several nodes, a browser, Ray Serve, a published figure
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations=10 -m "$(SYSTEM)"
 
-test-all: install browser lint  ## every test in its long form, at most 90 minutes on two cores
+test-all: install browser prometheus lint  ## every test in its long form, at most 90 minutes on two cores
 	@trap "exit 130" INT; status=0; export RIPTIDE_TESTS=all HF_HUB_OFFLINE=1; set -x; \
 	$(BIN)/python -m pytest $(PARALLEL) --durations=25 -m "not ($(SYSTEM))" || status=1; \
 	$(BIN)/python -m pytest --durations=25 -m "$(SYSTEM)" || status=1; exit $$status

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-TAGS = ("job_name", "artifact", "stage")  # Prometheus has a label `job` of its own: the tag would be `exported_job`
+TAGS = ("job_name", "artifact", "stage")  # not `job`: Prometheus adds such a label, and renames the tag
 REFRESH_S = 5.0  # Ray exports a gauge once for each time that it is set, and drops it after 20 s
 
 COUNTERS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -69,18 +70,24 @@ class InlineRunner:
 
 
 class Tally:
-    """A Progress that keeps the counts of each stage: `counts[title]` holds (kept, rows)."""
+    """A Progress that keeps the counts of each stage.
+
+    Attributes:
+        counts: (kept, rows) by the title of a stage.
+        added: Sums of other figures: tokens, pairs, parts.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[str, list[tuple[bool, int]]] = {}
+        self.added: Counter[str] = Counter()
 
     def __call__(self, title: str, total: int | None, noun: str, artifact: str) -> _Counts:
-        return _Counts(self.counts.setdefault(title, []))
+        return _Counts(self.counts.setdefault(title, []), self.added)
 
 
 class _Counts:
-    def __init__(self, counts: list[tuple[bool, int]]):
-        self._counts = counts
+    def __init__(self, counts: list[tuple[bool, int]], added: Counter[str]):
+        self._counts, self._added = counts, added
 
     def __enter__(self) -> _Counts:
         return self
@@ -92,7 +99,8 @@ class _Counts:
 
     def show(self, unfinished: int) -> None: ...
 
-    def add(self, figure: str, amount: int, **tags: str) -> None: ...
+    def add(self, figure: str, amount: int, **tags: str) -> None:
+        self._added[figure] += amount
 
 
 def tallied(store: Store, work: Work, runner: InlineRunner) -> tuple[Sequence[Artifact], dict[str, list]]:

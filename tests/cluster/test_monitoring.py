@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -97,6 +99,13 @@ def test_the_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
     assert max(x for x, _ in cells) < 24
 
 
+def program(name: str) -> str:
+    """Returns the path of a program of Prometheus: that of `make prometheus`, or one that is installed."""
+    path = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert path, f"{name} is missing: run make prometheus"
+    return path
+
+
 def queries() -> list[str]:
     """Returns the queries of the dashboard."""
     return [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
@@ -107,7 +116,9 @@ def test_every_alert_fires_and_none_while_all_is_well() -> None:
     """By promtool, on series that are written down."""
     for command in (("check", "rules", "alerts.yaml"), ("check", "config", "prometheus.yaml"),
                     ("test", "rules", "alerts.test.yaml")):  # fmt: skip
-        done = subprocess.run(["promtool", *command], cwd=MONITORING, text=True, capture_output=True, check=False)
+        done = subprocess.run(
+            [program("promtool"), *command], cwd=MONITORING, text=True, capture_output=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -125,13 +136,13 @@ class Prometheus:
 
     def value(self, query: str) -> float | None:
         """Returns the value of a query without labels now; None without one."""
-        found = self.ask("query", query=query)["result"]
-        return float(found[0]["value"][1]) if found else None
+        result = self.ask("query", query=query)["result"]
+        return float(result[0]["value"][1]) if result else None
 
     def values(self, query: str) -> list[float]:
         """Returns all values of a query since the beginning, of all series."""
-        found = self.ask("query_range", query=query, start=self.began, end=time.time(), step=1)["result"]
-        numbers = [float(value) for series in found for _, value in series["values"]]
+        result = self.ask("query_range", query=query, start=self.began, end=time.time(), step=1)["result"]
+        numbers = [float(value) for series in result for _, value in series["values"]]
         return [number for number in numbers if not math.isnan(number)]
 
 
@@ -158,21 +169,21 @@ def prometheus(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) 
     address = f"127.0.0.2:{port('127.0.0.2')}"
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            ["prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
+            [program("prometheus"), f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
              f"--web.listen-address={address}"],
             stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
-    made = Prometheus(address, time.time())
+    prometheus = Prometheus(address, time.time())
 
     def is_up() -> bool:
         try:
-            return made.value("count(up == 1)") is not None
+            return prometheus.value("count(up == 1)") is not None
         except OSError:
             return False
 
     try:
         wait_for(is_up, "Prometheus", process)
-        yield made
+        yield prometheus
     finally:
         process.kill()
         process.wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runners import Tally
 from samples import files_of, write_lines
 
 from indexing import rescoring, retrieval
@@ -16,6 +17,7 @@ from indexing.queries import Queries
 from indexing.runs import read_run
 from indexing.store import Store
 from indexing.work.local import LocalRunner
+from indexing.work.work import run_work
 from retriever.reranker import Reranker, RerankerOptions, describe_reranker
 
 Done = Callable[..., str]
@@ -95,6 +97,15 @@ def test_blocks_of_queries_and_a_depth_of_all(world, classifier: str, done: Done
     for query, hits in ranked(world.store, "blocks").items():
         scores = dict(once[query])
         assert [score for _, score in hits] == pytest.approx([scores[id] for id, _ in hits], abs=1e-5)
+
+
+def test_the_pairs_of_each_query_are_counted(world, classifier: str) -> None:
+    store, tally = Store(str(world.store)), Tally()
+    search = retrieval.SearchQueries(
+        store, source="exact:enc", split="test", k=20, name="counted", reranker=classifier, rerank_depth=6
+    )
+    run_work(store, search, LocalRunner(cores=1), tally)
+    assert tally.added == {"pairs": 6 * len(search.split.ids), "parts": len(store.open("runs", "counted").parts)}
 
 
 def test_a_query_that_is_dropped_leaves_no_hole(world, classifier: str, done: Done, tmp_path: Path) -> None:

@@ -96,10 +96,14 @@ def test_a_job_says_what_it_waits_for(
         looks.append(4)
         return 4
 
+    reported: list[int] = []
+    monkeypatch.setattr(nodes, "report_waiting", reported.append)
     with say_waiting(said.append, Nodes(), 8, 0, wanted):
         while len(looks) < 3:
             time.sleep(0.001)
     assert said[:1] == lines
+    assert set(reported[:2]) == {4 - min(4, num_places(8))}
+    assert reported[-1] == 0
 
 
 def test_the_line_counts_in_words() -> None:
