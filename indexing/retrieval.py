@@ -174,11 +174,12 @@ class SearchStage(StageDefaults):
         facts = {**({"numerics": numerics} if numerics else {}), **search.sources.numerics(), **search.sources.cuts()}
         if rerank_task:
             facts["pair_cuts"] = pair_cuts.stored()
-            counter.add("pairs", pair_cuts.texts)
         write = functools.partial(write_parquet, table)
         part = draft.commit(unit.names[0], ".parquet", write, rows=len(table), **facts)
         check_numerics(draft, part, numerics)  # it may be another writer's
         counter.count(unit.rows)
+        if rerank_task:
+            counter.add("pairs", pair_cuts.texts)
 
     def _reranker(self, draft: Draft, runner: Runner) -> RerankTask | None:
         """Returns the re-ranking task. Raises InputError if committed parts are of another numerics class."""

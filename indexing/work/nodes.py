@@ -264,8 +264,9 @@ def say_waiting(say: Say, nodes: Nodes, cores: int, gpus: int, wanted: Callable[
         previous = 0, 0
         while not stop.wait(WAIT_S):
             present, count = nodes.places(cores, gpus), wanted()
-            report_waiting(max(0, count - present))
-            if present < count and (not present or (can_grow() and (present, count) != previous)):
+            is_short = present < count and (not present or can_grow())
+            report_waiting(count - present if is_short else 0)
+            if is_short and (not present or (present, count) != previous):
                 verb = "is" if present == 1 else "are"
                 say(f"waits for {describe_workers(count, cores, gpus)}: {present} {verb} there")
             previous = present, count
