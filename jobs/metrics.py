@@ -1,7 +1,7 @@
 """Metrics of a job on Ray: its driver counts what workers have committed, and Ray exports the counts to Prometheus.
 
-A driver's counts are exact, and Ray exports them once more when it ends; the counts of a worker are lost if it is
-killed. Ray puts `ray_` before a name and adds `_total` to that of a counter. Without Ray nothing is counted, and ray is
+The counts of a worker would be lost if it is killed; those of the driver are exported every 10 s and when it ends. Ray
+puts `ray_` before a name and adds `_total` to that of a counter. Without Ray nothing is counted, and ray is
 not imported.
 """
 
