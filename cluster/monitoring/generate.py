@@ -2,7 +2,7 @@
 
 python cluster/monitoring/generate.py
 
-Names that begin with `ray_riptide_` are those of jobs/metrics.py; all others are Ray's own.
+Names that begin with `ray_riptide_` are those of jobs/metrics.py and serve/metrics.py; all others are Ray's own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ ERRORS = (
     'sum by (application) (rate(ray_serve_num_http_error_requests_total{error_code=~"5.."}[5m]))'
     " / sum by (application) (rate(ray_serve_num_http_requests_total[5m]))"
 )
-QUEUED = "sum by (application, deployment) (ray_serve_deployment_queued_queries)"
+QUEUES = "ray_serve_deployment_queued_queries|ray_riptide_(search|embeddings|rerank)_queue_length"
+QUEUED = f'sum by (application, deployment) ({{__name__=~"{QUEUES}"}})'
 
 
 def latency(quantile: float) -> str:
@@ -117,7 +118,7 @@ ALERTS = (
         f"{QUEUED} > 100",
         "5m",
         "warning",
-        "{{ $value }} requests of {{ $labels.application }} wait for a replica of {{ $labels.deployment }}",
+        "{{ $value }} requests of {{ $labels.application }} wait for {{ $labels.deployment }}",
         "The replicas are saturated: raise max_replicas or the number of nodes.",
     ),
 )
@@ -183,7 +184,11 @@ ROWS = {
             "ms",
             ((latency(0.5), "{{application}} p50"), (latency(0.99), "{{application}} p99")),
         ),
-        Panel("Requests that wait for a replica", "short", ((QUEUED, "{{application}} {{deployment}}"),)),
+        Panel(
+            "Requests that wait, at Ray Serve and in the queues of replicas",
+            "short",
+            ((QUEUED, "{{application}} {{deployment}}"),),
+        ),
     ),
 }
 
