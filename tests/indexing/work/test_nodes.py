@@ -102,7 +102,7 @@ def test_a_job_says_what_it_waits_for(
         while len(looks) < 3:
             time.sleep(0.001)
     assert said[:1] == lines
-    assert set(reported[:2]) == {4 - num_places(8) if lines else 0}
+    assert set(reported[:2]) == {4 - Nodes().places(8) if lines else 0}
     assert reported[-1] == 0
 
 
