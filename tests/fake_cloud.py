@@ -42,7 +42,12 @@ from ray.autoscaler.tags import (
 )
 
 IDLE_S = 6.0  # seconds after which the autoscaler ends an idle node
-FIRST_NODE = 20  # the last number of the address of the first node, 127.0.0.20
+NODE_NUMBER = "FAKE_CLOUD_NODE"  # environment variable of all processes of a node: its number, from 1
+
+
+def address_of(number: int) -> str:
+    """Returns the address of a node."""
+    return f"127.0.0.{20 + number}"
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class SlowCloud(FakeMultiNodeProvider):
         super().__init__(provider_config, cluster_name)
         self._boot_s = float(provider_config["boot_s"])
         self._folder = Path(provider_config["folder"])
+        self._modules = str(provider_config["modules"])
 
     def _create_node_with_resources_and_labels(
         self, node_config: object, tags: Mapping[str, str], count: int, resources: Mapping[str, float],
@@ -130,11 +136,12 @@ class SlowCloud(FakeMultiNodeProvider):
         number = node["number"]
         folder = self._folder / f"n{number}"
         folder.mkdir()
-        address, cores, gpus = f"127.0.0.{FIRST_NODE + number}", resources.get("CPU", 0), resources.get("GPU", 0)
-        command = node_command(address, cores, gpus, address=self._gcs_address, temporary=folder)
+        cores, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
+        command = node_command(address_of(number), cores, gpus, address=self._gcs_address, temporary=folder)
         environment = {
             **os.environ,
-            "PYTHONPATH": "",
+            "PYTHONPATH": self._modules,
+            NODE_NUMBER: str(number),
             "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node_id,
             "RAY_CLOUD_INSTANCE_ID": node_id,
             "RAY_NODE_TYPE_NAME": node["tags"][TAG_RAY_USER_NODE_TYPE],
@@ -182,6 +189,32 @@ class Cloud:
         """Returns the launches of nodes, in order."""
         return [event for event in self.events() if event.what == "launch"]
 
+    def waves(self, first: int = 0) -> list[int]:
+        """Returns the wave of each launch, from number `first` on.
+
+        Nodes of wave 1 were launched before any of these nodes had booted, those of wave 2 after one of wave 1 had, and
+        so on: all nodes are there after as many boots, one after the other, as the largest number says.
+        """
+        waves: dict[int, int] = {}
+        booted = 0
+        for event in self.events():
+            if event.what == "launch" and event.node > first:
+                waves[event.node] = booted + 1
+            elif event.what == "start" and event.node in waves:
+                booted = max(booted, waves[event.node])
+        return list(waves.values())
+
+    def describe(self, first: int = 0) -> str:
+        """Returns a line for each event of the nodes from number `first` on, with the seconds since the first one."""
+        events = [event for event in self.events() if event.node > first]
+        return "\n".join(f"{event.time_s - events[0].time_s:6.1f} s  {event.what} {event.node}" for event in events)
+
+    def kill(self, number: int) -> None:
+        """kill -9 to all processes of a node; the autoscaler finds out later."""
+        own = f"--node-ip-address={address_of(number)}"
+        [root] = [process for process in self.cluster.processes() if {"start", own} <= set(process.cmdline())]
+        kill_all([root, *root.children(recursive=True)])
+
     def present(self) -> int:
         """Returns the number of nodes that were launched and have not ended."""
         return len(self.launches()) - sum(event.what == "end" for event in self.events())
@@ -192,12 +225,15 @@ class Cloud:
 
 
 @contextlib.contextmanager
-def growing_cluster(types: Mapping[str, NodeType], boot_s: float, **variables: str) -> Iterator[Cloud]:
+def growing_cluster(
+    types: Mapping[str, NodeType], boot_s: float, *, modules: Path | None = None, **variables: str
+) -> Iterator[Cloud]:
     """A head without CPUs, and an autoscaler that adds nodes of these types. All of them end with the block.
 
     Args:
         types: The types of nodes, by name.
         boot_s: Seconds that a node boots.
+        modules: A folder on the PYTHONPATH of all nodes.
         variables: Environment variables of all nodes.
     """
     with local_cluster(workers=None, **variables) as cluster:
@@ -217,6 +253,7 @@ def growing_cluster(types: Mapping[str, NodeType], boot_s: float, **variables: s
                 "worker_liveness_check": False,
                 "boot_s": boot_s,
                 "folder": str(folder),
+                "modules": str(modules or ""),
             },
             "auth": {"ssh_user": "none"},
             "head_node_type": "ray.head.default",
@@ -240,6 +277,6 @@ def growing_cluster(types: Mapping[str, NodeType], boot_s: float, **variables: s
             RAY_OVERRIDE_NODE_ID_FOR_TESTING=FAKE_HEAD_NODE_ID,
             RAY_CLOUD_INSTANCE_ID=FAKE_HEAD_NODE_ID,
             RAY_NODE_TYPE_NAME="ray.head.default",
-            PYTHONPATH=str(Path(__file__).parent),
+            PYTHONPATH=os.pathsep.join(map(str, filter(None, [Path(__file__).parent, modules]))),
         )
         yield Cloud(cluster, folder)

@@ -1,0 +1,118 @@
+"""Measures how fast a cluster grows from nothing: parts that sleep, while nodes boot and on existing nodes.
+
+    python benchmarks/growth_of_cluster.py --parts 96 --seconds 2 --workers 4 --boot 20
+
+The cluster is a head without CPUs with Ray's autoscaler (version 2) on this machine (`tests/fake_cloud.py`), with one
+node for each worker. The same parts run twice in one process: on a cluster without a node, and then on the same
+nodes. Both runners are measured: Ray tasks, and a pool of actors, whose workers take two parts at a time and thus
+get twice as many. Ideal is parts x seconds / workers, without any start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from fake_cloud import NodeType, growing_cluster  # noqa: E402
+from local_cluster import clean_environment  # noqa: E402
+
+from indexing.work.ray_actors import Pool, RayActors  # noqa: E402
+from indexing.work.ray_tasks import RayTasks  # noqa: E402
+from indexing.work.tasks import Place, Report, Resources  # noqa: E402
+
+CORES = 2  # of a node and of a worker
+CALLS = {"tasks": 1, "actors": 2}  # parts that a worker takes at a time, by the kind of runner
+
+
+@dataclass(frozen=True)
+class Slept:
+    """The result of a part."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """A task whose parts sleep."""
+
+    seconds: float
+    resources: Resources
+
+    def open(self, place: Place) -> Callable[[int, Report], Slept]:
+        """Returns the worker."""
+
+        def sleep(part: int, report: Report) -> Slept:
+            time.sleep(self.seconds)
+            return Slept(self.seconds)
+
+        return sleep
+
+
+def run_parts(kind: str, parts: int, seconds: float, workers: int) -> None:
+    """Runs the parts twice on the cluster of RAY_ADDRESS, and prints the seconds of both runs in JSON."""
+    import ray
+
+    ray.init(log_to_driver=False, logging_level="ERROR")
+    calls = CALLS[kind]
+    task = Sleep(seconds, Resources(cores=CORES, calls=calls))
+    runner = RayTasks(workers) if kind == "tasks" else RayActors(Pool(1, workers, CORES, gpus=0))
+    took = []
+    for _ in range(2):
+        started = time.perf_counter()
+        done = sum(1 for _ in runner.run(task, range(parts * calls)))
+        took.append(time.perf_counter() - started)
+        assert done == parts * calls
+    print(json.dumps(took))
+
+
+def main() -> None:
+    """Reads the options, measures both runners, prints and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=int, default=96, help="parts of the work (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of a part (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=4, help="workers, each on its own node (default: %(default)s)")
+    parser.add_argument("--boot", type=float, default=20.0, help="seconds that a node boots (default: %(default)s)")
+    parser.add_argument("--json", default="results/growth_of_cluster.json", help="output file (default: %(default)s)")
+    parser.add_argument("--run", choices=CALLS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        return run_parts(options.run, options.parts, options.seconds, options.workers)
+    ideal = options.parts * options.seconds / options.workers
+    figures: dict[str, object] = {"options": vars(options), "ideal_s": ideal}
+    print(f"ideal: {ideal:.1f} s")
+    with growing_cluster({"worker": NodeType(CORES, options.workers)}, boot_s=options.boot, modules=ROOT) as cloud:
+        for kind in CALLS:
+            cloud.wait_until_empty()
+            before = len(cloud.launches())
+            command = [sys.executable, __file__, *sys.argv[1:], "--run", kind]
+            environment = clean_environment(cloud.cluster.environment)
+            run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+            grown, existing = json.loads(run.stdout.splitlines()[-1])
+            figures[kind] = {
+                "from_nothing_s": grown,
+                "on_existing_nodes_s": existing,
+                "share_of_ideal": ideal / existing,
+                "beyond_boot_s": grown - existing - options.boot,
+                "launches": len(cloud.launches()) - before,
+                "boots_one_after_the_other": max(cloud.waves(before)),
+            }
+            print(
+                f"{kind}: on existing nodes {existing:.1f} s, {ideal / existing:.2f} of the ideal; "
+                f"from nothing {grown:.1f} s, {grown - existing - options.boot:.1f} s more and a boot"
+            )
+    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+    Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
