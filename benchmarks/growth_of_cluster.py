@@ -103,7 +103,7 @@ def main() -> None:
                 "share_of_ideal": ideal / existing,
                 "beyond_boot_s": grown - existing - options.boot,
                 "launches": len(cloud.launches()) - before,
-                "boots_one_after_the_other": max(cloud.waves(before)),
+                "boots_one_after_the_other": max(cloud.boots(before)),
             }
             print(
                 f"{kind}: on existing nodes {existing:.1f} s, {ideal / existing:.2f} of the ideal; "

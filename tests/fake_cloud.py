@@ -189,23 +189,23 @@ class Cloud:
         """Returns the launches of nodes, in order."""
         return [event for event in self.events() if event.what == "launch"]
 
-    def waves(self, first: int = 0) -> list[int]:
-        """Returns the wave of each launch, from number `first` on.
+    def boots(self, first: int = 0) -> list[int]:
+        """Returns for each node with a number above `first` the boots that end, one after the other, when it is there.
 
-        Nodes of wave 1 were launched before any of these nodes had booted, those of wave 2 after one of wave 1 had, and
-        so on: all nodes are there after as many boots, one after the other, as the largest number says.
+        That is 1 for nodes that were launched before any of these nodes had booted, 2 for those that were launched
+        after one of the former had, and so on. They are in the order of the launches.
         """
-        waves: dict[int, int] = {}
-        booted = 0
+        boots: dict[int, int] = {}
+        done = 0
         for event in self.events():
             if event.what == "launch" and event.node > first:
-                waves[event.node] = booted + 1
-            elif event.what == "start" and event.node in waves:
-                booted = max(booted, waves[event.node])
-        return list(waves.values())
+                boots[event.node] = done + 1
+            elif event.what == "start" and event.node in boots:
+                done = max(done, boots[event.node])
+        return list(boots.values())
 
     def describe(self, first: int = 0) -> str:
-        """Returns a line for each event of the nodes from number `first` on, with the seconds since the first one."""
+        """Returns a line for each event of the nodes with a number above `first`, with its seconds."""
         events = [event for event in self.events() if event.node > first]
         return "\n".join(f"{event.time_s - events[0].time_s:6.1f} s  {event.what} {event.node}" for event in events)
 
