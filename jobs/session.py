@@ -34,8 +34,8 @@ PACKAGES = ("retriever", "indexing", "serve", "jobs")
 
 PROBE_S = 1.0  # seconds in which a Ray on this machine must accept a connection
 
-# Lines that Ray prints on the stdout of a job that loses a worker or a node and continues.
-LOSSES = "Raylet is terminated|has been marked dead|was killed|retries remaining"
+# Lines that Ray prints on the stdout of a job that loses a worker or a node and continues, or that waits for nodes.
+NOTES = "Raylet is terminated|has been marked dead|was killed|retries remaining|infeasible resource requests"
 
 
 def join_cluster(store: Store, *, private: bool = False) -> bool:
@@ -133,7 +133,7 @@ def connect(store: Store) -> None:
     """
     import logging
 
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", LOSSES)
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", NOTES)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
