@@ -57,8 +57,8 @@ class Sleep:
         return sleep
 
 
-def run_parts(kind: str, parts: int, seconds: float, workers: int) -> None:
-    """Runs the parts twice on the cluster of RAY_ADDRESS, and prints the seconds of both runs in JSON."""
+def run_parts(kind: str, parts: int, seconds: float, workers: int) -> list[float]:
+    """Runs the parts twice on the cluster of RAY_ADDRESS; returns the seconds of both runs."""
     import ray
 
     ray.init(log_to_driver=False, logging_level="ERROR")
@@ -71,7 +71,7 @@ def run_parts(kind: str, parts: int, seconds: float, workers: int) -> None:
         done = sum(1 for _ in runner.run(task, range(parts * calls)))
         took.append(time.perf_counter() - started)
         assert done == parts * calls
-    print(json.dumps(took))
+    return took
 
 
 def main() -> None:
@@ -84,8 +84,10 @@ def main() -> None:
     parser.add_argument("--json", default="results/growth_of_cluster.json", help="output file (default: %(default)s)")
     parser.add_argument("--run", choices=CALLS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.run:
-        return run_parts(options.run, options.parts, options.seconds, options.workers)
+    if options.run:  # in a process that joins the cluster
+        took = run_parts(options.run, options.parts, options.seconds, options.workers)
+        Path(options.json).write_text(json.dumps(took))
+        return
     ideal = options.parts * options.seconds / options.workers
     figures: dict[str, object] = {"options": vars(options), "ideal_s": ideal}
     print(f"ideal: {ideal:.1f} s")
@@ -93,10 +95,11 @@ def main() -> None:
         for kind in CALLS:
             cloud.wait_until_empty()
             before = len(cloud.launches())
-            command = [sys.executable, __file__, *sys.argv[1:], "--run", kind]
+            seconds = cloud.folder / f"{kind}.json"
+            command = [sys.executable, __file__, *sys.argv[1:], "--run", kind, "--json", str(seconds)]
             environment = clean_environment(cloud.cluster.environment)
-            run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-            grown, existing = json.loads(run.stdout.splitlines()[-1])
+            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+            grown, existing = json.loads(seconds.read_text())
             figures[kind] = {
                 "from_nothing_s": grown,
                 "on_existing_nodes_s": existing,
@@ -111,7 +114,6 @@ def main() -> None:
             )
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
-    return None
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ STEPS = {
     ),
     # Weights depend on the number of workers.
     "train": Step(
-        "tune_prompts --split test --task tuned --negatives first --backbone {root}/model --length 4 --epochs 1 --workers 4",
+        "tune_prompts --split test --task tuned --negatives first --backbone {root}/model --length 4 --epochs 1"
+        " --workers 4",
         ("prompts",),
         1,
         same_bytes=False,
