@@ -131,6 +131,7 @@ def test_a_job_launches_all_nodes(
     status, said = submit(cloud.cluster, REPOSITORY, *arguments(step.command, root, store))
     print(cloud.describe(before))
     assert status == 0, said
+    assert "(raylet)" not in said, said
     boots = cloud.boots(before)[:NODES]
     assert len(boots) == NODES
     assert max(boots) <= step.boots
