@@ -26,7 +26,7 @@ PATIENCE_S = 90.0  # seconds that an item waits before its job fails
 
 @dataclass(frozen=True)
 class WaitingWork:
-    """The folder that goes on the PYTHONPATH of nodes."""
+    """The folder for the PYTHONPATH of nodes."""
 
     folder: Path
 

@@ -53,7 +53,7 @@ STEPS = {
     # Lucene writes random ids into its files.
     "bm25": Step("build_bm25 --shards 16", ("bm25",), same_bytes=False),
     "index": Step("build_index --embeddings tiny --factory IVF16,SQ8 --shards 16 --recall 0.2", ("index",)),
-    "search-bm25": Step("search --mode bm25 --split test --k 100 --name bm25", ("runs/bm25",), 1),
+    "search-bm25": Step("search --mode bm25 --split test --k 100 --name bm25", ("runs/bm25",)),
     "search-exact": Step("search --mode exact --split test --k 100 --name exact", ("runs/exact",)),
     "mine": Step(
         "mine_negatives --split test --sources bm25 exact:tiny --depth 20 --part-queries 64"
