@@ -179,7 +179,13 @@ def test_a_node_that_is_removed_costs_only_its_items(
     if name != "import":
         copy_of_corpus(alone, store)
     job = start_on(cloud, step.command, root, store)
-    wait_for(lambda: len(work.items(before)) == NODES, "work on all nodes", job.process)
+
+    def all_busy() -> bool:
+        """Returns whether all nodes have begun two items, of which one at least waits."""
+        begun = work.items(before).values()
+        return len(begun) == NODES and all(items.total() >= 2 for items in begun)
+
+    wait_for(all_busy, "work on all nodes", job.process)
     lost = min(work.items(before))
     cloud.kill(lost)
     job.end()
@@ -196,7 +202,7 @@ def test_a_node_that_is_removed_costs_only_its_items(
 def test_a_training_starts_after_an_encoding(
     root: Path, alone: Path, cloud: Cloud, work: WaitingWork, tmp_path: Path
 ) -> None:
-    """It needs more nodes than there are. Ray Data has left an actor that requests resources for the whole cluster."""
+    """There are fewer nodes than it needs, and an actor of Ray Data that requests resources for the whole cluster."""
     work.wait_for_nodes(NODES // 2)
     store, before = tmp_path / "store", len(cloud.launches())
     shutil.copytree(alone, store)
