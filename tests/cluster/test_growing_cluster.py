@@ -28,6 +28,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
 NODES = 4
 BOOT_S = 20.0 if LONG else 4.0
 LIMITED = "encode_corpus --encoder {root}/model --name limited --compile never --cpus 2 --max-workers 2"
+TRAIN = (
+    "tune_prompts --split test --task tuned --negatives first --backbone {root}/model --length 4 --epochs 1 --workers 4"
+)
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,6 @@ STEPS = {
         "search --mode bm25 --split test --k 100 --rerank {root}/reranker --rerank-depth 20 --name reranked",
         ("runs/reranked",),
     ),
-    # Weights depend on the number of workers.
-    "train": Step(
-        "tune_prompts --split test --task tuned --negatives first --backbone {root}/model --length 4 --epochs 1"
-        " --workers 4",
-        ("prompts",),
-        1,
-        same_bytes=False,
-    ),
 }
 
 
@@ -88,11 +83,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(root: Path, call_job: Callable[..., int]) -> Path:
-    """A store in which this machine has run all jobs but the training without a cluster."""
+    """A store in which this machine has run all jobs without a cluster."""
     store = root / "alone"
-    for name, step in STEPS.items():
-        if name != "train":
-            assert call_job(*arguments(step.command, root, store)) == 0
+    for step in STEPS.values():
+        assert call_job(*arguments(step.command, root, store)) == 0
     return store
 
 
@@ -202,16 +196,19 @@ def test_a_node_that_is_removed_costs_only_its_items(
 def test_a_training_starts_after_an_encoding(
     root: Path, alone: Path, cloud: Cloud, work: WaitingWork, tmp_path: Path
 ) -> None:
-    """There are fewer nodes than it needs, and an actor of Ray Data that requests resources for the whole cluster."""
+    """Ray Data has left an actor that requests resources for the whole cluster, but no node."""
     work.wait_for_nodes(NODES // 2)
-    store, before = tmp_path / "store", len(cloud.launches())
+    store = tmp_path / "store"
     shutil.copytree(alone, store)
     status, said = submit(cloud.cluster, REPOSITORY, *arguments(LIMITED, root, store))
     assert status == 0, said
+    cloud.wait_until_empty()
     assert "AutoscalingCoordinator" in actor_names(cloud)
-    status, said = submit(cloud.cluster, REPOSITORY, *arguments(STEPS["train"].command, root, store))
+    before = len(cloud.launches())
+    status, said = submit(cloud.cluster, REPOSITORY, *arguments(TRAIN, root, store))
     print(cloud.describe(before))
     assert status == 0, said
+    assert cloud.boots(before)[:NODES] == [1] * NODES
     assert sum(items["training-0"] for items in work.items(before).values()) == NODES
 
 
@@ -221,8 +218,8 @@ def test_a_training_starts_after_an_encoding(
         "import_queries --source {root}/raw --queries others",
         "evaluate --run bm25 exact --split test",
         "verify",
-        "train_reranker --split test --negatives first --backbone {root}/model --name trained --epochs 1",
-        "pretrain_rip --objective mlm --backbone {root}/masked --name pretrained --epochs 1",
+        "train_reranker --split test --negatives first --backbone {root}/model --name trained --epochs 1 --max-length 64",
+        "pretrain_rip --objective mlm --backbone {root}/masked --name pretrained --epochs 1 --max-length 64",
     ],
     ids=lambda command: command.split()[0],
 )
