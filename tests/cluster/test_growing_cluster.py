@@ -218,7 +218,7 @@ def test_a_training_starts_after_an_encoding(
         "import_queries --source {root}/raw --queries others",
         "evaluate --run bm25 exact --split test",
         "verify",
-        "train_reranker --split test --negatives first --backbone {root}/model --name trained --epochs 1 --max-length 64",
+        "train_reranker --split test --negatives first --backbone {root}/model --name again --epochs 1 --max-length 64",
         "pretrain_rip --objective mlm --backbone {root}/masked --name pretrained --epochs 1 --max-length 64",
     ],
     ids=lambda command: command.split()[0],
