@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -61,7 +62,8 @@ def run_parts(kind: str, parts: int, seconds: float, workers: int) -> list[float
     """Runs the parts twice on the cluster of RAY_ADDRESS; returns the seconds of both runs."""
     import ray
 
-    ray.init(log_to_driver=False, logging_level="ERROR")
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)
     calls = CALLS[kind]
     task = Sleep(seconds, Resources(cores=CORES, calls=calls))
     runner = RayTasks(workers) if kind == "tasks" else RayActors(Pool(1, workers, CORES, gpus=0))
