@@ -26,9 +26,7 @@ from indexing.store import Store
 pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
 
 NODES = 4
-TYPES = {"worker": NodeType(cpus=2, most=NODES)}
 BOOT_S = 20.0 if LONG else 4.0
-SLOW_BOOT_S = 14.0  # longer than the 10 s after which Ray Data may take back what a pool has requested
 LIMITED = "encode_corpus --encoder {root}/model --name limited --compile never --cpus 2 --max-workers 2"
 TRAIN = (
     "tune_prompts --split test --task tuned --negatives first --backbone {root}/model --length 4 --epochs 1 --workers 4"
@@ -95,7 +93,8 @@ def alone(root: Path, call_job: Callable[..., int]) -> Path:
 @pytest.fixture(scope="module")
 def module_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cloud, WaitingWork]]:
     work = WaitingWork(tmp_path_factory.mktemp("work"))
-    with growing_cluster(TYPES, boot_s=BOOT_S, modules=work.folder) as cloud:
+    types = {"worker": NodeType(cpus=2, most=NODES)}
+    with growing_cluster(types, boot_s=BOOT_S, modules=work.folder) as cloud:
         yield cloud, work
 
 
@@ -134,21 +133,6 @@ def test_a_job_launches_all_nodes(
     if step.same_bytes:
         for made in step.makes:
             assert bytes_of(store, made) == bytes_of(alone, made)
-
-
-def test_a_pool_keeps_its_requests_while_nodes_boot(
-    root: Path, alone: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The pool opens on the first node, which says how many cores an encoder gets, and needs three more."""
-    work = WaitingWork(tmp_path_factory.mktemp("slow"))
-    work.wait_for_nodes(NODES)
-    store = copy_of_corpus(alone, tmp_path / "store")
-    with growing_cluster(TYPES, boot_s=SLOW_BOOT_S, modules=work.folder) as cloud:
-        job = start_on(cloud, STEPS["encode"].command.removesuffix(" --cpus 2"), root, store)
-        job.end()
-        print(cloud.describe())
-        assert cloud.boots() == [1, 2, 2, 2]
-        assert len(work.items()) == NODES
 
 
 def test_two_jobs_at_once_get_the_nodes_of_both(
