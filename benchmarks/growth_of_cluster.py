@@ -26,9 +26,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from fake_cloud import NodeType, growing_cluster  # noqa: E402
 from local_cluster import clean_environment  # noqa: E402
 
-from indexing.work.ray_actors import Pool, RayActors  # noqa: E402
+from indexing.work.ray_actors import RayActors  # noqa: E402
 from indexing.work.ray_tasks import RayTasks  # noqa: E402
-from indexing.work.tasks import Place, Report, Resources  # noqa: E402
+from indexing.work.tasks import Place, Report, Resources, WorkerRequest  # noqa: E402
 
 CORES = 2  # of a node and of a worker
 CALLS = {"tasks": 1, "actors": 2}  # parts that a worker takes at a time, by the kind of runner
@@ -66,7 +66,8 @@ def run_parts(kind: str, parts: int, seconds: float, workers: int) -> list[float
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     calls = CALLS[kind]
     task = Sleep(seconds, Resources(cores=CORES, calls=calls))
-    runner = RayTasks(workers) if kind == "tasks" else RayActors(Pool(1, workers, CORES, gpus=0))
+    request = WorkerRequest(max_workers=workers, cpus=CORES, gpus=0)
+    runner = RayTasks(request) if kind == "tasks" else RayActors(request)
     took = []
     for _ in range(2):
         started = time.perf_counter()

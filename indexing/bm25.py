@@ -170,7 +170,7 @@ class BuildBm25(WorkDefaults):
             InputError: If Java does not work there or does not know the language, or if the existing generations were
                 built with other versions.
         """
-        self.config |= find_versions(runner, self.previous, self.language)
+        self.config |= find_versions(runner, self.previous, self.language, self.num_shards)
 
     @property
     def targets(self) -> list[Target]:
@@ -193,18 +193,19 @@ class BuildBm25(WorkDefaults):
         ]
 
 
-def find_versions(runner: Runner, previous: Sequence[Artifact], language: str) -> dict[str, str]:
+def find_versions(runner: Runner, previous: Sequence[Artifact], language: str, count: int) -> dict[str, str]:
     """Returns the versions of Lucene and Anserini that a worker reports.
 
     Args:
         runner: What runs the worker.
         previous: The existing generations of the index, which must have been built with the same versions.
         language: The language of the analyzer, which the worker must know.
+        count: Number of workers that can fill shards at the same time.
 
     Raises:
         InputError: If Java does not work there, or if the existing generations were built with other versions.
     """
-    [(_, found)] = runner.run(LuceneVersions(language), [None])
+    found: dict[str, str] = runner.first(LuceneVersions(language), None, count)
     before = {key: previous[0].config[key] for key in found} if previous else found
     if before != found:
         raise InputError(

@@ -54,7 +54,7 @@ class BuildImpacts(WorkDefaults):
 
     def pin_versions(self, runner: Runner) -> None:
         """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `find_versions` does."""
-        self.config |= find_versions(runner, self.previous, "en")
+        self.config |= find_versions(runner, self.previous, "en", self.num_shards)
 
     @property
     def targets(self) -> list[Target]:

@@ -174,23 +174,36 @@ def _own_labels(node: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in node.get("Labels", {}).items() if not key.startswith("ray.io/")}
 
 
-def wait_for_node(nodes: Nodes, say: Say, request: WorkerRequest, gpus: int = 0) -> None:
-    """Waits until there is a node for workers with so many GPUs. A pending task makes an autoscaler add one.
+def wait_for_nodes(
+    nodes: Nodes, say: Say, request: WorkerRequest, cores: int = 1, gpus: int = 0, count: int = 1
+) -> None:
+    """Waits until there is room for `min_workers` of the workers that a job can use.
+
+    Empty pending tasks, one for each worker, make an autoscaler add the nodes for all of them at once.
+
+    Args:
+        nodes: The nodes.
+        say: Prints a line for the user.
+        request: What the user requests.
+        cores, gpus: The size of a worker.
+        count: Number of workers that the job can use.
 
     Raises:
-        InputError: If none comes.
+        InputError: If too few nodes come; see `check_room`.
     """
     import ray
 
-    if nodes.for_gpus(gpus):
+    needed = min(count, request.min_workers)
+    if nodes.places(cores, gpus) >= needed:
         return
-    need = ray.remote(num_cpus=1, num_gpus=gpus, label_selector=nodes.selector)(_need_node).options(name="first node")
-    pending = need.remote()
+    task = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(_need_node)
+    pending = [task.options(name="wait for nodes").remote() for _ in range(count)]
     try:
-        with say_waiting(say, nodes, 1, gpus, lambda: 1):
-            require_room(nodes, 1, gpus, 1, request)
+        with say_waiting(say, nodes, cores, gpus, lambda: count):
+            require_room(nodes, cores, gpus, needed, request)
     finally:
-        ray.cancel(pending, force=True)
+        for left in pending:
+            ray.cancel(left, force=True)
 
 
 def _need_node() -> None:

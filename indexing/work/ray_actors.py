@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, wait_for_node
+from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, wait_for_nodes
 from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.ray_tasks import RETRIES, RayTasks
 from indexing.work.tasks import (
@@ -27,7 +27,6 @@ from indexing.work.tasks import (
 from retriever.errors import InputError
 
 PROCESS_BYTES = 1 << 30  # of an encoder's process in addition to its model's weights, compiled or not
-GROWS_AT = 0.75  # utilisation at which a pool grows; it never exceeds 1, as no calls wait at an actor
 RESTARTS = 100  # of an actor whose process or node is lost; its unfinished items are run again
 
 
@@ -68,11 +67,9 @@ class RayActors(RayTasks):
         set_up(ray.data.DataContext.get_current())
         calls, items = task.resources.calls, dict(unfinished)
         size = min(self.request.max_workers, len(items))  # pending actors are demand
-        self._check_room(place, size)
+        wait_for_nodes(self.nodes, self.say, self.request, place.cores, place.gpus, size)
         strategy = ray.data.ActorPoolStrategy(
-            min_size=1,
-            max_size=self.request.max_workers,
-            initial_size=size,
+            size=size,  # Ray Data would end actors of a pool that grows while they wait for nodes
             max_concurrent_calls_per_actor=calls,
             max_tasks_in_flight_per_actor=calls,
             enable_true_multi_threading=True,
@@ -127,7 +124,6 @@ def set_up(context: Any) -> None:
     context.max_errored_blocks = 0  # an item that fails ends the job: no item is dropped
     context.actor_task_retry_on_errors = False
     context.max_consecutive_actor_init_deaths = RETRIES  # a process that is killed while its worker opens
-    context.autoscaling_config.actor_pool_util_upscaling_threshold = GROWS_AT
 
 
 def choose_pool(
@@ -156,10 +152,10 @@ def choose_pool(
     nodes, cpus, gpus = Nodes(request.labels), request.cpus, request.gpus
     if gpus is None:
         if cpus is None:
-            wait_for_node(nodes, say, request)
+            wait_for_nodes(nodes, say, request)
         gpus = int(nodes.num_gpus() >= 1)
     if cpus is None:
-        wait_for_node(nodes, say, request, gpus)
+        wait_for_nodes(nodes, say, request, gpus=gpus)
         at_least = 1 if gpus or not packed() else _shared_cores(nodes)
         cpus = min(4, nodes.cores(gpus)) if gpus else _cores_each(nodes, weights, at_least)
     return replace(request, cpus=cpus, gpus=gpus)

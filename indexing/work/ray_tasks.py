@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, require_room, say_waiting, wait_for_node
+from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, require_room, say_waiting, wait_for_nodes
 from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.tasks import (
     ANY_WORKERS,
@@ -76,7 +76,7 @@ class RayTasks:
         return self._cores[gpus]
 
     def _wait_for_node(self, gpus: int) -> None:
-        wait_for_node(self.nodes, self.say, self.request, gpus)
+        wait_for_nodes(self.nodes, self.say, self.request, gpus=gpus)
 
     def _check_room(self, place: Place, workers: int) -> None:
         """Waits until nodes have room for `min_workers`, once for each number of workers that the job can use."""

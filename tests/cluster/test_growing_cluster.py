@@ -54,7 +54,7 @@ STEPS = {
     "import": Step("import_corpus --source {root}/raw --part-size 100", ("corpus", "queries"), 1),
     "encode": Step("encode_corpus --encoder {root}/model --name tiny --compile never --cpus 2", ("embeddings",), 1),
     # Lucene writes random ids into its files.
-    "bm25": Step("build_bm25 --shards 16", ("bm25",), same_bytes=False),
+    "bm25": Step("build_bm25 --shards 16", ("bm25",), 1, same_bytes=False),
     "index": Step("build_index --embeddings tiny --factory IVF16,SQ8 --shards 16 --recall 0.2", ("index",)),
     "search-bm25": Step("search --mode bm25 --split test --k 100 --name bm25", ("runs/bm25",)),
     "search-exact": Step("search --mode exact --split test --k 100 --name exact", ("runs/exact",)),
@@ -64,8 +64,10 @@ STEPS = {
         ("candidates", "scores", "negatives"),
     ),
     "rerank": Step(
-        "search --mode bm25 --split test --k 100 --rerank {root}/reranker --rerank-depth 20 --name reranked",
+        "search --mode bm25 --split test --k 100 --rerank {root}/reranker --rerank-depth 20 --name reranked"
+        " --cpus 2",
         ("runs/reranked",),
+        1,
     ),
 }
 

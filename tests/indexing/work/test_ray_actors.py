@@ -7,13 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from indexing.encoding import CALLS
 from indexing.work.nodes import HEAD
-from indexing.work.ray_actors import GROWS_AT, RayActors, choose_pool, set_up
+from indexing.work.ray_actors import RayActors, choose_pool
 from indexing.work.tasks import ANY_WORKERS, Place, Report, Resources, WorkerRequest
 from retriever.errors import InputError
 
@@ -76,26 +75,6 @@ def test_encoders_with_packed_batches_share_the_cores_of_a_node_in_about_fours(
 def test_encoders_get_the_cores_that_go_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 8.0, "memory": 8 * 2.0**30})  # half of the memory holds four of a gibibyte
     assert choose_pool(ANY_WORKERS) == WorkerRequest(cpus=2, gpus=0)
-
-
-def test_a_pool_grows_while_all_of_it_is_busy() -> None:
-    """By Ray Data's own rule, with the options that are set for a pool."""
-    from ray.data import DataContext
-    from ray.data._internal.actor_autoscaler.default_actor_autoscaler import DefaultActorAutoscaler
-    from ray.data.context import AutoscalingConfig
-
-    scaler = DefaultActorAutoscaler.__new__(DefaultActorAutoscaler)
-    for threshold, more in ((GROWS_AT, True), (AutoscalingConfig().actor_pool_util_upscaling_threshold, False)):
-        scaler._actor_pool_scaling_up_threshold = threshold
-        pool = Mock(current_size=lambda: 1, get_pool_util=lambda: CALLS / CALLS)
-        assert (scaler._compute_upscale_delta(pool, Mock()) > 0) == more
-    context = DataContext.get_current()
-    before = context.autoscaling_config.actor_pool_util_upscaling_threshold
-    try:
-        set_up(context)
-        assert context.autoscaling_config.actor_pool_util_upscaling_threshold == GROWS_AT
-    finally:
-        context.autoscaling_config.actor_pool_util_upscaling_threshold = before
 
 
 @dataclass(frozen=True)
