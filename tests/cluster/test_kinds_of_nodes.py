@@ -251,7 +251,7 @@ def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: 
     [
         (("--node-label", "kind=tpu"),
          "--node-label kind=tpu: no node has it; the labels of the nodes are kind=cpu, kind=gpu, kind=head"),
-        (("--cpus", 9), "--cpus 9: expected at most 1, the cores of the largest node"),
+        (("--cpus", 9, "--gpus", 0), "--cpus 9: expected at most 1, the cores of the largest node"),
         (("--cpus", 1, "--gpus", 1, "--node-label", "kind=cpu"),
          "--gpus 1: expected nodes with GPUs, there are none; --wait SECONDS waits for more nodes"),
         (("--min-workers", 9, "--wait", 1, "--gpus", 0),
