@@ -41,7 +41,8 @@ class Panel:
 
 STAGE = "job_name, artifact, stage"
 STAGE_LEGEND = "{{artifact}} {{stage}}"
-SERVE_TASKS = "(?i)(serve|proxy).*"
+# Tasks that are no parts. Ray counts cancelled ones as failed; jobs cancel probes and empty tasks that wait for nodes.
+NO_PARTS = "(?i)(serve|proxy|probe|wait for nodes).*"
 ERRORS = (
     'sum by (application) (rate(ray_serve_num_http_error_requests_total{error_code=~"5.."}[5m]))'
     " / sum by (application) (rate(ray_serve_num_http_requests_total[5m]))"
@@ -90,7 +91,8 @@ ALERTS = (
     ),
     Alert(
         "PartsFail",
-        f'sum by (Name) (increase(ray_tasks{{State="FAILED", Name!~"{SERVE_TASKS}"}}[15m])) > 5',
+        f'sum by (Name) (increase(ray_tasks{{State="FAILED", Name!~"{NO_PARTS}"}}[15m])) > 5'
+        " and on () max(ray_riptide_running) > 0",  # the pending tasks of an interrupted job fail, too
         "0m",
         "warning",
         "{{ $value | humanize }} tasks {{ $labels.Name }} failed within 15 minutes",
@@ -164,7 +166,7 @@ ROWS = {
         Panel(
             "Failed tasks (each attempt)",
             "short",
-            ((f'sum by (Name) (ray_tasks{{State="FAILED", Name!~"{SERVE_TASKS}"}})', "{{Name}}"),),
+            ((f'sum by (Name) (ray_tasks{{State="FAILED", Name!~"{NO_PARTS}"}})', "{{Name}}"),),
         ),
     ),
     "Ray Serve": (

@@ -111,7 +111,7 @@ class RayTasks:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
             stack.enter_context(self._say_waiting(place, lambda: min(most, len(pending))))
             stack.callback(lambda: [ray.cancel(left, force=True) for left in pending])
-            call = self._call_of(task)
+            call = self._call_of(task, task_name(task))
             while True:
                 while not exhausted and len(pending) < 2 * most and (size < MAX_BYTES or not pending):
                     try:
@@ -130,7 +130,7 @@ class RayTasks:
                 del done
                 if isinstance(result, NodeFailure):
                     self._exclude(result, place)
-                    call = self._call_of(task)
+                    call = self._call_of(task, task_name(task))
                     pending[call(item, board, number)] = item, bytes_
                     number += 1
                     continue
@@ -145,9 +145,9 @@ class RayTasks:
         """
         import ray
 
-        place = self.place(task.resources)
+        place, name = self.place(task.resources), f"probe {task_name(task)}"
         count = max(1, min(count, self.request.max_workers))
-        call = self._call_of(task)
+        call = self._call_of(task, name)
         pending = [call(item, None, number) for number in range(count)]
         try:
             with self._say_waiting(place, lambda: count):
@@ -158,7 +158,7 @@ class RayTasks:
                     if not isinstance(result, NodeFailure):
                         return result
                     self._exclude(result, place)
-                    pending.append(self._call_of(task)(item, None, count))
+                    pending.append(self._call_of(task, name)(item, None, count))
         finally:
             for left in pending:
                 ray.cancel(left, force=True)
@@ -166,14 +166,17 @@ class RayTasks:
     def _say_waiting(self, place: Place, wanted: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
         return say_waiting(self.say, self.nodes, place.cores, place.gpus, wanted)
 
-    def _call_of(self, task: Task) -> Callable[[Any, Any, int], Any]:
-        """Returns a function that submits a task for (item, board, number of the item) and returns its reference."""
+    def _call_of(self, task: Task, name: str) -> Callable[[Any, Any, int], Any]:
+        """Returns a function that submits a task for (item, board, number of the item) and returns its reference.
+
+        name: The name on Ray's dashboard.
+        """
         import ray
 
         place = self.place(task.resources)
         # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
         call = ray.remote(num_cpus=place.cores, num_gpus=place.gpus, max_retries=RETRIES, max_calls=0)(_call)
-        call = call.options(name=task_name(task), label_selector=self.nodes.selector)
+        call = call.options(name=name, label_selector=self.nodes.selector)
         key, handle = self._put(task)
         return lambda item, board, number: call.remote(item, key, [handle], place, board, number)
 
