@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from indexing.artifact import Artifact, Draft, Part
-from indexing.chain import RowPart
+from indexing.chain import RowPart, RowRange
 from indexing.corpus import Corpus, open_table
 from indexing.exact import Hits, nothing
 from indexing.lucene import LuceneSearch, LuceneShard, SegmentSearch, analyzer, versions, write_shard
@@ -68,18 +68,28 @@ class Bm25:
             )
         return found
 
-    def searcher(self) -> LuceneSearch:
+    def searcher(self, searched: slice = slice(None)) -> LuceneSearch:
         """Opens the shards in this process; the next call for the same shards returns the same object.
 
-        Raises InputError if they were made with another version of Lucene, whose terms may differ.
+        Args:
+            searched: Which of the shards are searched; the statistics are those of all.
+
+        Raises:
+            InputError: If they were made with another version of Lucene, whose terms may differ.
         """
         check_versions(self.generations[0])
-        return _searcher(segment_files(self.shards), self.k1, self.b, self.language)
+        first, end, _ = searched.indices(len(self.shards))
+        return _searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
 
 
 @functools.lru_cache(maxsize=2)
-def _searcher(files: SegmentFiles, k1: float, b: float, language: str) -> LuceneSearch:
-    return LuceneSearch(segments_of(files), k1=k1, b=b, language=language)
+def _searcher(files: SegmentFiles, k1: float, b: float, language: str, first: int, end: int) -> LuceneSearch:
+    return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, searched=slice(first, end))
+
+
+def segment_rows(shards: Sequence[tuple[Artifact, Part]]) -> list[RowRange]:
+    """Returns the rows of each of some committed segments."""
+    return [RowRange(int(part.facts["first_row"]), int(part.facts["end"])) for _, part in shards]
 
 
 def segment_files(shards: Sequence[tuple[Artifact, Part]]) -> SegmentFiles:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,24 @@ class RowPart:
         return f"{self.artifact.key.rpartition('/')[2]}/{self.part.name}"
 
 
+class RowRange(NamedTuple):
+    """The rows [first, end)."""
+
+    first: int
+    end: int
+
+    def share(self, shards: Sequence[tuple[int, int]]) -> slice:
+        """Returns which shards belong to the range: those whose middle row is in it.
+
+        So each shard belongs to exactly one of the ranges into which a corpus is split.
+
+        Args:
+            shards: First row and end of each shard, in the order of their rows.
+        """
+        middles = [(first + end) // 2 for first, end in shards]
+        return slice(bisect.bisect_left(middles, self.first), bisect.bisect_left(middles, self.end))
+
+
 def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:
     """All parts of a chain, each with its first global row (the order of generations, then of parts)."""
     found, row = [], 0
@@ -48,7 +68,7 @@ def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[Row
         yield parts[index], positions, rows[positions] - starts[index]
 
 
-def split_range(first: int, end: int, pieces: int) -> list[tuple[int, int]]:
+def split_range(first: int, end: int, pieces: int) -> list[RowRange]:
     """Splits the rows [first, end) into `pieces` ranges of nearly equal length."""
     bounds = np.linspace(first, end, pieces + 1).astype(np.int64).tolist()
-    return list(itertools.pairwise(bounds))
+    return list(itertools.starmap(RowRange, itertools.pairwise(bounds)))

@@ -11,6 +11,7 @@ import abc
 import functools
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from indexing.java import Java, fat_jar, jvm
 from retriever.errors import InputError
 
 FIELD = "contents"
+EXACT_COUNT = 1_000  # matches up to which Lucene counts them all, instead of skipping those that cannot be hits
 BUFFER_MB = 256.0  # of postings in memory, before a segment is written
 PACKAGE = "org.apache.lucene."
 
@@ -53,6 +55,7 @@ def _prepare(java: Java) -> None:
 
 
 _KEPT: list[Any] = []
+_COLLECTING = threading.Lock()  # pyjnius binds a method of a class to the object that a thread used last
 
 
 def _type(name: str) -> Any:
@@ -160,15 +163,30 @@ def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_no
 class SegmentSearch(abc.ABC):
     """Search over shards as one index. Thread-safe; keeps the shards mapped."""
 
-    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], similarity: Any):
-        """shards: in the order of their rows, each with the path of its bulk. similarity: Lucene's, for scores."""
+    def __init__(
+        self, shards: Sequence[tuple[LuceneShard, Path]], similarity: Any, *, searched: slice = slice(None),
+        first_row: int = 0,
+    ):  # fmt: skip
+        """Opens shards.
+
+        Args:
+            shards: In the order of their rows, each with the path of its bulk.
+            similarity: Lucene's, for scores.
+            searched: Which of them are searched, a slice with step 1; the statistics are those of all.
+            first_row: First row of the first shard.
+        """
         java = lucene()
         readers = [_as("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
-        self.num_documents = sum(reader.numDocs() for reader in readers)
+        self.num_documents = sum(reader.numDocs() for reader in readers[searched])
+        self.first_row = first_row
         # One shard too: its reader is closed with the one around it.
         reader = _type("index.MultiReader")(readers, True)
         self._searcher = _type("search.IndexSearcher")(_as("index.IndexReader", reader))
         self._searcher.setSimilarity(_as("search.similarities.Similarity", similarity))
+        # A shard is one segment, so the leaves of Lucene's reader are the shards.
+        self._leaves = self._searcher.getTopReaderContext().leaves().subList(*searched.indices(len(shards))[:2])
+        self._collectors = _type("search.TopScoreDocCollector")
+        self._mode = _type("search.ScoreMode").TOP_SCORES
         self._json = java.type("com.fasterxml.jackson.databind.ObjectMapper")()
 
     @abc.abstractmethod
@@ -176,7 +194,7 @@ class SegmentSearch(abc.ABC):
         """Returns Lucene's query of a text; None: it finds nothing."""
 
     def search(self, queries: Sequence[str], k: int, *, threads: int = 1) -> Hits:
-        """The top k of each query: scores float32 [q, k], rows (document numbers) int64 [q, k].
+        """The top k of each query: scores float32 [q, k], rows int64 [q, k].
 
         A query without a term that is indexed finds nothing.
         """
@@ -191,7 +209,7 @@ class SegmentSearch(abc.ABC):
                     built = self._build(queries[number])
                     found = [] if built is None else orjson.loads(self._one(built, most))["scoreDocs"]
                     scores[number, : len(found)] = [hit["score"] for hit in found]
-                    rows[number, : len(found)] = [hit["doc"] for hit in found]
+                    rows[number, : len(found)] = [self.first_row + hit["doc"] for hit in found]
             finally:
                 java.detach()  # a thread that ends while it is known to the JVM brings it down
 
@@ -201,15 +219,23 @@ class SegmentSearch(abc.ABC):
 
     def _one(self, built: Any, k: int) -> str:
         """TopDocs as JSON: one crossing from Java for all hits, and floats that read back as they were."""
-        return self._json.writeValueAsString(self._searcher.search(built, k))
+        searcher, collector = self._searcher, self._collectors.create(k, EXACT_COUNT)
+        weight = searcher.createWeight(searcher.rewrite(built), self._mode, 1.0)
+        searcher.search(self._leaves, weight, _as("search.Collector", collector))
+        with _COLLECTING:
+            found = collector.topDocs()
+        return self._json.writeValueAsString(found)
 
 
 class LuceneSearch(SegmentSearch):
     """BM25 over shards as one index, for queries that are bags of words: no character has a meaning of its own."""
 
-    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], *, k1: float, b: float, language: str = "en"):
-        """shards: in the order of their rows, each with the path of its bulk."""
-        super().__init__(shards, _type("search.similarities.BM25Similarity")(k1, b))
+    def __init__(
+        self, shards: Sequence[tuple[LuceneShard, Path]], *, k1: float, b: float, language: str = "en",
+        searched: slice = slice(None),
+    ):  # fmt: skip
+        """shards, searched: as of SegmentSearch; the first shard begins with row 0."""
+        super().__init__(shards, _type("search.similarities.BM25Similarity")(k1, b), searched=searched)
         self._analyzer = _as("analysis.Analyzer", analyzer(language))
         self._generator = lucene().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
 

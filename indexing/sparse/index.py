@@ -16,6 +16,7 @@ from indexing.bm25 import (
     search_among,
     search_blocks,
     segment_files,
+    segment_rows,
     segments_of,
 )
 from indexing.exact import Hits
@@ -60,14 +61,18 @@ class ImpactIndex:
         check_coverage(store, name, index.num_rows, embeddings)
         return index
 
-    def searcher(self) -> ImpactSearch:
-        """Opens the shards in this process; the next call for the same shards returns the same object.
+    def searcher(self, searched: slice = slice(None)) -> ImpactSearch:
+        """Opens shards in this process; the next call for the same shards returns the same object.
+
+        Args:
+            searched: Which of the shards are opened and searched, at least one.
 
         Raises:
             InputError: If they were made with another version of Lucene.
         """
         check_versions(self.generations[0])
-        return _searcher(segment_files(self.shards))
+        shards = self.shards[searched]
+        return _searcher(segment_files(shards), segment_rows(shards)[0].first)
 
     def search(
         self, queries: SparseVectors, k: int, deleted: np.ndarray, *, threads: int = 1,
@@ -147,8 +152,8 @@ def _candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, n
 
 
 @functools.lru_cache(maxsize=2)
-def _searcher(files: SegmentFiles) -> ImpactSearch:
-    return ImpactSearch(segments_of(files))
+def _searcher(files: SegmentFiles, first_row: int) -> ImpactSearch:
+    return ImpactSearch(segments_of(files), first_row)
 
 
 def search_impacts(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray, runner: Runner) -> Hits:

@@ -33,9 +33,10 @@ class ImpactSearch(SegmentSearch):
     Lucene's limit of clauses).
     """
 
-    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]]):
-        """shards: in the order of their rows, each with the path of its bulk."""
-        super().__init__(shards, lucene().type("io.anserini.search.similarity.ImpactSimilarity")())
+    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], first_row: int = 0):
+        """shards, first_row: as of SegmentSearch."""
+        similarity = lucene().type("io.anserini.search.similarity.ImpactSimilarity")()
+        super().__init__(shards, similarity, first_row=first_row)
         analysis = lucene().type(f"{PACKAGE}analysis.core.KeywordAnalyzer")()
         keywords = lucene().cast(f"{PACKAGE}analysis.Analyzer", analysis)
         self._parser = lucene().type(f"{PACKAGE}queryparser.classic.QueryParser")(FIELD, keywords)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexing.chain import row_parts, split_rows
+from indexing.chain import row_parts, split_range, split_rows
 from indexing.store import Store, generation
 
 SIZES = [[3, 1], [2], [4, 0, 1]]
@@ -41,3 +41,15 @@ def test_every_row_is_found_in_the_part_that_holds_it(parts) -> None:
         found[positions] = part.first_row + local
     assert found.tolist() == rows.tolist()
     assert list(split_rows(parts, np.empty(0, np.int64))) == []
+
+
+def test_each_shard_belongs_to_one_range() -> None:
+    """To the range of its middle row, whatever the borders of the shards; some ranges have none."""
+    shards = [(0, 7), (7, 8), (8, 40), (40, 41), (41, 41), (41, 100)]
+    for pieces in (1, 2, 3, 4, 7, 100):
+        ranges = split_range(0, 100, pieces)
+        shares = [shards[rows.share(shards)] for rows in ranges]
+        assert [shard for share in shares for shard in share] == shards
+        for rows, share in zip(ranges, shares, strict=True):
+            assert all(rows.first <= (first + end) // 2 < rows.end for first, end in share)
+    assert [len(shards[rows.share(shards)]) for rows in split_range(0, 100, 2)] == [5, 1]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
+from indexing.exact import merge
 from indexing.lucene import LuceneSearch, LuceneShard, open_shard, versions, write_shard
 from retriever.errors import InputError
 
@@ -51,6 +52,20 @@ def test_lengths_are_kept_in_a_byte_as_in_lucene(tmp_path: Path) -> None:
         pairs(searcher(tmp_path, passages).search(["w1"], 300)), expected_hits(passages, "w1", k1=0.9, b=0.4), rel=1e-5
     )
     assert [stored_length(length) for length in (23, 24, 39, 40, 41, 42, 56, 59)] == [23, 24, 39, 40, 40, 42, 56, 56]
+
+
+def test_some_of_the_shards_are_searched_with_the_statistics_of_all(tmp_path: Path) -> None:
+    """The hits of disjoint runs of shards, merged, equal those of all; two threads share one searcher."""
+    passages = word_passages(211, seed=1)
+    queries = [f"w{n} w{n // 2} w{n // 3}" for n in range(60)]
+    shards = write(tmp_path, passages, 7)
+    whole = LuceneSearch(shards, k1=0.9, b=0.4).search(queries, 50)
+    runs = [slice(0, 1), slice(1, 5), slice(5, 7)]
+    some = [LuceneSearch(shards, k1=0.9, b=0.4, searched=run) for run in runs]
+    assert [searcher.num_documents for searcher in some] == [31, 120, 60]
+    merged = merge([searcher.search(queries, 50, threads=2) for searcher in some], 50)
+    np.testing.assert_array_equal(merged.rows, whole.rows)
+    np.testing.assert_array_equal(merged.scores, whole.scores)
 
 
 @pytest.mark.parametrize("shards", [2, 4, 7])
