@@ -34,7 +34,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-SERVERS = ("peer", "peer-tuned", "riptide", "riptide-colocated", "riptide-distributed")
+SERVERS = ("peer", "peer-tuned", "riptide", "riptide-replica", "riptide-row-ranges")
 
 
 def serve_peer(store_url: str, tuned: bool, port: int) -> None:
@@ -141,10 +141,9 @@ def start(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     if name.startswith("riptide"):
-        topology = name.partition("-")[2] or "local"
-        shards = ["--shards", "4"] if topology == "distributed" else []
+        forms = {"riptide": [], "riptide-replica": ["--replicas", "1"], "riptide-row-ranges": ["--row-ranges", "4"]}
         command = [str(root / "jobs/serve_search.py"), "--store", options.store, "--port", str(port)]
-        command += ["--batch", str(options.batch), "--compile", options.compile, "--topology", topology, *shards]
+        command += ["--batch", str(options.batch), "--compile", options.compile, *forms[name]]
         command += arguments
     else:
         command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]

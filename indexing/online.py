@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from indexing import kernel as kernels
-from indexing.bm25 import Bm25, search_alive, search_among
+from indexing.artifact import Artifact, Part
+from indexing.bm25 import Bm25, search_alive, search_among, segment_rows
+from indexing.chain import RowPart, RowRange
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, nothing, rescore_pieces, search_open
 from indexing.filters import Filter
-from indexing.index import Index
+from indexing.index import Index, Shard
 
 EXACT_ROWS = 100_000  # a filtered search scores all matching rows of a shard up to this number
 OPEN_ROWS = 200_000  # rows of a shard without an index up to which its vectors stay converted in memory
@@ -32,8 +34,8 @@ PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index a
 class Matches:
     """The rows of one range that match a filter, with a cache of the latest filters. Thread-safe."""
 
-    def __init__(self, corpus: Corpus, first_row: int, end: int):
-        self.corpus, self.first_row, self.end = corpus, first_row, end
+    def __init__(self, corpus: Corpus, range: RowRange):
+        self.corpus, self.range = corpus, range
         self._kept: OrderedDict[Filter, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -43,7 +45,7 @@ class Matches:
             if filter in self._kept:
                 self._kept.move_to_end(filter)
                 return self._kept[filter]
-        rows = filter.rows(self.corpus, self.first_row, self.end)
+        rows = filter.rows(self.corpus, *self.range)
         with self._lock:
             self._kept[filter] = rows
             while len(self._kept) > FILTERS:
@@ -51,35 +53,51 @@ class Matches:
         return rows
 
 
-class OpenPassages:
-    """The passages of a corpus, with their files kept open: a lookup takes time in proportion to the passage alone."""
+def passage_parts(corpus: Corpus, rows: RowRange) -> list[RowPart]:
+    """Returns the parts of a corpus that hold passages of a range of rows."""
+    return [part for part in corpus.parts if part.first_row < rows.end and rows.first < part.end]
 
-    def __init__(self, corpus: Corpus):
-        self._starts = [part.first_row for part in corpus.parts]
+
+class OpenPassages:
+    """The passages of a range of rows, with their files kept open: a lookup takes time in proportion to its passage."""
+
+    def __init__(self, corpus: Corpus, rows: RowRange):
+        self.rows, parts = rows, passage_parts(corpus, rows)
+        self._starts = [part.first_row for part in parts]
         self._columns = [
-            [table.column(name) for name in ("id", "title", "text", "metadata")]
-            for table in map(corpus.table, corpus.parts)
+            [table.column(name) for name in ("id", "title", "text", "metadata")] for table in map(corpus.table, parts)
         ]
 
     def fetch(self, rows: np.ndarray) -> list[tuple[int, str, str, str, str]]:
-        """Returns (row, id, title, text, metadata as JSON) of each of the rows, int64 [n]."""
+        """Returns (row, id, title, text, metadata as JSON) of those of the rows, int64 [n], that are in the range."""
         found = []
-        for row in rows.tolist():
+        for row in rows[(rows >= self.rows.first) & (rows < self.rows.end)].tolist():
             number = bisect.bisect_right(self._starts, row) - 1
             local = row - self._starts[number]
             found.append((row, *(column[local].as_py() for column in self._columns[number])))
         return found
 
 
+def index_share(index: Index, rows: RowRange) -> list[Shard]:
+    """Returns the shards of an index that belong to a range of rows."""
+    return index.shards[rows.share([(shard.first_row, shard.end) for shard in index.shards])]
+
+
+def dense_stretches(embeddings: Embeddings, index: Index | None, rows: RowRange) -> list[tuple[int, int]]:
+    """Returns the rows that a DenseShard of a range searches, as (first row, end): of each shard of the index."""
+    if index is not None:
+        return [(shard.first_row, shard.end) for shard in index_share(index, rows)]
+    return [(min(rows.first, embeddings.num_rows), min(rows.end, embeddings.num_rows))]
+
+
 class DenseShard:
-    """A shard of dense search: every of-th FAISS file of an index, or a range of rows if there is no index.
+    """Dense search in a range of rows: in the FAISS files of an index that belong to it, or in exactly these rows.
 
     Args:
         corpus: The corpus, for its deleted rows and for filters.
         embeddings: The vectors.
         index: The index over them; None: every vector is scored.
-        number: Number of the shard, from 0.
-        of: Number of shards.
+        rows: The range of rows.
         threads: Threads of one search; None: one for each core.
 
     Raises:
@@ -87,23 +105,19 @@ class DenseShard:
     """
 
     def __init__(
-        self, corpus: Corpus, embeddings: Embeddings, index: Index | None, number: int = 0, of: int = 1,
-        threads: int | None = None,
+        self, corpus: Corpus, embeddings: Embeddings, index: Index | None, rows: RowRange, threads: int | None = None
     ):  # fmt: skip
         self.corpus, self.embeddings, self.index = corpus, embeddings, index
+        stretches = dense_stretches(embeddings, index, rows)
         if index is None:
-            bounds = np.linspace(0, embeddings.num_rows, of + 1).astype(np.int64)
-            stretches = [(int(bounds[number]), int(bounds[number + 1]))]
             self._opened: list[Any] = [None]
         else:
             from indexing.faiss_index import read_index
 
-            mine = index.shards[number::of]
-            stretches = [(shard.first_row, shard.end) for shard in mine]
             # A Flat index is scored from the embeddings, whose kernel is faster than that of FAISS.
             self._opened = [
                 None if index.factory == "Flat" else read_index(shard.artifact.local(shard.part), mmap=True)
-                for shard in mine
+                for shard in index_share(index, rows)
             ]
         cores = threads or available_threads()
         together = min(cores, len(self._opened))
@@ -113,7 +127,11 @@ class DenseShard:
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
         deleted = corpus.deleted
         self._stretches = [
-            (Matches(corpus, first, end), embeddings.between(first, end), deleted[(deleted >= first) & (deleted < end)])
+            (
+                Matches(corpus, RowRange(first, end)),
+                embeddings.between(first, end),
+                deleted[(deleted >= first) & (deleted < end)],
+            )
             for first, end in stretches
         ]
         self._parts = [
@@ -155,14 +173,14 @@ class DenseShard:
             return self._all_of(allowed, queries, k)
         if opened is None or exact:
             if allowed is not None:
-                deleted = np.setdiff1d(np.arange(matches.first_row, matches.end), allowed, assume_unique=True)
+                deleted = np.setdiff1d(np.arange(*matches.range), allowed, assume_unique=True)
             return exact_search(queries, pieces, k, deleted=deleted, threads=self.threads)
         from indexing.faiss_index import search_shard
 
         assert self.index is not None
         nprobe, depth = self.index.nprobe, max(k, self.index.depth)
         if allowed is not None:
-            nprobe = -(-nprobe * (matches.end - matches.first_row) // len(allowed))
+            nprobe = -(-nprobe * (matches.range.end - matches.range.first) // len(allowed))
         rows = search_shard(
             opened, queries, depth, nprobe=nprobe, deleted=deleted, allowed=allowed, threads=self.threads
         )
@@ -176,17 +194,31 @@ class DenseShard:
         return Hits(found.scores, np.where(found.rows >= 0, rows[found.rows], -1))
 
 
-class Words:
-    """An open bm25/NAME. Raises InputError if it belongs to another corpus, or if there is no Java."""
+def segment_share(shards: Sequence[tuple[Artifact, Part]], rows: RowRange) -> tuple[slice, RowRange]:
+    """Returns which of some Lucene segments belong to a range of rows, and the rows that these hold."""
+    held = segment_rows(shards)
+    share = rows.share(held)
+    first, *_, last = [*held[share], *held[share]] or [RowRange(0, 0)] * 2
+    return share, RowRange(first.first, last.end)
 
-    def __init__(self, corpus: Corpus, bm25: Bm25, threads: int = 1):
+
+class Words:
+    """The segments of an open bm25/NAME that belong to a range of rows; their statistics are those of all segments.
+
+    Raises InputError if it belongs to another corpus, or if there is no Java.
+    """
+
+    def __init__(self, corpus: Corpus, bm25: Bm25, rows: RowRange, threads: int = 1):
         self.threads = threads
         self._corpus = corpus
-        self._searcher = bm25.searcher()
-        self._matches = Matches(corpus, 0, corpus.num_rows)
+        share, held = segment_share(bm25.shards, rows)
+        self._searcher = bm25.searcher(share) if bm25.shards[share] else None
+        self._matches = Matches(corpus, held)
 
     def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
+        if self._searcher is None:
+            return nothing(len(queries), k)
         if filter is None:
             return search_alive(self._searcher, queries, k, self._corpus.deleted, self.threads)
         return search_among(self._searcher, queries, k, self._matches.rows(filter), self.threads)

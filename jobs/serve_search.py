@@ -29,7 +29,17 @@ from indexing.corpus import Corpus
 from indexing.store import Store
 from retriever.errors import InputError
 from serve.http.limits import HttpLimits
-from serve.release import Opened, Release, current, discard, last_release, live_release, make_current, plan
+from serve.release import (
+    Opened,
+    Release,
+    check_row_ranges,
+    current,
+    discard,
+    last_release,
+    live_release,
+    make_current,
+    plan,
+)
 from serve.renewal import (
     coverage_of,
     describe_generations,
@@ -41,7 +51,11 @@ from serve.renewal import (
 from serve.security import Tokens, check_binding
 
 NO_RERANKER = "none"  # in place of the name of a re-ranker
-GPU_SHARE = 0.25  # of a GPU, for each replica that holds a model on Ray Serve: all of them fit one GPU
+GPU_SHARE = 0.25  # of a GPU, for each replica on Ray Serve
+RAY_SERVE = {
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # calls between deployments take a fifth less time than actor calls
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str((1 << 31) - 1),  # default: 4 MiB
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +96,22 @@ class ServeSearch(HttpLimits, Common):
     """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
     compile: Literal["auto", "never"] = "never"
     """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
-    topology: Literal["local", "colocated", "distributed"] = "local"
-    """local: one process, without Ray. On Ray Serve: all parts in one replica (colocated), or each in its own."""
-    shards: int | None = None
-    """Deployments among which the vectors are divided, with --topology distributed; default: 1."""
+    replicas: int = 0
+    """Serve on Ray Serve with so many replicas, each of which serves the whole release (with --row-ranges: of the
+    process that answers HTTP); 0: this process serves, without Ray."""
+    row_ranges: int = 0
+    """Serve on Ray Serve with the rows of the corpus divided among so many processes, for a corpus that one machine
+    cannot hold; 0: undivided."""
+    topology: str | None = None
+    """Replaced by --replicas and --row-ranges."""
 
 
 LEAST = {
     "batch": 1,
     "queue": 1,
     "threads": 1,
-    "shards": 1,
+    "replicas": 0,
+    "row_ranges": 0,
     "warm_up_s": 0,
     "max_connections": 1,
     "max_header_bytes": 1_024,
@@ -111,13 +130,17 @@ def main(options: ServeSearch) -> None:
     for name, least in LEAST.items():
         if (value := getattr(options, name)) is not None and not value >= least:
             raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {least}")
-    if options.shards is not None and options.topology != "distributed":
-        raise InputError(f"--shards {options.shards}: goes with --topology distributed")
+    if options.topology is not None:
+        raise InputError(
+            f"--topology {options.topology}: give --row-ranges N, which divides the rows among N processes on Ray "
+            "Serve, or --replicas N, each of which serves the whole release; without them one process serves"
+        )
     if options.keep_release and options.renew:
         raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
-    if options.port == 0 and options.topology != "local":
-        raise InputError("--port 0: Ray Serve listens where it is told; give a port")
-    if options.topology != "local":
+    on_ray = bool(options.replicas or options.row_ranges)
+    if on_ray:
+        if options.port == 0:
+            raise InputError("--port 0: Ray Serve listens where it is told; give a port")
         check_bounds(options)
     if options.limit is not None:
         raise InputError("--limit: a service has no rows to leave out")
@@ -145,9 +168,11 @@ def main(options: ServeSearch) -> None:
         say(f"task      {task.name}: {', '.join([*dense, *lexical, *task.sources])}")
     if release.reranker:
         say(f"re-ranker {release.reranker}")
+    if options.row_ranges:
+        check_row_ranges(Opened(store, release), options.row_ranges)
     if options.plan:
         return
-    if options.topology == "local":
+    if not on_ray:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(store, options, tokens, release, is_new, tag, fallback))
     else:
@@ -161,7 +186,7 @@ def check_bounds(options: ServeSearch) -> None:
     for bound in fields(HttpLimits):
         if bound.name != "idle_timeout_s" and (value := getattr(options, bound.name)) != bound.default:
             flag = bound.name.replace("_", "-")
-            raise InputError(f"--{flag} {value}: goes with --topology local; Ray Serve has an HTTP proxy of its own")
+            raise InputError(f"--{flag} {value}: Ray Serve has an HTTP proxy of its own; leave it out")
 
 
 def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[Release, bool]:
@@ -359,23 +384,18 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     """Serves on the Ray cluster of the environment, or on one that ends with this process."""
     from jobs.session import connect
 
-    # gRPC calls between deployments take a fifth less time than actor calls. Ray Serve reads this at its import.
-    os.environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
-    os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str((1 << 31) - 1))  # default: 4 MiB
+    for name, value in RAY_SERVE.items():  # Ray Serve reads them at its import
+        os.environ.setdefault(name, value)
     connect(store)
-    from indexing.hit_sources.registry import online_searches
     from indexing.work.nodes import Nodes
-    from serve.deployments import Application, Scale, run_application
+    from serve.deployments import Application, run_application
 
-    scale = Scale(threads=options.threads, cpus=0)  # one machine: the threads share its cores
-    models = scale.model_copy(update={"gpus": GPU_SHARE if Nodes().num_gpus() else 0.0})
-    further = {online.deployment for online in online_searches()} - {"search", "words"}
     application = Application(
-        store=store.url, topology="colocated" if options.topology == "colocated" else "distributed",
-        tokens=options.tokens, without_tokens=not tokens, shards=options.shards or 1, batch=options.batch,
-        queue=options.queue, compile=options.compile, warm_up_s=options.warm_up_s, encoder=models, search=scale,
-        ingress=scale, words=scale, reranker=models, passages=scale,
-        sources=dict.fromkeys(further, models),
+        store=store.url, row_ranges=options.row_ranges, tokens=options.tokens, without_tokens=not tokens,
+        batch=options.batch, queue=options.queue, compile=options.compile, warm_up_s=options.warm_up_s,
+        replicas=max(1, options.replicas), threads=options.threads,
+        cpus=0, leaf_cpus=0,  # one machine: the threads share its cores
+        gpus=GPU_SHARE if Nodes().num_gpus() else 0.0,
     )  # fmt: skip
     run_application(application, options.host, options.port, announce, math.ceil(options.idle_timeout_s))
 

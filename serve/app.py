@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,6 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
-from serve.engine import Answer
 from serve.errors import add_errors, as_json, as_json_list
 from serve.http.connections import Connections
 from serve.http.disconnects import cancelled_on_disconnect
@@ -40,6 +39,7 @@ from serve.protocol import (
     TaskOut,
     TasksResponse,
 )
+from serve.queries import Answer
 from serve.security import Tokens
 from serve.service import ConflictError, NotReadyError, Service, UnknownTaskError
 from serve.tasks import Task, modes_of
@@ -59,19 +59,13 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def build_app(
-    service: Service,
-    tokens: Tokens,
-    *,
-    about: Callable[[Live], dict[str, Any]],
-    connections: Connections | None = None,
-    exporter: Exporter | None = None,
+    service: Service, tokens: Tokens, *, connections: Connections | None = None, exporter: Exporter | None = None
 ) -> FastAPI:
     """Returns the ASGI application.
 
     Args:
         service: Answers the requests.
         tokens: Tokens of users and administrators.
-        about: Returns further fields for `/v1/info` on a release.
         connections: Connections of the server that runs the application, for the metrics; None: another server runs
             it.
         exporter: Exports the metrics; None: `/metrics` does.
@@ -217,7 +211,7 @@ def build_app(
             "filters": {name: str(kind) for name, kind in live.columns.items()}, "tasks": sorted(live.tasks),
             "newer": service.newer,
         }  # fmt: skip
-        return as_json({**known, **await asyncio.to_thread(about, live)})
+        return as_json({**known, **await asyncio.to_thread(service.about, live)})
 
     @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz() -> Response:

@@ -5,181 +5,159 @@ The stages of a search are: encode the queries, search the sources, fuse the hit
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from indexing.exact import Hits, merge, nothing
 from indexing.hit_sources.fusion import fuse, source_depth
-from indexing.hit_sources.online import Target
 from indexing.rescoring import reranked
+from retriever.cuts import Cuts
 from retriever.errors import InputError
-from serve.calls.protocols import (
-    Clients,
-    Encoded,
-    EncodeRequest,
-    LostError,
-    Passage,
-    PassagesRequest,
-    Reply,
-    ScoreRequest,
-    SourceHits,
-    SourceRequest,
-)
-from serve.health.failures import StoreError
+from retriever.options import Side
+from serve.health.failures import LostError, StoreError
 from serve.health.states import ENCODER, PASSAGES, RERANKER
+from serve.leaf import Ask, HitsRequest, Passage, PassagesRequest, Reply, SourceHits, SourceQueries
+from serve.models import Encoded, EncoderPart, RerankPart
 from serve.parts import ExpiredError
+from serve.queries import Answer, Found, Hit, Pairs, Query, Texts, as_result
 from serve.release import Release
-from serve.tasks import Search, Task
+from serve.tasks import ServedSource
 
 log = logging.getLogger("riptide.serve")
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 TOGETHER = 64  # texts per call of the encoder or of the re-ranker
 LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
 REST = 0.5  # seconds before the deadline at which waiting for shards ends, if a partial answer is allowed
 
 
-@dataclass(frozen=True)
-class Query:
-    """One query to one release.
+@dataclass
+class _Group:
+    """Queries of a batch to one source with the same parameters.
 
     Attributes:
-        text: The query's text.
-        task: The task of the release.
-        k: Number of hits to return.
-        search: The sources to search.
-        deadline: Wall-clock time in seconds (time.time()).
+        source: The source.
+        depth: Number of hits per query.
         filter: The text of a Filter; None: no filter.
-        rerank: Number of first hits to re-rank; 0: none.
-        partial: Whether an answer without some of the shards is allowed.
+        members: The number of each query, and the label that it has for the source.
+        queries: What the leaves get in place of the members.
     """
 
-    text: str
-    task: Task
-    k: int
-    search: Search
-    deadline: float
-    filter: str | None = None
-    rerank: int = 0
-    partial: bool = False
-
-
-class Hit(NamedTuple):
-    """One hit with its passage. scores: by source that found it, and the re-ranker's score.
-
-    metadata: JSON text.
-    """
-
-    row: int
-    id: str
-    title: str
-    text: str
-    metadata: str
-    score: float
-    scores: dict[str, float]
-
-
-@dataclass
-class Shards:
-    """Number of searchers that a query was sent to, and how many of them failed or timed out."""
-
-    total: int = 0
-    failed: int = 0
-    timed_out: int = 0
-
-    @property
-    def successful(self) -> int:
-        return self.total - self.failed - self.timed_out
-
-
-@dataclass
-class Answer:
-    """The answer to one query.
-
-    Attributes:
-        hits: Hits, best first.
-        shards: How many searchers answered.
-        took: Seconds by stage, for the whole batch.
-        error: The exception, if there is no answer.
-        json: The result in the response to a request, which `serve.work` writes.
-    """
-
-    hits: list[Hit] = field(default_factory=list)
-    shards: Shards = field(default_factory=Shards)
-    took: dict[str, float] = field(default_factory=dict)
-    error: Exception | None = None
-    json: bytes = b""
-
-
-class IncompleteError(Exception):
-    """Not all shards answered, and the query did not allow a partial answer."""
-
-
-@dataclass
-class _Found:
-    """Hits of each source for one query, [1, k], by the source's label.
-
-    unreadable: the error of a searcher that could not read its files.
-    refused: the error of a source that cannot use the query.
-    """
-
-    sources: dict[str, Hits] = field(default_factory=dict)
-    shards: Shards = field(default_factory=Shards)
-    unreadable: StoreError | None = None
-    refused: InputError | None = None
-
-
-class _Group(NamedTuple):
-    """What queries have in common that are sent to a source in one call."""
-
-    part: str
-    kind: str
-    takes_vectors: bool
-    target: Target
+    source: ServedSource
     depth: int
     filter: str | None
-    partial: bool | int  # queries with an equal number end together
+    members: list[tuple[int, str]] = field(default_factory=list)
+    queries: Any = None
+
+
+@dataclass
+class _Batch:
+    """Queries for which the leaves are asked together, as they end at the same time.
+
+    Attributes:
+        numbers: The numbers of the queries.
+        groups: The queries by source.
+        ends: When the time of the queries has passed.
+        reserve_s: Seconds before that at which waiting for hits ends, if partial answers are allowed.
+    """
+
+    numbers: list[int]
+    groups: list[_Group]
+    ends: float
+    reserve_s: float
+
+    @classmethod
+    def of(cls, queries: Mapping[int, Query]) -> _Batch:
+        """Returns the batch of queries, all of which allow a partial answer, or none; by number."""
+        groups: dict[object, _Group] = {}
+        for number, query in queries.items():
+            depth = source_depth(query.depth, len(query.search.parts))
+            for source, label in zip(query.search.parts, query.search.labels, strict=True):
+                key = source.kind.name, source.target, depth, query.filter
+                groups.setdefault(key, _Group(source, depth, query.filter)).members.append((number, label))
+        deadlines = [query.deadline for query in queries.values()]
+        if not next(iter(queries.values())).partial:
+            return cls(list(queries), list(groups.values()), max(deadlines), 0.0)
+        ends = min(deadlines)
+        return cls(list(queries), list(groups.values()), ends, min(REST, max(0.0, ends - time.time()) / 4))
 
 
 class Engine:
     """Answers batches of queries, each batch for one release.
 
     Args:
-        clients: The parts of the service.
+        encoder: Encodes queries and texts.
+        reranker: Scores passages.
+        ask: Asks all leaves.
 
     Attributes:
         encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
         failed: Called with the name of a part that fails and the exception.
     """
 
-    def __init__(self, clients: Clients):
-        self.clients = clients
+    def __init__(self, encoder: EncoderPart, reranker: RerankPart, ask: Ask):
+        self.encoder, self.reranker, self.ask = encoder, reranker, ask
         self.encoded: Callable[[int, int], object] = lambda texts, tokens: None
         self.failed: Callable[[str, Exception], object] = lambda part, error: None
 
-    def search(self, release: Release, queries: Sequence[Query]) -> list[Answer]:
-        """Returns one answer per query, in the order of the queries; an answer that failed holds its exception.
-
-        Args:
-            release: The release that answers.
-            queries: Queries of tasks of that release.
-        """
+    def search(self, queries: Sequence[Query]) -> list[Answer]:
+        """Returns one answer per query, in the order of the queries; an answer that failed holds its exception."""
         answers = [Answer() for _ in queries]
-        try:
-            self._search(release, queries, answers)
-        except Exception as error:
-            for answer in answers:
-                answer.error = answer.error or error
+        for members in _alike(queries, lambda query: query.release.id):
+            own = [answers[number] for number in members]
+            try:
+                self._search(queries[members[0]].release, [queries[number] for number in members], own)
+            except Exception as error:
+                for answer in own:
+                    answer.error = answer.error or error
         return answers
 
-    def embed(
-        self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: str, deadline: float
+    def embed(self, requests: Sequence[Texts]) -> list[tuple[np.ndarray, Cuts] | Exception]:
+        """Returns the vectors of the texts of each request, float32 [n, dim], and the counts of texts that were cut.
+
+        Requests of one release and side are encoded together; one with a text that cannot be used fails alone.
+        """
+        results: list[tuple[np.ndarray, Cuts] | Exception] = [(np.empty(0), Cuts())] * len(requests)
+        for members in _alike(requests, lambda request: (request.release.id, request.side)):
+            own = [requests[number] for number in members]
+            texts = [text for request in own for text in request.texts]
+            tasks = [request.task for request in own for _ in request.texts]
+            deadline = max(request.deadline for request in own)
+            encoded = self.encode(own[0].release, texts, tasks, own[0].side, deadline)
+            ends = np.cumsum([len(request.texts) for request in own])
+            for number, request, end in zip(members, own, ends.tolist(), strict=True):
+                start = end - len(request.texts)
+                vectors = encoded.vectors[start:end]
+                results[number] = vectors, Cuts.of(encoded.lengths[start:end], encoded.num_cut[start:end])
+                if len(bad := np.flatnonzero(~finite(vectors))):
+                    first = int(bad[0])
+                    results[number] = unusable(request.task, encoded.refused.get(start + first), first)
+        return results
+
+    def rerank(self, requests: Sequence[Pairs]) -> list[np.ndarray]:
+        """Returns the probabilities of the documents of each request, float32 [n]; a release's are scored together."""
+        results: list[np.ndarray] = [np.empty(0)] * len(requests)
+        for members in _alike(requests, lambda request: request.release.id):
+            own = [requests[number] for number in members]
+            queries = [request.query for request in own for _ in request.documents]
+            texts = [text for request in own for text in request.documents]
+            deadline = max(request.deadline for request in own)
+            scores = self.score(own[0].release, queries, [""] * len(texts), texts, deadline)
+            ends = np.cumsum([len(request.documents) for request in own])[:-1]
+            for number, share in zip(members, np.split(scores, ends), strict=True):
+                results[number] = share
+        return results
+
+    def encode(
+        self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float
     ) -> Encoded:
         """Returns the vectors of texts, and what those of them lack that have no words for their prompts.
 
@@ -189,18 +167,17 @@ class Engine:
             release: A release with an encoder.
             texts: Texts to encode.
             tasks: Name of the task per text.
-            side: "query" or "passage".
+            side: Whether the texts are queries or passages.
             deadline: Wall-clock time in seconds.
 
         Raises:
             ExpiredError: If the deadline passes.
         """
-        encoder, batches = self.clients.encoder, list[Encoded]()
-        assert encoder is not None
+        batches = list[Encoded]()
         for start in range(0, len(texts), TOGETHER):
-            batch = list(texts[start : start + TOGETHER]), list(tasks[start : start + TOGETHER])
-            reply = encoder.encode(EncodeRequest(release.id, *batch, side, deadline))
-            encoded = self._taken(ENCODER, reply, deadline)
+            piece = slice(start, start + TOGETHER)
+            with self._reported(ENCODER):
+                encoded = self.encoder.encode(release.id, texts[piece], tasks[piece], side, deadline)
             self.encoded(len(encoded.vectors), int(encoded.lengths.sum()))
             refused = {start + number: reason for number, reason in encoded.refused.items()}
             batches.append(encoded._replace(refused=refused))
@@ -210,14 +187,14 @@ class Engine:
         refused = {number: reason for batch in batches for number, reason in batch.refused.items()}
         return Encoded(vectors, lengths, num_cut, refused)
 
-    def rerank(
-        self, release: Release, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], deadline: float
+    def score(
+        self, release: Release, queries: Sequence[str], titles: Sequence[str], texts: Sequence[str], deadline: float
     ) -> np.ndarray:
         """Returns the probability of each (query, passage) pair, float32 [n].
 
         Args:
             release: A release with a re-ranker.
-            questions: Query per pair.
+            queries: Query per pair.
             titles: Title of the passage per pair.
             texts: Text of the passage per pair.
             deadline: Wall-clock time in seconds.
@@ -225,129 +202,146 @@ class Engine:
         Raises:
             ExpiredError: If the deadline passes.
         """
-        assert self.clients.reranker is not None
-        scores = []
+        scores = [np.empty(0, np.float32)]
         for start in range(0, len(texts), TOGETHER):
             piece = slice(start, start + TOGETHER)
-            request = ScoreRequest(release.id, questions[piece], titles[piece], texts[piece], deadline)
-            reply = self.clients.reranker.score(request)
-            scores.append(self._taken(RERANKER, reply, deadline))
-        return np.concatenate(scores) if scores else np.empty(0, np.float32)
+            with self._reported(RERANKER):
+                scores.append(self.reranker.score(release.id, queries[piece], titles[piece], texts[piece], deadline))
+        return np.concatenate(scores)
+
+    def passages(self, release: Release, rows: np.ndarray, deadline: float) -> list[Passage]:
+        """Returns the passages of rows, int64 [n]. Raises the exception of a leaf that fails."""
+        replies = self.ask("fetch", PassagesRequest(release.id, rows, deadline))
+        return [passage for reply in replies for passage in _result(reply, deadline)]
 
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         clock = _Clock()
-        vectors, refused = self._encode(release, queries)
-        for query, answer in zip(queries, answers, strict=True):
-            key = query.task.name, query.text
-            if query.search.needs_vectors and not finite(vectors[key]):
-                answer.error = unusable(query.task.name, refused.get(key))
+        results = [Found() for _ in queries]
+        batches = self._batches(release, queries, results)
         clock.lap("encode")
-        results = self._find(release, queries, vectors, [answer.error is None for answer in answers])
+        self._find(release, batches, results)
         clock.lap("search")
         fused: list[Hits | None] = []
-        for query, result, answer in zip(queries, results, answers, strict=True):
-            answer.shards = result.shards
-            answer.error = answer.error or result.refused
-            is_complete, is_empty = result.shards.successful == result.shards.total, result.shards.successful == 0
-            if answer.error is None and (is_empty or not (is_complete or query.partial)):
-                is_expired = result.shards.failed == 0
-                answer.error = result.unreadable or (ExpiredError() if is_expired else IncompleteError())
-            fused.append(None if answer.error else _fused(query, result))
-        texts = self._fetch(release, queries, fused)
+        for query, result in zip(queries, results, strict=True):
+            fused.append(_fused(query, result) if result.error(query.partial) is None else None)
+        texts = self._fetch(release, queries, batches, fused, results)
         clock.lap("passages")
+        for query, result, answer in zip(queries, results, answers, strict=True):
+            answer.shards, answer.error = result.shards, result.error(query.partial)
         self._rerank(release, queries, fused, texts, answers)
         clock.lap("rerank")
         for query, hits, result, answer in zip(queries, fused, results, answers, strict=True):
             if hits is not None and answer.error is None:
                 answer.hits = _hits(query, hits, result, texts)
+                answer.json = as_result(query.text, answer)
             answer.took = clock.laps
 
-    def _encode(
-        self, release: Release, queries: Sequence[Query]
-    ) -> tuple[dict[tuple[str, str], np.ndarray], dict[tuple[str, str], str]]:
-        """Returns the query vectors by (task, text), of the queries that need them, and what refused queries lack."""
-        keys = list(dict.fromkeys((query.task.name, query.text) for query in queries if query.search.needs_vectors))
-        if not keys:
-            return {}, {}
-        deadline = max(query.deadline for query in queries)
-        encoded = self.embed(release, [text for _, text in keys], [task for task, _ in keys], "query", deadline)
-        refused = {keys[number]: reason for number, reason in encoded.refused.items()}
-        return dict(zip(keys, encoded.vectors, strict=True)), refused
-
-    def _find(
-        self, release: Release, queries: Sequence[Query], vectors: dict[tuple[str, str], np.ndarray], valid: list[bool]
-    ) -> list[_Found]:
-        """Searches all sources. Queries with the same parameters share one call; all calls run concurrently."""
-        results = [_Found() for _ in queries]
-        groups: dict[_Group, list[tuple[int, str]]] = defaultdict(list)  # (number of the query, label of the source)
+    def _batches(self, release: Release, queries: Sequence[Query], results: list[Found]) -> list[_Batch]:
+        """Encodes the queries, and returns what the leaves are asked for; queries that cannot be used get an error."""
+        vectors = self._vectors(release, queries, results)
+        alike: dict[bool | int, list[int]] = defaultdict(list)
         for number, query in enumerate(queries):
-            if not valid[number]:
-                continue
-            depth = source_depth(max(query.k, query.rerank), len(query.search.parts))
-            partial = query.partial and 1 + int(query.deadline / REST)
-            for source, label in zip(query.search.parts, query.search.labels, strict=True):
-                kind = source.kind
-                group = _Group(
-                    kind.online.name, kind.name, kind.queries == "vectors", source.target, depth, query.filter, partial
-                )
-                groups[group].append((number, label))
-        pending: list[tuple[_Group, list[tuple[int, str]], float, list[Reply[SourceHits]]]] = []
-        for group, members in groups.items():
-            deadline = max(queries[number].deadline for number, _ in members)
-            if group.partial:  # the hits of the other shards must still be fetched
-                deadline = min(queries[number].deadline for number, _ in members)
-                deadline -= min(REST, max(0.0, deadline - time.time()) / 4)
-            inputs: list[str] | np.ndarray = [queries[number].text for number, _ in members]
-            if group.takes_vectors:
-                inputs = np.stack([vectors[queries[n].task.name, queries[n].text] for n, _ in members])
-            request = SourceRequest(release.id, group.kind, group.target, inputs, group.depth, group.filter, deadline)
-            replies = [searcher.search(request) for searcher in self.clients.searchers[group.part]]
-            pending.append((group, members, deadline, replies))
-        for group, members, deadline, replies in pending:
-            self._gather(group.part, group.depth, members, deadline, replies, results)
-        return results
+            if results[number].refused is None:
+                alike[query.partial and 1 + int(query.deadline / REST)].append(number)
+        batches = []
+        for numbers in alike.values():
+            batch = _Batch.of({number: queries[number] for number in numbers})
+            for group in batch.groups:
+                kind, texts = group.source.kind, [queries[number].text for number, _ in group.members]
+                group.queries = texts
+                if kind.queries == "vectors":
+                    keys = [(queries[number].task.name, queries[number].text) for number, _ in group.members]
+                    group.queries = np.stack([vectors[key] for key in keys])
+                elif kind.online.encodes:
+                    with self._reported(ENCODER):
+                        used = self.encoder.encode_for(release.id, kind.online, group.source.target, texts, batch.ends)
+                    _refuse(group, used.refused, results)
+                    group.queries, group.members = used.result, [group.members[place] for place in used.numbers]
+            batch.groups = [group for group in batch.groups if group.members]
+            batches.append(batch)
+        return batches
 
-    def _gather(
-        self, part: str, depth: int, members: list[tuple[int, str]], deadline: float,
-        replies: list[Reply[SourceHits]], results: list[_Found],
-    ) -> None:  # fmt: skip
-        """Merges the replies of a group's searchers; failed and late searchers are counted."""
-        parts, failed, timed_out = list[Hits](), 0, 0
-        unreadable: StoreError | None = None
-        for number, reply in enumerate(replies):
-            try:
-                hits, refused = self._taken(part, reply, deadline)
-                parts.append(hits)
-                for place, reason in refused.items():
-                    query, label = members[place]
-                    results[query].refused = InputError(f"source {label}: {reason}")
-            except (ExpiredError, TimeoutError):
-                timed_out += 1
-            except Exception as error:
-                failed += 1
-                log.warning("%s searcher %d failed: %r", part, number, error)
-                if isinstance(error, StoreError):
-                    unreadable = error
-        hits = merge(parts, depth) if parts else nothing(len(members), depth)
-        for row, (number, label) in enumerate(members):
-            shards = results[number].shards
-            shards.total += len(replies)
-            shards.failed += failed
-            shards.timed_out += timed_out
-            results[number].unreadable = unreadable or results[number].unreadable
-            results[number].sources[label] = Hits(hits.scores[row : row + 1], hits.rows[row : row + 1])
-
-    def _fetch(self, release: Release, queries: Sequence[Query], fused: Sequence[Hits | None]) -> dict[int, Passage]:
-        """Returns the passages of all hits that are returned or re-ranked, by row."""
-        lists = [hits.rows[0, : max(query.k, query.rerank)] for query, hits in zip(queries, fused, strict=True) if hits]
-        rows = np.unique(np.concatenate([np.empty(0, np.int64), *lists]))
-        rows = rows[rows >= 0]
-        if not len(rows):
+    def _vectors(
+        self, release: Release, queries: Sequence[Query], results: list[Found]
+    ) -> dict[tuple[str, str], np.ndarray]:
+        """Returns the vectors of queries that need them, by task and text; refuses queries without a finite vector."""
+        dense = [query for query in queries if query.search.needs_vectors]
+        if not dense:
             return {}
-        deadline = max(query.deadline for query in queries)
-        reply = self.clients.passages.fetch(PassagesRequest(release.id, rows, deadline))
-        passages = self._taken(PASSAGES, reply, deadline)
-        return {passage[0]: passage for passage in passages}
+        keys = list(dict.fromkeys((query.task.name, query.text) for query in dense))
+        tasks, texts = zip(*keys, strict=True)
+        encoded = self.encode(release, texts, tasks, "query", max(query.deadline for query in queries))
+        refused = {keys[number]: reason for number, reason in encoded.refused.items()}
+        vectors = dict(zip(keys, encoded.vectors, strict=True))
+        for query, result in zip(queries, results, strict=True):
+            key = query.task.name, query.text
+            if query.search.needs_vectors and not finite(vectors[key]):
+                result.refused = unusable(query.task.name, refused.get(key))
+        return vectors
+
+    def _find(self, release: Release, batches: Sequence[_Batch], results: list[Found]) -> None:
+        """Asks all leaves for the hits of all groups, in one call for each batch, and merges them."""
+        pending = []
+        for batch in batches:
+            sources = [
+                SourceQueries(group.source.kind.name, group.source.target, group.queries, group.depth, group.filter)
+                for group in batch.groups
+            ]
+            deadline = batch.ends - batch.reserve_s
+            pending.append((deadline, batch.groups, self.ask("search", HitsRequest(release.id, sources, deadline))))
+        for deadline, groups, replies in pending:
+            found: list[list[Hits]] = [[] for _ in groups]
+            for leaf, reply in enumerate(replies):
+                answered: list[SourceHits | Exception]
+                try:
+                    answered = _result(reply, deadline)
+                except Exception as error:
+                    answered = [error] * len(groups)
+                for group, hits, merged in zip(groups, answered, found, strict=True):
+                    if isinstance(hits, SourceHits):
+                        merged.append(hits.hits)
+                        _refuse(group, hits.refused, results)
+                        continue
+                    self._report(group.source.kind.online.name, hits, leaf)
+                    for number, label in group.members:
+                        results[number].lose(leaf, [label], hits)
+            for group, merged in zip(groups, found, strict=True):
+                scores, rows = merge(merged, group.depth) if merged else nothing(len(group.members), group.depth)
+                for row, (number, label) in enumerate(group.members):
+                    results[number].searchers += len(replies)
+                    results[number].sources[label] = Hits(scores[row : row + 1], rows[row : row + 1])
+
+    def _fetch(
+        self, release: Release, queries: Sequence[Query], batches: Sequence[_Batch], fused: list[Hits | None],
+        results: list[Found],
+    ) -> dict[int, Passage]:  # fmt: skip
+        """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
+        texts: dict[int, Passage] = {}
+        pending = []
+        for batch in batches:
+            lists = [hits.rows[0, : queries[number].depth] for number in batch.numbers if (hits := fused[number])]
+            rows = np.unique(np.concatenate([np.empty(0, np.int64), *lists]))
+            deadline = batch.ends - batch.reserve_s / 2
+            request = PassagesRequest(release.id, rows[rows >= 0], deadline)
+            pending.append((batch, deadline, self.ask("fetch", request) if len(request.rows) else ()))
+        for batch, deadline, replies in pending:
+            errors = dict[int, Exception]()
+            for leaf, reply in enumerate(replies):
+                try:
+                    texts |= {passage[0]: passage for passage in _result(reply, deadline)}
+                except Exception as error:
+                    self._report(PASSAGES, error, leaf)
+                    errors[leaf] = error
+            for number in batch.numbers if errors else ():
+                if (hits := fused[number]) is None:
+                    continue
+                rows = hits.rows[0, : queries[number].depth]
+                is_kept = np.isin(rows, [-1, *texts])
+                if not is_kept.all():
+                    fused[number] = Hits(hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
+                    for leaf, lost in errors.items():
+                        results[number].lose(leaf, queries[number].search.labels, lost)
+        return texts
 
     def _rerank(
         self, release: Release, queries: Sequence[Query], fused: list[Hits | None],
@@ -362,7 +356,7 @@ class Engine:
         query_texts = [queries[number].text for number, _ in pairs]
         titles, bodies = [texts[row][2] for _, row in pairs], [texts[row][3] for _, row in pairs]
         try:
-            scores = self.rerank(release, query_texts, titles, bodies, deadline)
+            scores = self.score(release, query_texts, titles, bodies, deadline)
         except Exception as error:
             for number in numbers:
                 answers[number].error = error
@@ -375,15 +369,43 @@ class Engine:
             assert hits is not None
             fused[number] = reranked(hits, np.array([probabilities], np.float32))
 
-    def _taken(self, part: str, reply: Reply[Result], deadline: float) -> Result:
-        """Returns a part's reply. Raises ExpiredError if it does not arrive in time."""
+    @contextlib.contextmanager
+    def _reported(self, part: str) -> Iterator[None]:
+        """Reports the failures of a part."""
         try:
-            return reply.result(timeout_s=max(0.0, deadline - time.time()) + LATE)
-        except TimeoutError as error:
-            raise ExpiredError from error
-        except (StoreError, LostError) as error:
-            self.failed(part, error)
+            yield
+        except Exception as error:
+            self._report(part, error)
             raise
+
+    def _report(self, part: str, error: Exception, leaf: int = 0) -> None:
+        if not isinstance(error, ExpiredError):
+            log.warning("%s of leaf %d failed: %r", part, leaf, error)
+        if isinstance(error, StoreError | LostError):
+            self.failed(part, error)
+
+
+def _alike(items: Sequence[Item], key: Callable[[Item], object]) -> list[list[int]]:
+    """Returns the numbers of items with equal keys, one list for each key."""
+    groups: dict[object, list[int]] = {}
+    for number, one in enumerate(items):
+        groups.setdefault(key(one), []).append(number)
+    return list(groups.values())
+
+
+def _result(reply: Reply[Result], deadline: float) -> Result:
+    """Returns a leaf's reply. Raises ExpiredError if it does not arrive in time."""
+    try:
+        return reply.result(timeout=max(0.0, deadline - time.time()) + LATE)
+    except TimeoutError as error:
+        raise ExpiredError from error
+
+
+def _refuse(group: _Group, refused: Mapping[int, str], results: list[Found]) -> None:
+    """Records why a source cannot use some of a group's queries. refused: by their place in the group."""
+    for place, reason in refused.items():
+        number, label = group.members[place]
+        results[number].refused = InputError(f"source {label}: {reason}")
 
 
 def finite(vectors: np.ndarray) -> np.ndarray:
@@ -417,10 +439,10 @@ class _Clock:
         self._last = now
 
 
-def _fused(query: Query, result: _Found) -> Hits:
+def _fused(query: Query, result: Found) -> Hits:
     """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others."""
     hits = [result.sources[label] for label in query.search.labels]
-    return fuse(hits, max(query.k, query.rerank), query.search.weights)
+    return fuse(hits, query.depth, query.search.weights)
 
 
 def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
@@ -431,7 +453,7 @@ def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _hits(query: Query, hits: Hits, result: _Found, texts: dict[int, Passage]) -> list[Hit]:
+def _hits(query: Query, hits: Hits, result: Found, texts: dict[int, Passage]) -> list[Hit]:
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
     by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in result.sources.items()}
     output = []

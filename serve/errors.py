@@ -16,11 +16,10 @@ from starlette.requests import ClientDisconnect
 
 from retriever.errors import InputError, shortened
 from serve.batching import OverloadedError
-from serve.calls.protocols import LostError
-from serve.engine import IncompleteError
-from serve.health.failures import StoreError, without_places
+from serve.health.failures import LostError, StoreError, without_places
 from serve.http.routes import closest
 from serve.parts import ExpiredError
+from serve.queries import IncompleteError
 from serve.registry import MemoryShortageError
 from serve.service import ConflictError, NotReadyError, UnknownTaskError
 

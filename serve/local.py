@@ -1,62 +1,29 @@
-"""A service in one process: all parts are here, and are called directly."""
+"""A service in one process, and the server that answers HTTP with it."""
 
 from __future__ import annotations
 
 import math
 import signal
 import socket
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
-from indexing.hit_sources.registry import online_searches
 from indexing.store import Store
 from retriever.errors import InputError
-from serve.calls.direct import DirectEncoder, DirectPassages, DirectReranker, DirectSearcher
-from serve.calls.protocols import Clients
-from serve.engine import Engine
 from serve.health.warm_up import WarmUpLimits
 from serve.http.limits import HttpLimits, allowed_connections
-from serve.live import Live
-from serve.parts import EncoderPart, PassagesPart, RerankPart, SourcePart
+from serve.leaf import Leaf, ask_here
+from serve.models import EncoderPart, RerankPart
 from serve.security import Tokens
 from serve.service import Limits, Service, favour_event_loop
 
 GRACE = 30  # seconds that running requests have when the server ends
 
 
-class LocalService(Service):
-    """A Service whose parts are in this process."""
-
-    def __init__(
-        self,
-        store: Store,
-        encoder: EncoderPart,
-        searchers: Sequence[SourcePart],
-        passages: PassagesPart,
-        reranker: RerankPart,
-        limits: Limits,
-        warm_up: WarmUpLimits | None = None,
-    ):
-        self.encoder = encoder
-        clients = Clients(
-            DirectEncoder(encoder),
-            {part.name: [DirectSearcher(part)] for part in searchers},
-            DirectPassages(passages),
-            DirectReranker(reranker),
-        )
-        parts = {part.name: part for part in (encoder, *searchers, passages, reranker)}
-        super().__init__(store, Engine(clients), parts, limits=limits, warm_up=warm_up)
-
-    def about(self, live: Live) -> dict[str, Any]:
-        """Returns further fields of `/v1/info`."""
-        known = {} if live.release.encoder is None else self.encoder.describe(live.release.id)
-        return {**known, "shards": 1}
-
-
 def open_local(
     store: Store, *, device: str, threads: int | None = None, batch: int = 32, bound: int = 256, compile: str = "never",
     warm_up: WarmUpLimits | None = None,
-) -> LocalService:  # fmt: skip
+) -> Service:  # fmt: skip
     """Returns a service whose parts have no open release. It belongs to the event loop that this is called in.
 
     Args:
@@ -68,19 +35,20 @@ def open_local(
         compile: "auto" or "never".
         warm_up: Limits of the warm-up; None: the default ones.
     """
-    return LocalService(
+    leaf = Leaf(store, threads=threads)
+    return Service(
         store,
         EncoderPart(store, device=device, threads=threads, compile=compile),
-        [SourcePart(store, online, device=device, threads=threads) for online in online_searches()],
-        PassagesPart(store),
         RerankPart(store, device=device, threads=threads),
-        Limits(batch=batch, bound=bound),
-        warm_up,
+        partial(ask_here, [leaf]),
+        leaf.parts,
+        limits=Limits(batch=batch, bound=bound),
+        warm_up=warm_up,
     )
 
 
 async def run_server(
-    service: LocalService,
+    service: Service,
     tokens: Tokens,
     host: str,
     port: int,
@@ -108,7 +76,7 @@ async def run_server(
 
     limits = limits or HttpLimits()
     connections = Connections(limits, allowed_connections(limits.max_connections))
-    app = build_app(service, tokens, about=service.about, connections=connections)
+    app = build_app(service, tokens, connections=connections)
     config = uvicorn.Config(app, http=bounded_protocol(connections), ws="none", log_level="error", access_log=False,
                             timeout_keep_alive=math.ceil(limits.idle_timeout_s) + 1, server_header=False,
                             timeout_graceful_shutdown=GRACE, proxy_headers=False)  # fmt: skip

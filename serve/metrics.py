@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from serve.engine import Answer
 from serve.http.connections import Connections
+from serve.queries import Answer
 from serve.service import Service
 
 PREFIX = "riptide"

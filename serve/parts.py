@@ -1,53 +1,26 @@
-"""The parts of a service (encoder, searches of sources, passages, re-ranker), which answer batches for open releases.
+"""The base of the parts of a service: releases are opened by id, and answer requests until they are closed.
 
-The same classes run side by side in one process, or in their own replicas on a cluster; `serve.calls.protocols` has
-their requests and results. Work past its deadline is dropped before it starts. All parts are thread-safe.
+Work past its deadline is dropped before it starts. All parts are thread-safe.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from indexing.artifact import Artifact, Draft
 from indexing.artifact import Part as FilePart
 from indexing.cache import CorruptError
-from indexing.exact import nothing
-from indexing.filters import Filter
-from indexing.hit_sources.online import PROBE, OnlinePlace, OnlineSearch, Target
-from indexing.hit_sources.registry import find_kind
-from indexing.models import model_folder, resolve_model
-from indexing.online import OpenPassages
-from indexing.rescoring import open_reranker
 from indexing.store import Store
-from retriever.batching import Tokens, text_pieces
-from retriever.encoder import Encoder
-from retriever.errors import InputError, TextsError
+from retriever.errors import TextsError
 from retriever.memory import free_memory
-from retriever.options import Side
-from retriever.prompts import load_prompt
-from retriever.reranker import Reranker
-from retriever.topics.model import NO_TOPIC
-from serve.calls.protocols import (
-    Encoded,
-    EncodeRequest,
-    Passage,
-    PassagesRequest,
-    ScoreRequest,
-    SourceHits,
-    SourceRequest,
-)
-from serve.health.failures import RefusedPromptError, StoreError, converted, store_error
+from serve.health.failures import StoreError, converted, store_error
 from serve.health.files import PartFiles
-from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.release import Opened, Release
 
 T = TypeVar("T")
@@ -101,20 +74,30 @@ class Shared(Generic[T]):
             return removed
 
 
+class PartControl(Protocol):
+    """A part, or all replicas of one, as a service opens, checks and closes releases in it. All methods block."""
+
+    def prepare(self, release_id: str) -> None: ...
+
+    def retire(self, release_id: str) -> None: ...
+
+    def check(self, release_id: str) -> None: ...
+
+    def read(self, release_id: str, budget: int | None, seconds: float) -> int: ...
+
+
 class Part:
     """Base class of the parts: opens releases by id, and answers requests for each of them.
 
     If its files are damaged, a part raises StoreError until `check` finds the files as they were committed.
 
-    Args:
-        store: Where the artifacts are.
-        threads: Threads of one call; None: one for each core.
+    store: Where the artifacts are.
     """
 
     name = ""  # in /readyz and in errors
 
-    def __init__(self, store: Store, *, threads: int | None = None):
-        self.store, self.threads = store, threads
+    def __init__(self, store: Store):
+        self.store = store
         self._opened: dict[str, Any] = {}
         self._files: dict[str, PartFiles] = {}
         self._damaged: dict[str, StoreError] = {}
@@ -193,259 +176,42 @@ class Part:
         pass
 
 
-class EncoderPart(Part):
-    """One backbone, with the prompts of all tasks of all open releases in one table.
+class Usable(NamedTuple, Generic[T]):
+    """What was made of the queries that can be used.
+
+    Attributes:
+        result: The result for them; None if there are none.
+        numbers: Their numbers.
+        refused: Why the other queries cannot be used, by number.
+    """
+
+    result: T | None
+    numbers: list[int]
+    refused: dict[int, str]
+
+
+def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
+    """Calls a function that may raise TextsError with those of the queries that it can use.
 
     Args:
-        store: Where the artifacts are.
-        device: Device of the backbone, "cpu" or "cuda".
-        threads: Threads of one call; None: one for each core.
-        compile: "auto" or "never".
+        function: Takes some of the queries.
+        queries: Texts, vectors [q, dim], or sparse vectors.
     """
-
-    name = ENCODER
-
-    def __init__(self, store: Store, *, device: str, threads: int | None = None, compile: str = "never"):
-        super().__init__(store, threads=threads)
-        self.device, self.compile = device, compile
-        self._encoders: Shared[Encoder] = Shared()
-        self._prompts: Shared[str] = Shared()
-
-    @converted
-    def encode(self, request: EncodeRequest) -> Encoded:
-        """Encodes texts with the prompts of their tasks.
-
-        Vectors are not checked for being finite, and texts without known words are no error: other texts of the batch
-        belong to other requests.
-        """
-        check_deadline(request.deadline)
-        encoders, slots = self._of(request.release)
-        side: Side = "query" if request.side == "query" else "passage"
-        encoder = encoders[side]
-        texts, tasks = list(request.texts), [slots[task] for task in request.tasks]
-        if encoder is not encoders["query"]:
-            tasks = [None] * len(texts)  # all prompts are of queries
-        tokens, topics = _read_texts(encoder, texts, side, tasks, request.deadline)
-        refused = encoder.unusable_texts(tokens, side=side, task=tasks, topics=topics)
-        vectors = encoder.forward(tokens, side=side, task=tasks, topics=topics, check=False)
-        return Encoded(vectors, tokens.lengths, tokens.num_cut, refused)
-
-    @converted
-    def describe(self, release_id: str) -> dict[str, Any]:
-        """Returns {"dim", "similarity", "numerics"} of the vectors."""
-        encoder = self._of(release_id)[0]["query"]
-        return {"dim": encoder.dim, "similarity": encoder.similarity, "numerics": encoder.numerics}
-
-    def _open(self, artifacts: Opened) -> tuple[dict[Side, Encoder], dict[str, str | None]]:
-        """Returns the encoder of each side, which is the same unless they are untied, and the prompt of each task."""
-        release, spec = artifacts.release, artifacts.spec
-        if spec is None or release.encoder is None:  # no task has dense embeddings
-            return {}, {}
-        options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
-
-        def start(side: Side) -> Encoder:
-            return Encoder(spec.folder_of(side), options, device=self.device, threads=self.threads, tasks={})
-
-        key = (release.encoder, release.fingerprints.get(release.encoder), repr(options))
-        encoder = self._encoders.get(key, release.id, partial(start, "query"))
-        encoders: dict[Side, Encoder] = {"query": encoder, "passage": encoder}
-        if spec.is_untied:
-            encoders["passage"] = self._encoders.get((*key, "passage"), release.id, partial(start, "passage"))
-        slots: dict[str, str | None] = {}
-        for task in release.tasks:
-            slots[task.name] = None
-            if task.prompt:
-                artifact = release.artifact(self.store, f"prompts/{task.prompt}")
-                slot = artifact.fingerprint
-
-                def add_prompt(slot: str = slot, name: str = task.prompt, task: str = task.name) -> str:
-                    prompt = load_prompt(model_folder(self.store.open("prompts", name)))
-                    try:
-                        encoder.put_task(slot, prompt)
-                        try:
-                            encoder.probe(PROBE, task=slot)
-                        except InputError:
-                            encoder.drop_task(slot)
-                            raise
-                    except InputError as error:  # the message names the slot, a fingerprint, instead of the task
-                        reason = str(error).removeprefix(f"task {slot!r}: ")
-                        raise RefusedPromptError(f"task {task}: {reason}") from error
-                    return slot
-
-                slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
-        return encoders, slots
-
-    def _try(self, release_id: str) -> None:
-        _, slots = self._of(release_id)
-        self.encode(EncodeRequest(release_id, [PROBE], [next(iter(slots))]))
-
-    def _forget(self, release_id: str) -> None:
-        for key, slot in self._prompts.release(release_id):
-            self._encoders.held(key).drop_task(slot)
-        self._encoders.release(release_id)
+    refused: dict[int, str] = {}
+    numbers = list(range(len(queries)))
+    while numbers:
+        try:
+            return Usable(function(_those(queries, numbers)), numbers, refused)
+        except TextsError as error:
+            refused |= {numbers[place]: reason for place, reason in error.reasons.items()}
+            numbers = [number for number in numbers if number not in refused]
+    return Usable(None, [], refused)
 
 
-class SourcePart(Part):
-    """Searches the sources of one or several kinds; the dense ones in shard `number` of `of` shards.
-
-    Args:
-        store: Where the artifacts are.
-        online: How the sources are opened and searched.
-        number: Number of the shard, from 0.
-        of: Number of shards.
-        device: Device of a model that the part holds, "cpu" or "cuda".
-        threads: Threads of one call; None: one for each core.
-    """
-
-    def __init__(
-        self, store: Store, online: OnlineSearch, number: int = 0, of: int = 1, *, device: str,
-        threads: int | None = None,
-    ):  # fmt: skip
-        super().__init__(store, threads=threads)
-        self.online, self.name = online, online.name
-        self.place = OnlinePlace(number, of, threads, device)
-        self._searchers: Shared[Any] = Shared()
-
-    @converted
-    def search(self, request: SourceRequest) -> SourceHits:
-        """Returns the top k passages of each query in this shard. A query that cannot be used fails alone."""
-        check_deadline(request.deadline)
-        searcher = self._of(request.release)[request.target]
-        kind = find_kind(request.kind)
-        assert kind is not None, request.kind
-        filter = None if request.filter is None else Filter(request.filter)
-        refused: dict[int, str] = {}
-        numbers = list(range(len(request.queries)))
-        while numbers:
-            try:
-                answered = kind.search_online(searcher, _those(request.queries, numbers), request.k, filter)
-            except TextsError as error:
-                refused |= {numbers[place]: reason for place, reason in error.reasons.items()}
-                numbers = [number for number in numbers if number not in refused]
-                continue
-            if not refused:
-                return SourceHits(answered, {})
-            hits = nothing(len(request.queries), answered.rows.shape[1])
-            hits.scores[numbers], hits.rows[numbers] = answered
-            return SourceHits(hits, refused)
-        return SourceHits(nothing(len(request.queries), request.k), refused)
-
-    def _open(self, artifacts: Opened) -> dict[Target, Any]:
-        release = artifacts.release
-        searchers = {}
-        for target, readers in self._targets(artifacts).items():
-            start = partial(self.online.open, readers, artifacts.corpus, self.place)
-            searchers[target] = self._searchers.get(release.contents(self.online, target), release.id, start)
-        return searchers
-
-    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
-        groups = [self.online.files(readers, self.place) for readers in self._targets(artifacts).values()]
-        for alike in itertools.zip_longest(*groups, fillvalue=()):
-            for files in alike:
-                yield from files
-
-    def _targets(self, artifacts: Opened) -> dict[Target, Any]:
-        """Returns the readers of the part's targets."""
-        return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
-
-    def _try(self, release_id: str) -> None:
-        for searcher in self._of(release_id).values():
-            self.online.probe(searcher)
-
-    def _forget(self, release_id: str) -> None:
-        self._searchers.release(release_id)
-
-
-def _read_texts(
-    encoder: Encoder, texts: list[str], side: Side, tasks: list[str | None], deadline: float | None
-) -> tuple[Tokens, np.ndarray]:
-    """Returns the tokens and the topics of texts, NO_TOPIC for texts of tasks without topics.
-
-    Raises ExpiredError if the deadline passes, which is checked between pieces of the texts.
-    """
-    tokens, topics = [], []
-    for piece in text_pieces(map(len, texts)):
-        check_deadline(deadline)
-        tokens.append(encoder.tokenize(texts[piece], side=side))
-        inferred = encoder.topics_of(texts[piece], side=side, task=tasks[piece])
-        topics.append(np.full(len(tokens[-1]), NO_TOPIC) if inferred is None else inferred)
-    return Tokens.joined(tokens), np.concatenate(topics)
-
-
-def _those(queries: Sequence[str] | np.ndarray, numbers: list[int]) -> Sequence[str] | np.ndarray:
+def _those(queries: Any, numbers: list[int]) -> Any:
     """Returns the queries of some numbers; the same object if these are all."""
     if len(numbers) == len(queries):
         return queries
-    return queries[numbers] if isinstance(queries, np.ndarray) else [queries[number] for number in numbers]
-
-
-class PassagesPart(Part):
-    """Returns passages by row: their ids, titles, texts and metadata."""
-
-    name = PASSAGES
-
-    @converted
-    def fetch(self, request: PassagesRequest) -> list[Passage]:
-        """Returns (row, id, title, text, metadata as JSON) for each of the rows."""
-        check_deadline(request.deadline)
-        passages: OpenPassages = self._of(request.release)
-        return passages.fetch(request.rows)
-
-    def _open(self, artifacts: Opened) -> OpenPassages:
-        return OpenPassages(artifacts.corpus)
-
-    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
-        return ((part.artifact, part.part) for part in artifacts.corpus.parts)
-
-    def _try(self, release_id: str) -> None:
-        self._of(release_id).fetch(np.zeros(1, np.int64))
-
-
-class RerankPart(Part):
-    """Scores pairs of a query and a passage with a cross-encoder.
-
-    Args:
-        store: Where the artifacts are.
-        device: Device of the cross-encoder, "cpu" or "cuda".
-        threads: Threads of one call; None: one for each core.
-    """
-
-    name = RERANKER
-
-    def __init__(self, store: Store, *, device: str, threads: int | None = None):
-        super().__init__(store, threads=threads)
-        self.device = device
-        self._models: Shared[Reranker] = Shared()
-
-    @converted
-    def score(self, request: ScoreRequest) -> np.ndarray:
-        """Returns the probability of each (query, passage) pair, float32 [n]."""
-        check_deadline(request.deadline)
-        model: Reranker | None = self._of(request.release)
-        assert model is not None, f"release {request.release} has no re-ranker"
-        queries, passages = list(request.queries), model.compose(list(request.titles), list(request.texts))
-        pairs = []
-        for piece in text_pieces(map(len, passages)):
-            check_deadline(request.deadline)
-            pairs.append(model.tokenize(queries[piece], passages[piece]))
-        tokens, types = (Tokens.joined(own) for own in zip(*pairs, strict=True))
-        return model.forward(tokens, types)
-
-    def _open(self, artifacts: Opened) -> Reranker | None:
-        name = artifacts.release.reranker
-        if name is None:
-            return None
-        options, config = open_reranker(self.store, name)
-
-        def start() -> Reranker:
-            folder = resolve_model(self.store, name)
-            return Reranker(folder, options, device=self.device, threads=self.threads)
-
-        return self._models.get(repr(config), artifacts.release.id, start)
-
-    def _try(self, release_id: str) -> None:
-        if self._of(release_id) is not None:
-            self.score(ScoreRequest(release_id, [PROBE], [""], [PROBE]))
-
-    def _forget(self, release_id: str) -> None:
-        self._models.release(release_id)
+    if isinstance(queries, list):
+        return [queries[number] for number in numbers]
+    return queries[numbers] if isinstance(queries, np.ndarray) else queries.take(np.array(numbers))

@@ -603,6 +603,16 @@ class Opened:
         return self._generations[kind, name]
 
 
+def check_row_ranges(opened: Opened, row_ranges: int) -> None:
+    """Raises InputError if an index of a release has fewer shards than there are ranges of rows to search."""
+    for name, index in opened.indexes.items():
+        if len(index.shards) < row_ranges:
+            raise InputError(
+                f"parameter row_ranges {row_ranges}: index/{name} has {len(index.shards)} shards, and each belongs to "
+                f"one range: give at most so many, or build the index with {row_ranges} shards"
+            )
+
+
 def _name_in(key: str) -> tuple[str, str]:
     """Returns the kind and the name of an artifact's key (KIND/NAME or KIND/NAME/GENERATION)."""
     kind, _, name = key.partition("/")

@@ -22,30 +22,31 @@ from indexing.filters import Filter
 from indexing.store import Store
 from retriever.cuts import Cuts
 from retriever.errors import InputError
+from retriever.options import Side
 from serve.batching import Batcher, OverloadedError
-from serve.calls.protocols import PartControl
-from serve.engine import Answer, Engine, Query
+from serve.engine import Engine
 from serve.health.failures import (
     STORE,
     RefusedPromptError,
     StoreError,
-    UndeployedPartError,
     is_store_error,
     reason_of,
     store_error,
     without_places,
 )
 from serve.health.staleness import Staleness
-from serve.health.states import PartStates, parts_of
+from serve.health.states import ENCODER, RERANKER, PartStates, parts_of
 from serve.health.warm_up import WarmUp, WarmUpLimits
+from serve.leaf import Ask
 from serve.live import Live
-from serve.parts import ExpiredError
+from serve.models import EncoderPart, RerankPart
+from serve.parts import ExpiredError, PartControl
 from serve.protocol import SearchRequest
+from serve.queries import Answer, Pairs, Query, Texts
 from serve.registry import CheckedPrompt, check_upload, take_prompt
 from serve.release import BASE, Opened, Release, current, discard, make_current
 from serve.renewal import renewed
 from serve.tasks import Search, Task, search_of, search_of_mode
-from serve.work import Asked, Pairs, Vectors, embed_all, rerank_all, search_all
 
 log = logging.getLogger("riptide.serve")
 
@@ -110,31 +111,37 @@ class Limits:
 
 
 class Service:
-    """Serves one live release, with queues in front of its parts, and replaces it when another one becomes live.
+    """Serves one live release, with queues in front of its engine, and replaces it when another one becomes live.
 
-    Not thread-safe: all coroutines run in one event loop. Subclasses define where the parts are.
+    Not thread-safe: all coroutines run in one event loop.
 
     Args:
         store: Where releases and artifacts are.
-        engine: Searches over the parts.
-        parts: All replicas of each part, by the part's name.
+        encoder: The encoder of this process.
+        reranker: The re-ranker of this process.
+        ask: Asks all leaves.
+        leaf_parts: The parts of all leaves, by name.
+        num_leaves: Number of leaves.
         limits: Limits of the queues.
         linger: Minimum seconds that a release stays open after it was live, as other processes have requests of it.
-        is_local: Whether the parts share this process's memory.
+        is_local: Whether the leaves share this process's memory.
         warm_up: Limits of the warm-up of a release; None: the default ones.
     """
 
     def __init__(
-        self, store: Store, engine: Engine, parts: Mapping[str, PartControl], *, limits: Limits = Limits(),
-        linger: float = 0.0, is_local: bool = True, warm_up: WarmUpLimits | None = None,
+        self, store: Store, encoder: EncoderPart, reranker: RerankPart, ask: Ask, leaf_parts: Mapping[str, PartControl],
+        *, num_leaves: int = 1, limits: Limits = Limits(), linger: float = 0.0, is_local: bool = True,
+        warm_up: WarmUpLimits | None = None,
     ):  # fmt: skip
-        self.store, self.engine, self.parts, self.limits, self._linger = store, engine, parts, limits, linger
+        self.store, self.limits, self.num_leaves, self._linger = store, limits, num_leaves, linger
+        self.parts: dict[str, PartControl] = {ENCODER: encoder, **leaf_parts, RERANKER: reranker}
+        self.engine = engine = Engine(encoder, reranker, ask)
         self.live: Live | None = None
         self.states = PartStates()
         self.staleness = Staleness(store)
         self.engine.failed = self._part_failed
         self.warm_up = WarmUp(
-            lambda: self.engine.clients, self._read_files, is_local=is_local, limits=warm_up or WarmUpLimits()
+            Engine(encoder, reranker, ask), self._read_files, is_local=is_local, limits=warm_up or WarmUpLimits()
         )
         self.on_live: Callable[[], object] = nothing_to_do  # called once, when the first release is live
         self.announce = nobody  # tells other servers of the store that another release is live
@@ -149,14 +156,14 @@ class Service:
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
         queue: dict[str, Any] = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers,
                                  "watch": lambda item, change: self._use(item.release.id, change)}  # fmt: skip
-        self.searches: Batcher[Asked, Answer] = Batcher(
-            partial(search_all, engine), weigh=partial(_weight, limits.bound // 4), **queue
+        self.searches: Batcher[Query, Answer] = Batcher(
+            engine.search, weigh=partial(_weight, limits.bound // 4), **queue
         )
-        self.embeddings: Batcher[Vectors, tuple[np.ndarray, Cuts]] = Batcher(
-            partial(embed_all, engine), weigh=lambda item: len(item.texts), **queue
+        self.embeddings: Batcher[Texts, tuple[np.ndarray, Cuts]] = Batcher(
+            engine.embed, weigh=lambda item: len(item.texts), **queue
         )
         self.reranks: Batcher[Pairs, np.ndarray] = Batcher(
-            partial(rerank_all, engine), weigh=lambda item: len(item.documents), **queue
+            engine.rerank, weigh=lambda item: len(item.documents), **queue
         )
         self.draining = False
 
@@ -194,6 +201,11 @@ class Service:
     def newer(self) -> list[str] | None:
         """The artifacts of the store that are newer than the live release, as of the last look; None: not known."""
         return None if self.live is None else self.staleness.newer(self.live.release)
+
+    def about(self, live: Live) -> dict[str, Any]:
+        """Returns further fields of `/v1/info`."""
+        known = {} if live.release.encoder is None else self.engine.encoder.describe(live.release.id)
+        return {**known, "shards": self.num_leaves}
 
     def readiness(self) -> dict[str, Any]:
         """Returns what `/readyz` reports: {"ready", "parts": {part: {"state", "reason" if it has failed}}}."""
@@ -290,13 +302,13 @@ class Service:
             if request.filter:  # its conditions may have thousands of values
                 filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
             queries = [
-                Query(text, task, request.k, search, deadline, filter_text, request.rerank, request.allow_partial)
+                Query(live.release, text, task, request.k, search, deadline, filter_text, request.rerank,
+                      request.allow_partial)
                 for text in request.texts
-            ]
-            asked = [Asked(live.release, query) for query in queries]
-            return live, search, await self.searches.submit_all(asked, deadline)
+            ]  # fmt: skip
+            return live, search, await self.searches.submit_all(queries, deadline)
 
-    async def embed(self, texts: Sequence[str], task: str, side: str, timeout_s: float) -> tuple[np.ndarray, Cuts]:
+    async def embed(self, texts: Sequence[str], task: str, side: Side, timeout_s: float) -> tuple[np.ndarray, Cuts]:
         """Returns vectors of texts with a task's prompt, float32 [n, dim], and the counts of texts that were cut.
 
         Args:
@@ -313,7 +325,7 @@ class Service:
             raise InputError("this release has no dense embeddings, and no encoder of them")
         deadline = time.time() + timeout_s
         with self._held(live):
-            item = Vectors(live.release, list(texts), task, side, deadline)
+            item = Texts(live.release, list(texts), task, side, deadline)
             result, _ = await self.embeddings.submit(item, deadline)
             return result
 
@@ -547,11 +559,11 @@ class Service:
         """Runs a function that reads the service's own artifacts; a missing one is no mistake of the client.
 
         Raises StoreError. Raises InputError only if a client put or named something that this service cannot use: a
-        prompt, or a release that needs another part.
+        prompt, or a release.
         """
         try:
             return await self._aside(function, *arguments)
-        except (RefusedPromptError, UndeployedPartError) as error:
+        except RefusedPromptError as error:
             raise InputError(self._without_places(error)) from error
         except Exception as error:
             if isinstance(error, InputError) or is_store_error(error):
@@ -625,9 +637,9 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
 
 
-def _weight(most: int, item: Asked) -> int:
+def _weight(most: int, query: Query) -> int:
     """Returns a query's weight in the queue: 1 plus its documents to re-rank, up to `most` (so that it can enter)."""
-    return 1 + min(item.query.rerank, most)
+    return 1 + min(query.rerank, most)
 
 
 class NotReadyError(Exception):

@@ -50,7 +50,6 @@ class OnlineFixed(OnlineSearch):
     """A target is the name of an artifact."""
 
     name = "fixed"
-    deployment = "fixed"
 
     def artifacts(self, target: Target) -> list[tuple[str, str]]:
         return [("fixed", str(target[0]))]
@@ -60,7 +59,7 @@ class OnlineFixed(OnlineSearch):
         return artifact
 
     def open(self, readers: Artifact, corpus: Corpus, place: OnlinePlace) -> FixedSearcher:
-        return FixedSearcher(readers, corpus)
+        return FixedSearcher(readers, corpus, place)
 
     def probe(self, searcher: FixedSearcher) -> None:
         searcher.search(["x"], 1)
@@ -70,9 +69,12 @@ class OnlineFixed(OnlineSearch):
 class FixedSearcher:
     artifact: Artifact
     corpus: Corpus
+    place: OnlinePlace
 
     def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
-        return fixed_hits(self.artifact, self.corpus, len(queries), k)
+        scores, rows = fixed_hits(self.artifact, self.corpus, len(queries), k)
+        is_own = (rows >= self.place.rows.first) & (rows < self.place.rows.end)
+        return Hits(np.where(is_own, scores, -np.inf), np.where(is_own, rows, -1))
 
 
 class FixedKind(SourceKind):

@@ -12,7 +12,7 @@ from indexing.corpus import Corpus
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext, SourceKind
 from indexing.hit_sources.online import PROBE, Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
-from indexing.online import Words
+from indexing.online import Words, segment_share
 from indexing.work.tasks import Runner
 
 
@@ -39,7 +39,6 @@ class OnlineBm25(OnlineSearch):
     """Lucene in a service. A target is the name of a BM25 index."""
 
     name = "bm25"
-    deployment = "words"
 
     def artifacts(self, target: Target) -> list[tuple[str, str]]:
         return [("bm25", str(target[0]))]
@@ -51,10 +50,10 @@ class OnlineBm25(OnlineSearch):
         return bm25
 
     def open(self, readers: Bm25, corpus: Corpus, place: OnlinePlace) -> Words:
-        return Words(corpus, readers, place.threads or 1)
+        return Words(corpus, readers, place.rows, place.threads or 1)
 
     def files(self, readers: Bm25, place: OnlinePlace) -> list[Files]:
-        return [readers.shards]
+        return [readers.shards[segment_share(readers.shards, place.rows)[0]]]
 
     def probe(self, searcher: Words) -> None:
         searcher.search([PROBE], 1)

@@ -16,7 +16,7 @@ from indexing.hit_sources.kind import SearchContext
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.index import Index
-from indexing.online import DenseShard
+from indexing.online import DenseShard, dense_stretches, index_share
 from indexing.work.tasks import Runner
 
 
@@ -85,8 +85,6 @@ class OnlineDense(OnlineSearch):
     """Dense search in a service. A target is the names of embeddings and of the index over them, or None."""
 
     name = "dense"
-    deployment = "search"
-    is_sharded = True
 
     def artifacts(self, target: Target) -> list[tuple[str, str]]:
         return [(kind, name) for kind, name in zip(("embeddings", "index"), target, strict=True) if name]
@@ -97,18 +95,14 @@ class OnlineDense(OnlineSearch):
         return Space(Embeddings(embeddings, pinned.generations("embeddings", embeddings)), index[0] if index else None)
 
     def open(self, readers: Space, corpus: Corpus, place: OnlinePlace) -> DenseShard:
-        return DenseShard(corpus, readers.embeddings, readers.index, place.shard, place.num_shards, place.threads)
+        return DenseShard(corpus, readers.embeddings, readers.index, place.rows, place.threads)
 
     def files(self, readers: Space, place: OnlinePlace) -> list[Files]:
         """Returns the shards of the index, and the vectors of their rows, with which candidates are scored."""
         vectors, index = readers.embeddings, readers.index
-        if index is None:
-            bounds = np.linspace(0, vectors.num_rows, place.num_shards + 1).astype(np.int64)
-            shards, ranges = [], [(int(bounds[place.shard]), int(bounds[place.shard + 1]))]
-        else:
-            shards = index.shards[place.shard :: place.num_shards]
-            ranges = [(shard.first_row, shard.end) for shard in shards]
-            shards = [] if index.factory == "Flat" else shards  # those of a Flat index are not read
+        ranges = dense_stretches(vectors, index, place.rows)
+        # The shards of a Flat index are not read.
+        shards = [] if index is None or index.factory == "Flat" else index_share(index, place.rows)
         parts = [
             part for part in vectors.parts if any(first < part.end and part.first_row < end for first, end in ranges)
         ]

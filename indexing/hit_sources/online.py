@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from indexing.artifact import Artifact, Draft, Part
+from indexing.chain import RowRange
 from indexing.corpus import Corpus
 from indexing.store import Store
 
@@ -29,19 +30,15 @@ class PinnedArtifacts(Protocol):
 
 @dataclass(frozen=True)
 class OnlinePlace:
-    """Where a searcher runs.
+    """What a searcher may use.
 
     Attributes:
-        shard: Number of its shard, from 0.
-        num_shards: Number of shards; 1 if the part is not sharded.
+        rows: The rows whose shards and segments it searches.
         threads: Threads of one call; None: one for each core.
-        device: Device of a model that the part holds, "cpu" or "cuda".
     """
 
-    shard: int
-    num_shards: int
+    rows: RowRange
     threads: int | None
-    device: str
 
 
 class OnlineSearch(ABC):
@@ -49,13 +46,11 @@ class OnlineSearch(ABC):
 
     Attributes:
         name: Its name in /readyz, in errors and, for modes, in the scores of hits.
-        deployment: The name of its deployments on Ray Serve.
-        is_sharded: Whether its rows can be divided among several deployments.
+        encodes: Whether its targets have an encoder of queries (`encoder`).
     """
 
     name: ClassVar[str]
-    deployment: ClassVar[str]
-    is_sharded: ClassVar[bool] = False
+    encodes: ClassVar[bool] = False
 
     @abstractmethod
     def artifacts(self, target: Target) -> list[tuple[str, str]]:
@@ -65,6 +60,18 @@ class OnlineSearch(ABC):
     def read(self, target: Target, pinned: PinnedArtifacts) -> Any:
         """Returns readers of a target's artifacts. Raises InputError if they do not fit the corpus."""
 
+    def encoder(self, readers: Any, threads: int | None, device: str) -> Callable[[Sequence[str]], Any]:
+        """Returns the encoder of a target's queries, whose result is what its searcher gets in place of texts.
+
+        It may raise TextsError for texts that it cannot encode.
+
+        Args:
+            readers: What `read` returned.
+            threads: Threads of one call; None: one for each core.
+            device: Device of the model, "cpu" or "cuda".
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def open(self, readers: Any, corpus: Corpus, place: OnlinePlace) -> Any:
         """Returns a searcher of a target, for `SourceKind.search_online`.
@@ -72,7 +79,7 @@ class OnlineSearch(ABC):
         Args:
             readers: What `read` returned.
             corpus: The corpus.
-            place: Where the searcher runs.
+            place: What the searcher may use.
         """
 
     def files(self, readers: Any, place: OnlinePlace) -> Sequence[Files]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +12,18 @@ import numpy as np
 
 from indexing.artifact import Artifact, fingerprint_of
 from indexing.corpus import Corpus
-from indexing.exact import Hits, available_threads
+from indexing.exact import Hits, available_threads, nothing
 from indexing.filters import Filter
 from indexing.hit_sources.kind import SearchContext, SourceKind
-from indexing.hit_sources.online import PROBE, Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
+from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.index import check_lineage, holds_impacts
-from indexing.online import Matches
+from indexing.online import Matches, segment_share
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.work.tasks import Place, Runner, ignore
-from retriever.errors import InputError, TextsError
+from retriever.errors import InputError
 from retriever.sparse.vectors import SparseVectors
 
 
@@ -60,14 +59,14 @@ class Readers:
 
 
 class OnlineSplade(OnlineSearch):
-    """Impacts in a service, with the encoder of their queries. A target is the name of an index of impacts.
+    """Impacts in a service. A target is the name of an index of impacts.
 
-    The encoder of a release serves the dense sources. A query of this part is a text, which the part encodes with the
-    encoder and the task of the index's embeddings.
+    The encoder of a release serves the dense sources. The queries of this part are encoded with the encoder and the
+    task of the index's embeddings.
     """
 
     name = "splade"
-    deployment = "splade"
+    encodes = True
 
     def artifacts(self, target: Target) -> list[tuple[str, str]]:
         return [("index", str(target[0]))]
@@ -83,45 +82,48 @@ class OnlineSplade(OnlineSearch):
             pinned.generations(*artifact.key.split("/", 1))  # raises InputError if it has changed since
         return Readers(ImpactIndex(name, generations, embeddings), encoder)
 
+    def encoder(self, readers: Readers, threads: int | None, device: str) -> Encode:
+        return _open_encoder(readers.encoder, Place(threads or available_threads(), device))
+
     def open(self, readers: Readers, corpus: Corpus, place: OnlinePlace) -> SpladeSearcher:
-        return SpladeSearcher(readers, corpus, place)
+        return SpladeSearcher(readers.index, corpus, place)
 
     def files(self, readers: Readers, place: OnlinePlace) -> list[Files]:
-        return [readers.index.shards]
+        shards = readers.index.shards
+        return [shards[segment_share(shards, place.rows)[0]]]
 
     def probe(self, searcher: SpladeSearcher) -> None:
-        with contextlib.suppress(TextsError):  # the probe may have no word that the backbone of a task knows
-            searcher.search([PROBE], 1)
-
-
-Encode = Callable[[Sequence[str]], SparseVectors]
+        dim = searcher.index.embeddings.dim
+        word = SparseVectors(np.array([dim // 2], np.int32), np.ones(1, np.float32), np.array([0, 1]), dim)
+        searcher.search(word, 1)
 
 
 class SpladeSearcher:
-    """An open index of impacts with the encoder of its queries. Thread-safe."""
+    """The segments of an open index of impacts that belong to a range of rows. Thread-safe."""
 
-    def __init__(self, readers: Readers, corpus: Corpus, place: OnlinePlace):
-        self.index, self.corpus, self.threads = readers.index, corpus, place.threads or 1
-        self._encode = _open_encoder(readers.encoder, place)
-        self._searcher = self.index.searcher()
-        self._matches = Matches(corpus, 0, corpus.num_rows)
+    def __init__(self, index: ImpactIndex, corpus: Corpus, place: OnlinePlace):
+        self.index, self.corpus, self.threads = index, corpus, place.threads or 1
+        share, held = segment_share(index.shards, place.rows)
+        self._searcher = index.searcher(share) if index.shards[share] else None
+        self._matches = Matches(corpus, held)
 
-    def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
+    def search(self, queries: SparseVectors, k: int, filter: Filter | None = None) -> Hits:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
+        if self._searcher is None:
+            return nothing(len(queries), k)
         among = None if filter is None else self._matches.rows(filter)
         deleted: np.ndarray = self.corpus.deleted
-        return self.index.search(
-            self._encode(queries), k, deleted, threads=self.threads, among=among, searcher=self._searcher
-        )
+        return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
 
 
+Encode = Callable[[Sequence[str]], SparseVectors]
 _ENCODERS: WeakValueDictionary[tuple[object, ...], Encode] = WeakValueDictionary()
 _OPENING = threading.Lock()
 
 
-def _open_encoder(encoder: QueryEncoder[SparseVectors], place: OnlinePlace) -> Encode:
+def _open_encoder(encoder: QueryEncoder[SparseVectors], at: Place) -> Encode:
     """Returns a function that encodes queries; indexes of one encoder share it, also those of different releases."""
-    spec, at = encoder.spec, Place(place.threads or available_threads(), place.device)
+    spec = encoder.spec
     key = spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(encoder.described), at
     with _OPENING:
         shared = _ENCODERS.get(key)

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from indexing.cache import CorruptError
 from retriever.errors import MOST_MESSAGE, InputError
-from serve.calls.protocols import LostError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -45,8 +44,8 @@ class StoreError(Exception):
         return f"{self.part}: {self.reason}"
 
 
-class UndeployedPartError(InputError):
-    """A release needs a part that the service was deployed without: a mistake of the client that switches to it."""
+class LostError(Exception):
+    """A leaf did not answer: its replica or its node is gone, or cannot be reached."""
 
 
 class RefusedPromptError(InputError):

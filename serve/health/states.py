@@ -57,10 +57,7 @@ class PartStates:
 
 def parts_of(release: Release) -> list[str]:
     """Returns the names of the parts that a release needs."""
-    encoder = [] if release.encoder is None else [ENCODER]
-    return [*encoder, *searching_parts(release), PASSAGES, *([RERANKER] if release.reranker is not None else [])]
-
-
-def searching_parts(release: Release) -> list[str]:
-    """Returns the names of the parts that search the sources of a release."""
-    return list(dict.fromkeys(source.kind.online.name for task in release.tasks for source in task.served()))
+    searches = dict.fromkeys(source.kind.online for task in release.tasks for source in task.served())
+    has_encoder = release.encoder is not None or any(online.encodes for online in searches)
+    names = [*([ENCODER] if has_encoder else []), *(online.name for online in searches), PASSAGES]
+    return names + ([RERANKER] if release.reranker is not None else [])

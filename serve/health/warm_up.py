@@ -18,10 +18,10 @@ import numpy as np
 from retriever.errors import InputError
 from retriever.memory import free_memory
 from serve.batching import OverloadedError
-from serve.calls.protocols import Clients, PassagesRequest
-from serve.engine import Engine, Query
+from serve.engine import Engine
 from serve.health.states import ENCODER, PASSAGES, RERANKER, parts_of
 from serve.parts import ExpiredError
+from serve.queries import Query
 from serve.release import Opened, Release
 from serve.tasks import ServedSource, Task, search_of
 
@@ -64,7 +64,7 @@ class WarmUp:
     """Warms releases of one service.
 
     Args:
-        clients: Returns the parts.
+        engine: Runs the queries.
         read: read(part, release_id, budget, seconds) has every replica of a part read its files of the release, and
             returns the bytes read.
         is_local: Whether all parts share this process's memory.
@@ -73,13 +73,13 @@ class WarmUp:
 
     def __init__(
         self,
-        clients: Callable[[], Clients],
+        engine: Engine,
         read: Callable[[str, str, int | None, float], int],
         *,
         is_local: bool,
         limits: WarmUpLimits,
     ):
-        self.clients, self.read, self.is_local, self.limits = clients, read, is_local, limits
+        self.engine, self.read, self.is_local, self.limits = engine, read, is_local, limits
         self._warm: set[Any] = set()  # keys of the passages, spaces, BM25 indexes and re-rankers that are warm
         self._is_stopped = threading.Event()
 
@@ -127,14 +127,13 @@ class WarmUp:
         """Returns the first words of passages, to be used as queries."""
         rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
         seconds = max(LEAST_S, end - time.monotonic())
-        reply = self.clients().passages.fetch(PassagesRequest(release.id, rows, time.time() + seconds))
-        passages = reply.result(timeout_s=seconds)
+        passages = self.engine.passages(release, rows, time.time() + seconds)
         texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, _ in passages]
         return [text[:500] for text in texts if text]
 
     def _run_queries(self, release: Release, part: str, sample: Sample, texts: Sequence[str], end: float) -> float:
         """Runs rounds of queries in a source until they are quick or improve no more; returns the last time."""
-        engine, limits = Engine(self.clients()), self.limits
+        limits = self.limits
         search = search_of(sample.task, sample.source.text)
         seconds: list[float] = []
         while len(seconds) < limits.rounds and not (seconds and self._is_stopped.is_set()):
@@ -143,8 +142,8 @@ class WarmUp:
             deadline = time.time() + max(LEAST_S, end - time.monotonic())
             rerank = 10 if part == RERANKER else 0
             start = time.monotonic()
-            answers = engine.search(
-                release, [Query(text, sample.task, 10, search, deadline, None, rerank) for text in batch]
+            answers = self.engine.search(
+                [Query(release, text, sample.task, 10, search, deadline, None, rerank) for text in batch]
             )
             seconds.append(time.monotonic() - start)
             for answer in answers:

@@ -22,7 +22,8 @@ from tiny import make_classifier
 from indexing.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Task
-from serve.local import LocalService, open_local
+from serve.local import open_local
+from serve.service import Service
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 
@@ -206,13 +207,13 @@ def served(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Calla
 
 
 @pytest.fixture
-def service(store: Store) -> LocalService:
+def service(store: Store) -> Service:
     """A service in this process of the fixture `store` of the test module."""
     return open_local(store, device="cpu", threads=2)
 
 
 @pytest.fixture
-def client(service: LocalService) -> Iterator[TestClient]:
+def client(service: Service) -> Iterator[TestClient]:
     """A client of the fixture `service`, once that is ready."""
     with serving(service) as client:
         yield client

@@ -7,8 +7,8 @@ import threading
 from fastapi.testclient import TestClient
 
 from serve.app import build_app
-from serve.local import LocalService
 from serve.security import Tokens
+from serve.service import Service
 
 
 class ReadyClient(TestClient):
@@ -23,7 +23,7 @@ class ReadyClient(TestClient):
         raise AssertionError("the server did not become ready")
 
 
-def serving(service: LocalService, tokens: Tokens | None = None, root_path: str = "") -> ReadyClient:
+def serving(service: Service, tokens: Tokens | None = None, root_path: str = "") -> ReadyClient:
     """Returns a client of a service, as a context; without tokens, everyone may do everything."""
-    app = build_app(service, tokens or Tokens(), about=service.about)
+    app = build_app(service, tokens or Tokens())
     return ReadyClient(app, base_url="http://127.0.0.1", root_path=root_path)

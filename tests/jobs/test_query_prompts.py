@@ -29,12 +29,12 @@ from retriever.errors import InputError
 from retriever.prompts import TaskPrompt
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.saved import SavedSynthesis
-from serve.engine import Query
-from serve.local import LocalService, open_local
+from serve.local import open_local
+from serve.queries import Query, Texts
 from serve.registry import MOST_KEPT, check_synthesis
 from serve.release import current
+from serve.service import Service
 from serve.tasks import search_of_mode
-from serve.work import Asked, Vectors, embed_all, search_all
 
 Done = Callable[..., str]
 WORDLESS = "漢字 ???"
@@ -71,7 +71,7 @@ def assert_close(actual: list[tuple[str, float]], expected: list[tuple[str, floa
 
 
 def test_a_mixed_batch_has_the_hits_of_single_task_calls_and_of_the_search_job(
-    root: Path, store: Store, service: LocalService, client: TestClient, model: str, tmp_path: Path, done: Done
+    root: Path, store: Store, service: Service, client: TestClient, model: str, tmp_path: Path, done: Done
 ) -> None:
     texts = list(query_texts(root).values())[:6]
     prompt = computed_prompt(model, 2, mix="after", length=9)
@@ -88,10 +88,10 @@ def test_a_mixed_batch_has_the_hits_of_single_task_calls_and_of_the_search_job(
     assert live is not None
     batch = [(name, number) for number in range(len(texts)) for name in alone]
     queries = [
-        Query(texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9)
+        Query(live.release, texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9)
         for name, number in batch
     ]
-    for (name, number), answer in zip(batch, service.engine.search(live.release, queries), strict=True):
+    for (name, number), answer in zip(batch, service.engine.search(queries), strict=True):
         assert answer.error is None
         assert_close([(hit.id, hit.score) for hit in answer.hits], alone[name][number])
     vectors = Encoder(model, OPTIONS, tasks={"t": prompt}).encode(texts, task="t")
@@ -110,7 +110,7 @@ def test_a_mixed_batch_has_the_hits_of_single_task_calls_and_of_the_search_job(
 def test_a_query_without_a_known_word_fails_alone(
     root: Path,
     store: Store,
-    service: LocalService,
+    service: Service,
     client: TestClient,
     model: str,
     tmp_path: Path,
@@ -119,7 +119,7 @@ def test_a_query_without_a_known_word_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The probes of checks work although the backbone knows none of their words."""
-    monkeypatch.setattr("serve.parts.PROBE", WORDLESS)
+    monkeypatch.setattr("serve.models.PROBE", WORDLESS)
     fine = next(iter(query_texts(root).values()))
     put(client, "task", upload(tmp_path / "task", computed_prompt(model, 1)))
     expected = hits_of(client, "task", [fine])[0]
@@ -133,16 +133,16 @@ def test_a_query_without_a_known_word_fails_alone(
     assert live is not None
     task = live.tasks["task"]
     searches = [
-        Asked(live.release, Query(text, task, K, search_of_mode(task, "exact"), 4e9)) for text in (fine, WORDLESS, fine)
+        Query(live.release, text, task, K, search_of_mode(task, "exact"), 4e9) for text in (fine, WORDLESS, fine)
     ]
-    answers = search_all(service.engine, searches)
+    answers = service.engine.search(searches)
     assert [answer.error is None for answer in answers] == [True, False, True]
     for answer in (answers[0], answers[2]):
         assert_close([(hit.id, hit.score) for hit in answer.hits], expected)
     answer = client.post("/v1/embeddings", json={"model": "task", "input": [fine, WORDLESS]})
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"task task: text 1 {NO_WORDS}")
-    requests = [Vectors(live.release, [text] * 40, "task", "query", 4e9) for text in (fine, WORDLESS, fine)]
-    outcomes = embed_all(service.engine, requests)  # in two calls of the encoder
+    requests = [Texts(live.release, [text] * 40, "task", "query", 4e9) for text in (fine, WORDLESS, fine)]
+    outcomes = service.engine.embed(requests)  # in two calls of the encoder
     assert [isinstance(outcome, InputError) for outcome in outcomes] == [False, True, False]
     assert str(outcomes[1]) == f"task task: text 0 {NO_WORDS}"
     service.check_parts(live.release)

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -35,10 +35,10 @@ from samples import make_passages, make_queries, write_beir
 from serving import NEW, OPTIONS, SHAPE, K, make_growth, query_texts, started, task_files
 
 from indexing import faiss_index, kernel
+from indexing.chain import RowRange
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
 from indexing.encoders import EncoderSpec
-from indexing.hit_sources.dense import DENSE
 from indexing.index import Index
 from indexing.models import commit_files
 from indexing.online import DenseShard
@@ -51,21 +51,17 @@ from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.batching import OverloadedError
-from serve.calls.direct import DirectSearcher
-from serve.calls.protocols import Encoded, EncodeRequest, LostError, SourceRequest
-from serve.calls.remote import RemotePart, RemoteSearcher
 from serve.client import Client, ServerError
-from serve.deployments import ClusterService
-from serve.engine import Query
-from serve.local import LocalService, open_local, run_server
-from serve.parts import SourcePart
+from serve.health.failures import LostError
+from serve.local import open_local, run_server
+from serve.models import Encoded
+from serve.queries import Query, Texts
 from serve.release import Release, current, make_current, plan
+from serve.remote import RemotePart, ask_remote
 from serve.security import Tokens, digest
-from serve.service import Limits
+from serve.service import Service
 from serve.tasks import search_of_mode
-from serve.work import Asked, Vectors, embed_all, search_all
 
-REQUEST = SourceRequest("r1", "index", ("enc", "idx"), [], 3)
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
 
 
@@ -75,7 +71,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, served: Path) -> Path:
 
 
 @pytest.fixture
-def service(root: Path) -> LocalService:
+def service(root: Path) -> Service:
     return open_local(Store(str(root / "store")), device="cpu", threads=2)
 
 
@@ -93,7 +89,7 @@ def run_of(root: Path, name: str) -> dict[str, list[tuple[str, float]]]:
     return found
 
 
-def test_other_threads_of_a_server_delay_its_event_loop_for_a_short_time(service: LocalService) -> None:
+def test_other_threads_of_a_server_delay_its_event_loop_for_a_short_time(service: Service) -> None:
     """A full collection of garbage would visit all objects of the libraries, which takes a quarter of a second."""
     interval = sys.getswitchinterval()
     handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)}
@@ -118,7 +114,7 @@ def test_other_threads_of_a_server_delay_its_event_loop_for_a_short_time(service
     assert switch_s == 0.001
 
 
-def test_it_may_stand_below_a_path(service: LocalService) -> None:
+def test_it_may_stand_below_a_path(service: Service) -> None:
     with serving(service, root_path="/below") as client:
         assert client.post("/below/v1/search", json={"query": "bafa"}).json()["results"][0]["hits"]
         assert client.post("/below/v1/search", json={"query": "bafa", "k": 0}).status_code == 422
@@ -230,7 +226,7 @@ def test_vectors_are_the_encoders_in_both_formats(root: Path, client: TestClient
 
 
 def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
-    root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path
+    root: Path, service: Service, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     texts = list(query_texts(root).values())[:4]
     store = Store(str(root / "store"))
@@ -248,7 +244,7 @@ def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
     live = service.live
     assert live is not None
     names = [task for task in vectors for _ in texts]
-    mixed = service.engine.embed(live.release, texts * len(vectors), names, "query", 4e9).vectors
+    mixed = service.engine.encode(live.release, texts * len(vectors), names, "query", 4e9).vectors
     np.testing.assert_allclose(mixed, np.concatenate([vectors[task] for task in vectors]), atol=1e-5)
     assert not np.allclose(vectors["t0"], vectors["t1"], atol=1e-2)
     own = Encoder(model, OPTIONS, tasks={"t": load(tmp_path / "1")}).encode(texts, task="t")
@@ -407,25 +403,25 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
 
 
 def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
-    root: Path, client: TestClient, service: LocalService, monkeypatch: pytest.MonkeyPatch
+    root: Path, client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = service.encoder.encode
+    encode = service.engine.encoder.encode
 
-    def broken(request: EncodeRequest) -> Encoded:
-        encoded = encode(request)
-        encoded.vectors[[text == "broken" for text in request.texts]] = np.nan
+    def broken(release_id: str, texts: Sequence[str], *arguments: Any) -> Encoded:
+        encoded = encode(release_id, texts, *arguments)
+        encoded.vectors[[text == "broken" for text in texts]] = np.nan
         return encoded
 
-    monkeypatch.setattr(service.encoder, "encode", broken)
+    monkeypatch.setattr(service.engine.encoder, "encode", broken)
     live = service.live
     assert live is not None
     task, fine = live.tasks["default"], next(iter(query_texts(root).values()))
     asked = [
-        Asked(live.release, Query(text, task, 3, search_of_mode(task, mode), 4e9))
+        Query(live.release, text, task, 3, search_of_mode(task, mode), 4e9)
         for mode in ("dense", "hybrid", "bm25")
         for text in (fine, "broken")
     ]
-    answers = search_all(service.engine, asked)
+    answers = service.engine.search(asked)
     assert [answer.error is None for answer in answers] == [True, False, True, False, True, True]
     assert all(answer.hits for answer in (answers[0], answers[2], answers[4]))
     told = client.post("/v1/embeddings", json={"model": "default", "input": [fine, "broken"]})
@@ -433,8 +429,8 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
         400,
         "task default: the vector of text 1 is not finite",
     )
-    wanted = [Vectors(live.release, [text], "default", "query", 4e9) for text in (fine, "broken")]
-    good, bad = embed_all(service.engine, wanted)
+    wanted = [Texts(live.release, [text], "default", "query", 4e9) for text in (fine, "broken")]
+    good, bad = service.engine.embed(wanted)
     assert isinstance(bad, InputError)
     assert not isinstance(good, Exception)
 
@@ -468,7 +464,7 @@ def test_a_new_release_that_cannot_be_opened_does_not_become_live(
 def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
     no_grace: None,
     root: Path,
-    service: LocalService,
+    service: Service,
     client: TestClient,
     model: str,
     tmp_path: Path,
@@ -486,7 +482,7 @@ def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")  # no mistake of the client
     assert (current(store), store.names("releases")) == before
     assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
-    assert service.encoder._encoders.held(next(iter(service.encoder._encoders._held))).tasks == ()
+    assert service.engine.encoder._encoders.held(next(iter(service.engine.encoder._encoders._held))).tasks == ()
 
 
 def test_a_prompt_that_there_is_no_memory_for_is_refused(
@@ -503,7 +499,7 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
 
 
 def test_others_may_change_what_is_live_while_a_task_is_put(
-    root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path
+    root: Path, service: Service, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     """With several ingresses, each tells all, itself included, to look which release is live."""
     store = Store(str(root / "store"))
@@ -520,7 +516,7 @@ def test_others_may_change_what_is_live_while_a_task_is_put(
 
 
 def test_a_release_stays_open_while_a_batch_of_it_runs(
-    root: Path, service: LocalService, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, service: Service, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if no request waits for the batch any more."""
     began, go_on = threading.Event(), threading.Event()
@@ -549,7 +545,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
 
 
 def test_a_release_lingers_and_changes_do_not_pile_up(
-    service: LocalService, client: TestClient, model: str, tmp_path: Path
+    service: Service, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     service._linger = 1.0
     first = client.get("/v1/tasks").json()["release"]
@@ -568,9 +564,9 @@ def test_a_release_lingers_and_changes_do_not_pile_up(
     assert client.delete("/v1/tasks/later").status_code == 200
 
 
-def test_a_question_weighs_what_it_has_re_ranked(service: LocalService) -> None:
+def test_a_question_weighs_what_it_has_re_ranked(service: Service) -> None:
     def weight(rerank: int) -> int:
-        return service.searches.weigh(SimpleNamespace(query=SimpleNamespace(rerank=rerank)))
+        return service.searches.weigh(SimpleNamespace(rerank=rerank))
 
     assert [weight(rerank) for rerank in (0, 10, 1000)] == [1, 11, 65]
 
@@ -578,34 +574,10 @@ def test_a_question_weighs_what_it_has_re_ranked(service: LocalService) -> None:
 def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
     from serve.deployments import build
 
-    given = {"store": str(root / "store"), "queue": 100, "workers": 2, "batch": 10, "ingress": {"most": 3}}
+    given = {"store": str(root / "store"), "queue": 100, "workers": 2, "batch": 10, "most": 3}
     deployment = build(given)._bound_deployment
     assert deployment.max_ongoing_requests >= 3 * (100 + 2 * 10)
     assert deployment._deployment_config.autoscaling_config.target_ongoing_requests == 50
-
-
-class Everywhere:
-    """The handle of a deployment whose behaviour the test sets."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-
-    def broadcast(self, method: str, release: str) -> SimpleNamespace:
-        self.told.append((method, release))
-        return SimpleNamespace(results=lambda timeout_s: [])
-
-
-def test_a_release_that_needs_what_was_not_deployed_is_refused(root: Path) -> None:
-    store = Store(str(root / "store"))
-    release = Release.load(store, current(store)[0])
-    parts = {name: Everywhere() for name in ("encoder", "passages", "search-000")}
-    with pytest.raises(InputError, match="needs words, which this service was deployed without"):
-        ClusterService(store, parts, Limits()).open(release.id)
-    assert not any(part.told for part in parts.values())
-    parts["words"] = Everywhere()
-    parts["reranker"] = Everywhere()  # a release need not have all that was deployed
-    ClusterService(store, parts, Limits()).open(release.id)
-    assert all(part.told == [("prepare", release.id)] for part in parts.values())
 
 
 @pytest.mark.parametrize(
@@ -692,17 +664,17 @@ def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypa
 
 
 def test_whose_time_passes_is_told_so_and_others_are_answered(
-    client: TestClient, service: LocalService, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the work of another request blocks the queue."""
-    encode, begun, go = service.encoder.encode, threading.Event(), threading.Event()
+    encode, begun, go = service.engine.encoder.encode, threading.Event(), threading.Event()
 
     def held(*arguments: Any) -> Any:
         begun.set()
         assert go.wait(60)
         return encode(*arguments)
 
-    monkeypatch.setattr(service.encoder, "encode", held)
+    monkeypatch.setattr(service.engine.encoder, "encode", held)
     with ThreadPoolExecutor(2) as pool:
         ask = partial(client.post, "/v1/search")
         first = pool.submit(ask, json={"query": "bafa", "timeout_ms": 1_000})
@@ -714,8 +686,8 @@ def test_whose_time_passes_is_told_so_and_others_are_answered(
     assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
 
 
-def test_a_question_whose_asker_has_gone_never_runs(service: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, begun, go = service.encoder.encode, threading.Event(), threading.Event()
+def test_a_question_whose_asker_has_gone_never_runs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, begun, go = service.engine.encoder.encode, threading.Event(), threading.Event()
 
     def held(*arguments: Any) -> Any:
         begun.set()
@@ -754,7 +726,7 @@ def test_a_question_whose_asker_has_gone_never_runs(service: LocalService, monke
         return await first, nothing
 
     with serving(service) as client:
-        monkeypatch.setattr(service.encoder, "encode", held)
+        monkeypatch.setattr(service.engine.encoder, "encode", held)
         answer, nothing = client.portal.call(both, client.app)
         assert answer[0]["status"] == 200
         assert nothing == []
@@ -900,45 +872,6 @@ def test_releases_go_live_and_back_again_and_old_ones_go(
     assert not [finding for finding in verify(store) if finding.problem]
 
 
-class Broken:
-    """A client whose part is gone. late: it is noticed when the time has passed."""
-
-    def __init__(self, error: Exception, late: bool = False):
-        self.error, self.late = error, late
-
-    def search(self, request: SourceRequest) -> Any:
-        return self
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        if self.late:
-            time.sleep(timeout_s or 0)
-        raise self.error
-
-
-def shard_of(store: Store, number: int) -> DirectSearcher:
-    """Returns the client of one of two shards of dense search."""
-    return DirectSearcher(SourcePart(store, DENSE, number, 2, device="cpu", threads=1))
-
-
-def use_shards(service: LocalService, shards: list[Any]) -> None:
-    """Has the service search these shards instead of its own part for dense search."""
-    clients = service.engine.clients
-    service.engine.clients = replace(clients, searchers={**clients.searchers, "dense": shards})
-
-
-@pytest.mark.parametrize("mode", ["dense", "exact", "hybrid"])
-def test_shards_apart_find_what_they_find_together(root: Path, mode: str) -> None:
-    store, asked = Store(str(root / "store")), list(query_texts(root).values())[:10]
-    service = open_local(store, device="cpu", threads=2)
-    with serving(service) as client:
-        body = {"queries": asked, "mode": mode, "k": K}
-        whole = client.post("/v1/search", json=body).json()["results"]
-        use_shards(service, [shard_of(store, number) for number in range(2)])
-        for one, other in zip(whole, client.post("/v1/search", json=body).json()["results"], strict=True):
-            assert one["hits"] == other["hits"]
-            assert other["shards"]["total"] == one["shards"]["total"] + 1
-
-
 def test_a_flat_index_gives_the_ties_that_the_search_job_gives(
     model: str, tmp_path: Path, call_job: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -961,7 +894,7 @@ def test_a_flat_index_gives_the_ties_that_the_search_job_gives(
     threads = torch.get_num_threads()
     for load in (kernel.load, lambda: None):
         monkeypatch.setattr(kernel, "load", load)
-        shard = DenseShard(corpus, embeddings, Index.open(store, "flat", embeddings), threads=2)
+        shard = DenseShard(corpus, embeddings, Index.open(store, "flat", embeddings), RowRange(0, 900), threads=2)
         for _ in range(20):
             assert (shard.search(asked, K).rows == np.arange(K)).all()
         assert torch.get_num_threads() == threads
@@ -975,35 +908,6 @@ def test_a_loopback_address_is_refused_where_the_head_is_elsewhere(monkeypatch: 
     application = deployments.Application(store="none", without_tokens=True)
     with pytest.raises(InputError, match="the cluster's head answers, and this is another node"):
         deployments.run_application(application, "127.0.0.1", 1, print)
-
-
-@pytest.mark.parametrize(
-    ("error", "count", "late"),
-    [
-        (RuntimeError("gone"), "failed", False),
-        (TimeoutError(), "timed_out", False),
-        (TimeoutError(), "timed_out", True),
-    ],
-)
-def test_a_lost_shard_gives_503_or_an_honest_part(root: Path, error: Exception, count: str, late: bool) -> None:
-    store = Store(str(root / "store"))
-    service = open_local(store, device="cpu", threads=2)
-    with serving(service) as client:
-        use_shards(service, [shard_of(store, 0), Broken(error, late)])
-        body = {"query": next(iter(query_texts(root).values())), "k": 240, "mode": "exact", "timeout_ms": 3000}
-        refused = client.post("/v1/search", json=body)
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"]
-        [result] = client.post("/v1/search", json={**body, "allow_partial": True}).json()["results"]
-        expected = {"total": 2, "successful": 1, "failed": 0, "timed_out": 0, count: 1}
-        assert result["shards"] == expected
-        first_and_third = [*range(80), *range(160, 240)]  # of three files
-        assert {int(hit["id"][1:]) for hit in result["hits"]} == {n for n in first_and_third if n % 40}
-        assert f'riptide_shard_errors_total{{how="{count}"}} 2.0' in client.get("/metrics").text
-        # All of them gone: nothing is no answer.
-        use_shards(service, [Broken(error)])
-        assert client.post("/v1/search", json={**body, "allow_partial": True}).status_code == 503
-        assert client.get("/healthz").status_code == 200
 
 
 def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path) -> None:
@@ -1023,11 +927,14 @@ def test_the_job_checks_its_options(root: Path, done: Callable[..., str], refuse
     assert "task      default: index/idx, bm25/bm25" in done("serve_search", *at, "--plan")
     assert "there are no tokens" in refused("serve_search", *at, "--host", "0.0.0.0")
     assert "has a live release" in refused("serve_search", *at, "--index", "idx")
-    assert "goes with --topology distributed" in refused("serve_search", *at, "--shards", 2)
-    apart = ("--topology", "distributed", "--port", 1)
-    assert "--max-headers 20: goes with --topology local" in refused("serve_search", *at, *apart, "--max-headers", 20)
+    line = refused("serve_search", *at, "--topology", "distributed")
+    assert "--topology distributed: give --row-ranges N" in line
+    line = refused("serve_search", *at, "--row-ranges", 4)
+    assert "--row-ranges 4: index/idx has 3 shards" in line
+    line = refused("serve_search", *at, "--replicas", 1, "--port", 1, "--max-headers", 20)
+    assert "--max-headers 20: Ray Serve has an HTTP proxy of its own" in line
     assert "--head-timeout-s 0.0: expected at least 0.1" in refused("serve_search", *at, "--head-timeout-s", 0)
-    assert "give a port" in refused("serve_search", *at, "--topology", "colocated", "--port", 0)
+    assert "give a port" in refused("serve_search", *at, "--replicas", 1, "--port", 0)
 
 
 def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:
@@ -1043,7 +950,7 @@ def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:
             raise error.as_instanceof_cause()
 
     with pytest.raises(InputError) as raised:
-        RemoteSearcher(Handle()).search(REQUEST).result(timeout_s=1)
+        ask_remote([Handle()], "search", None)[0].result(timeout=1)
     assert str(raised.value) == "no such thing"
 
 
@@ -1063,19 +970,21 @@ def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
                 raise end
             return end
 
-    assert RemoteSearcher(Handle(ActorDiedError(), "found")).search(REQUEST).result(timeout_s=1) == "found"
+    def result(*ends: object) -> object:
+        [reply] = ask_remote([Handle(*ends)], "search", None)
+        return reply.result(timeout=1)
+
+    assert result(ActorDiedError(), "found") == "found"
     with pytest.raises(LostError):
-        RemoteSearcher(Handle(ActorDiedError(), ReplicaUnavailableError(None), "late")).search(REQUEST).result(
-            timeout_s=1
-        )
+        result(ActorDiedError(), ReplicaUnavailableError(None), "late")
     with pytest.raises(TimeoutError):
-        RemoteSearcher(Handle(TimeoutError(), "late")).search(REQUEST).result(timeout_s=1)
+        result(TimeoutError(), "late")
     with pytest.raises(OverloadedError):  # a full queue is no loss
-        RemoteSearcher(Handle(BackPressureError(1, 1), "late")).search(REQUEST).result(timeout_s=1)
+        result(BackPressureError(1, 1), "late")
 
 
 def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    unavailable = DeploymentUnavailableError(DeploymentID(name="encoder"))
+    unavailable = DeploymentUnavailableError(DeploymentID(name="leaf-000"))
 
     class Handle:
         ends: ClassVar[list[Exception | None]] = []
@@ -1088,23 +997,23 @@ def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.Monke
                 raise end
 
     Handle.ends = [unavailable, None, InputError("not reached")]
-    RemotePart([Handle()]).prepare("r1")
+    RemotePart("dense", [Handle()]).prepare("r1")
     assert len(Handle.ends) == 1
     with pytest.raises(InputError, match="not reached"):
-        RemotePart([Handle()]).prepare("r1")
-    monkeypatch.setattr("serve.calls.remote.PREPARE_S", 0.0)
+        RemotePart("dense", [Handle()]).prepare("r1")
+    monkeypatch.setattr("serve.remote.CHECK_S", 0.0)
     Handle.ends = [unavailable, TimeoutError()]
     with pytest.raises(LostError, match="DeploymentUnavailableError"):
-        RemotePart([Handle()]).prepare("r1")
+        RemotePart("dense", [Handle()]).check("r1")
     with pytest.raises(LostError, match="not done after 0 s"):
-        RemotePart([Handle()]).prepare("r1")
+        RemotePart("dense", [Handle()]).check("r1")
 
 
 @pytest.mark.ray_serve
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", [pytest.param("colocated", marks=pytest.mark.long), "distributed"])
+@pytest.mark.parametrize("form", [pytest.param("replicas", marks=pytest.mark.long), "row-ranges"])
 def test_ray_serve_answers_as_one_process_does(
-    root: Path, model: str, tmp_path: Path, done: Callable[..., str], topology: str
+    root: Path, model: str, tmp_path: Path, done: Callable[..., str], form: str
 ) -> None:
     """It is started again on a store that has grown since its release, and which grows while it serves."""
     root = Path(shutil.copytree(root, tmp_path / "root"))
@@ -1114,9 +1023,9 @@ def test_ray_serve_answers_as_one_process_does(
         done("search", "--store", root / "store", "--mode", mode, "--k", K, "--name", f"grown-{mode}")
     asked = query_texts(root)
     task_files(tmp_path / "prompt", model, 3)
-    at = ("--store", root / "store", "--topology", topology, "--port", port("127.0.0.1"))
+    at = ("--store", root / "store", f"--{form}", 2, "--port", port("127.0.0.1"))
     output: list[str] = []
-    with started(*at, *(("--shards", 2) if topology == "distributed" else ()), output=output) as (process, address):
+    with started(*at, output=output) as (process, address):
         assert "newer     corpus: g0002, 1 passage added, 1 deleted" in output
         client = Client(address)
         for mode in ("exact", "dense", "bm25", "hybrid"):
@@ -1124,7 +1033,7 @@ def test_ray_serve_answers_as_one_process_does(
             for id, hits in zip(asked, client.search_all(list(asked.values()), mode=mode, k=K), strict=True):
                 assert [hit.id for hit in hits] == [name for name, _ in expected.get(id, [])]
         assert "n0" in {hit.id for hit in client.search(NEW["text"], mode="exact", k=20)}
-        assert client.info()["shards"] == (2 if topology == "distributed" else 1)
+        assert client.info()["shards"] == (2 if form == "row-ranges" else 1)
         assert len(client.embed(["bafa " * 13_000] * 80)) == 80  # more than Ray's own limit of a message, 4 MiB
         client.put_task("ours", tmp_path / "prompt")
         own = Encoder(model, OPTIONS, tasks={"t": load(tmp_path / "prompt")}).encode(["bafa"], task="t")

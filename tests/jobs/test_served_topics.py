@@ -7,7 +7,7 @@ import shutil
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,12 @@ from retriever.encoder import Encoder, describe
 from retriever.errors import InputError
 from retriever.options import Side
 from retriever.prompts import TaskPrompt, backbone_of
-from serve.calls.protocols import EncodeRequest
-from serve.engine import Query
-from serve.local import LocalService, open_local
+from serve.local import open_local
 from serve.parts import ExpiredError
+from serve.queries import Query
 from serve.release import current, make_current, plan
+from serve.service import Service
 from serve.tasks import search_of_mode
-from serve.work import Asked, search_all
 
 MODEL = model_of_words(WORDS[::2], 3)  # the other words are unknown
 WORDLESS = f"{WORDS[1]} {WORDS[3]}"
@@ -84,7 +83,7 @@ def root(topical: Topical, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def local(root: Path) -> LocalService:
+def local(root: Path) -> Service:
     return open_local(Store(str(root / "store")), device="cpu", threads=2)
 
 
@@ -121,7 +120,7 @@ def hits_of(client: Any, task: str, texts: list[str]) -> list[list[tuple[str, fl
     return [[(hit["id"], hit["score"]) for hit in result["hits"]] for result in answer.json()["results"]]
 
 
-def live_tasks(local: LocalService) -> set[str]:
+def live_tasks(local: Service) -> set[str]:
     assert local.live is not None
     return {*local.live.tasks}
 
@@ -132,7 +131,7 @@ def assert_close(actual: list[tuple[str, float]], expected: list[tuple[str, floa
 
 
 def test_a_mixed_batch_has_the_hits_of_single_task_calls(
-    root: Path, local: LocalService, model: str, prompt: TaskPrompt, tmp_path: Path
+    root: Path, local: Service, model: str, prompt: TaskPrompt, tmp_path: Path
 ) -> None:
     texts = known_texts(root)
     with serving(local) as client:
@@ -160,16 +159,16 @@ def test_a_mixed_batch_has_the_hits_of_single_task_calls(
         assert live is not None
         batch = [(name, number) for number in range(len(texts)) for name in alone]
         queries = [
-            Query(texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9)
+            Query(live.release, texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9)
             for name, number in batch
         ]
-        for (name, number), answered in zip(batch, local.engine.search(live.release, queries), strict=True):
+        for (name, number), answered in zip(batch, local.engine.search(queries), strict=True):
             assert answered.error is None
             assert_close([(hit.id, hit.score) for hit in answered.hits], alone[name][number])
 
 
 def test_a_query_without_a_known_word_fails_alone(
-    root: Path, local: LocalService, model: str, topical: Topical, documented: Callable[..., None]
+    root: Path, local: Service, model: str, topical: Topical, documented: Callable[..., None]
 ) -> None:
     fine, other = known_texts(root)[:2]
     with serving(local) as client:
@@ -184,8 +183,8 @@ def test_a_query_without_a_known_word_fails_alone(
         assert live is not None
         task = live.tasks["topical"]
         search = search_of_mode(task, "exact")
-        queries = [Asked(live.release, Query(text, task, K, search, 4e9)) for text in (fine, WORDLESS, other)]
-        answers = search_all(local.engine, queries)
+        queries = [Query(live.release, text, task, K, search, 4e9) for text in (fine, WORDLESS, other)]
+        answers = local.engine.search(queries)
         assert [answered.error is None for answered in answers] == [True, False, True]
         assert isinstance(answers[1].error, InputError)
         for answered, hits in zip((answers[0], answers[2]), expected, strict=True):
@@ -204,7 +203,7 @@ def test_a_query_without_a_known_word_fails_alone(
 
 
 def test_uploads_that_do_not_fit_are_refused(
-    root: Path, local: LocalService, model: str, prompt: TaskPrompt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, local: Service, model: str, prompt: TaskPrompt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(name: str, files: dict[str, Any], data: dict[str, str], expected: str) -> None:
         answer = client.put(f"/v1/tasks/{name}", files=files, data=data)
@@ -240,7 +239,7 @@ def second_call() -> Iterator[tuple[threading.Event, threading.Event]]:
 
 
 def test_the_service_answers_while_the_topic_of_a_long_text_is_inferred(
-    second_call: tuple[threading.Event, threading.Event], local: LocalService
+    second_call: tuple[threading.Event, threading.Event], local: Service
 ) -> None:
     begun, go_on = second_call
     text = f"{WORDS[0]} " + "a\u0301\u0323" * 10_000
@@ -271,18 +270,15 @@ class PassingDeadline(float):
         return self.checks > 3
 
 
-def test_the_deadline_is_checked_between_texts(local: LocalService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadline_is_checked_between_texts(local: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "PIECE", 100)
     with serving(local):
         assert local.live is not None
         texts = [" ".join(WORDS[:20])] * 9
-        request = EncodeRequest(local.live.release.id, texts, ["topical"] * len(texts), "query", PassingDeadline(4e9))
+        encode, id = local.engine.encoder.encode, local.live.release.id
         with pytest.raises(ExpiredError):
-            local.encoder.encode(request)
-        several = EncodeRequest(local.live.release.id, texts, ["topical", "default", "default"] * 3, "query", 4e9)
-        encoded = local.encoder.encode(several)
-        alone = [
-            local.encoder.encode(replace(several, texts=[text], tasks=[task])).vectors[0]
-            for text, task in zip(several.texts, several.tasks, strict=True)
-        ]
+            encode(id, texts, ["topical"] * len(texts), "query", PassingDeadline(4e9))
+        tasks = ["topical", "default", "default"] * 3
+        encoded = encode(id, texts, tasks, "query", 4e9)
+        alone = [encode(id, [text], [task], "query").vectors[0] for text, task in zip(texts, tasks, strict=True)]
         np.testing.assert_allclose(encoded.vectors, alone, atol=1e-6)

@@ -76,7 +76,7 @@ class Asked:
                 continue
             scores, known = [hit["score"] for hit in result["hits"]], self.scores[result["query"]]
             assert shards["failed"] + shards["timed_out"] == 1
-            assert len(ids) == 10
+            assert len(ids) <= 10  # the passages of some may have been lost
             assert scores == sorted(scores, reverse=True) == [known[id] for id in ids]
         assert sum(status == 200 for status, _ in answers) > 60
 
@@ -93,11 +93,11 @@ def wait_until_whole(load: Load, since: int) -> None:
 def test_what_is_killed_under_load_gives_no_wrong_answer_and_comes_back(served: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(served, tmp_path / "root"))
     asked = Asked(root)
-    at = ("--store", root / "store", "--topology", "distributed", "--shards", 2, "--port", port("127.0.0.1"))
+    at = ("--store", root / "store", "--row-ranges", 2, "--port", port("127.0.0.1"))
     with started(*at) as (process, address):
         asked.look(address)
         with Load(Server(address, root, process.pid), asked.bodies, clients=4) as load:
-            for deployment in ["search-000", "encoder", "passages"] * KILLS:
+            for deployment in ["leaf-000", "leaf-001"] * KILLS:
                 load.wait_for(20)
                 [victim] = replicas(process.pid, deployment)
                 os.kill(victim, signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_a_node_that_is_killed_under_load_gives_no_wrong_answer_and_its_work_goe
 ) -> None:
     root = Path(shutil.copytree(served, tmp_path / "root"))
     asked = Asked(root)
-    at = ("--store", root / "store", "--topology", "distributed", "--shards", 2, "--port", port("127.0.0.1"))
+    at = ("--store", root / "store", "--row-ranges", 2, "--port", port("127.0.0.1"))
     with local_cluster(workers=2) as cluster, started(*at, environment=cluster.environment) as (process, address):
         asked.look(address)
         killed: float | None = None
@@ -130,7 +130,7 @@ def test_a_node_that_is_killed_under_load_gives_no_wrong_answer_and_its_work_goe
                 # Without both shards there is no answer that says what it lacks.
                 victim = max(
                     (node for node in cluster.workers if not node.workers(f"{REPLICA}:ingress")),
-                    key=lambda node: (len(node.workers(f"{REPLICA}:search-")) == 1, len(node.workers(REPLICA))),
+                    key=lambda node: (len(node.workers(f"{REPLICA}:leaf-")) == 1, len(node.workers(REPLICA))),
                 )
                 if not victim.workers(REPLICA) and killed is not None:
                     break  # all have moved to where the ingress is

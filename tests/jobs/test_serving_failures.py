@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import pickle
 import re
@@ -22,16 +21,16 @@ from serving import query_texts, task_files
 from indexing.store import Store
 from retriever.errors import InputError
 from serve.batching import OverloadedError
-from serve.calls.protocols import SourceRequest
-from serve.calls.remote import RemoteSearcher
-from serve.deployments import ClusterService
-from serve.engine import Answer, Engine
+from serve.deployments import Application, open_front
+from serve.engine import Engine
 from serve.health.failures import StoreError, without_places
 from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.health.warm_up import Sample, WarmUpLimits
-from serve.local import LocalService, open_local
+from serve.local import open_local
+from serve.queries import Answer
 from serve.release import Release, current
-from serve.service import Limits
+from serve.remote import ask_remote
+from serve.service import Service
 
 DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
@@ -60,7 +59,7 @@ def sample_of(release: Release) -> Sample:
     return Sample(task, task.served()[0])
 
 
-def check(service: LocalService) -> None:
+def check(service: Service) -> None:
     assert service.live is not None
     service.check_parts(service.live.release)
 
@@ -81,7 +80,7 @@ FILES = {
 @pytest.mark.parametrize("kind", FILES)
 def test_damaged_files_fail_their_part_until_they_are_restored(
     store: Store,
-    service: LocalService,
+    service: Service,
     client: TestClient,
     kind: str,
     caplog: pytest.LogCaptureFixture,
@@ -117,7 +116,7 @@ def test_damaged_files_fail_their_part_until_they_are_restored(
 
 
 def test_a_failed_read_marks_its_part_until_it_works_again(
-    store: Store, service: LocalService, client: TestClient, documented: Callable[..., None]
+    store: Store, service: Service, client: TestClient, documented: Callable[..., None]
 ) -> None:
     files = sorted(Path(store.url).glob("embeddings/enc/g0000/*.npy"))
     for file in files:
@@ -140,7 +139,7 @@ def test_a_failed_read_marks_its_part_until_it_works_again(
 
 @pytest.mark.parametrize("part", [ENCODER, RERANKER])
 def test_an_encoder_or_a_reranker_that_fails_is_reported(
-    service: LocalService, client: TestClient, part: str, monkeypatch: pytest.MonkeyPatch
+    service: Service, client: TestClient, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert service.live is not None
     if part == RERANKER:  # the release has none: what is said of one is what counts here
@@ -209,7 +208,7 @@ def test_changes_of_what_is_served_tell_a_store_that_fails_from_a_mistake(
 
 
 def test_a_store_that_cannot_be_reached_is_no_mistake_of_a_client(
-    service: LocalService,
+    service: Service,
     client: TestClient,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -240,28 +239,25 @@ def test_a_replicas_store_error_keeps_its_reason_and_its_detail() -> None:
             raise error.as_instanceof_cause()
 
     with pytest.raises(StoreError, match="dense: files are missing") as raised:
-        RemoteSearcher(Handle()).search(SourceRequest("r1", "bm25", ("bm25",), ["bafa"], 3)).result(timeout_s=1)
+        ask_remote([Handle()], "search", None)[0].result(timeout=1)
     assert raised.value.detail == "/a/b"
 
 
-def test_an_ingress_asks_every_replica_of_each_part(store: Store) -> None:
+def test_a_front_asks_every_replica_of_each_leaf(store: Store) -> None:
     class Deployed:
-        def __init__(self) -> None:
-            self.calls: list[str] = []
+        def broadcast(self, method: str, part: str, *arguments: Any) -> SimpleNamespace:
+            assert method == "control"
+            return SimpleNamespace(results=lambda timeout_s: self.answer(part, arguments[0]))
 
-        def broadcast(self, method: str, *arguments: Any) -> SimpleNamespace:
-            self.calls.append(method)
-            return SimpleNamespace(results=lambda timeout_s: self.answer(method))
-
-        def answer(self, method: str) -> list[Any]:
-            if method == "check" and self.failing:
+        def answer(self, part: str, method: str) -> list[Any]:
+            if (part, method) == (DENSE, "check") and self.failing:
                 raise StoreError(DENSE, "files are missing", "/a/b")
             return [7, 7]  # of two replicas
 
         failing = False
 
-    parts = {name: Deployed() for name in ("encoder", "passages", "words", "search-000", "search-001")}
-    service = ClusterService(store, parts, Limits())
+    leaves = [Deployed(), Deployed()]
+    service = open_front(store, leaves, Application(store=store.url, row_ranges=2), "cpu")
     release = live_release(store)
     assert service._read_files(DENSE, release.id, None, 1.0) == 4 * 7
     service.live = SimpleNamespace(release=release)
@@ -270,23 +266,22 @@ def test_an_ingress_asks_every_replica_of_each_part(store: Store) -> None:
         "ready": True,
         "parts": {name: {"state": "ready"} for name in (ENCODER, DENSE, BM25, PASSAGES)},
     }
-    parts["search-001"].failing = True
+    leaves[1].failing = True
     service.check_parts(release)
     assert service.readiness()["parts"][DENSE] == {"state": "failed", "reason": "files are missing"}
-    assert all("check" in part.calls for part in parts.values())
 
 
 def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
-    store: Store, service: LocalService, served: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, service: Service, served: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are read and spaces searched before /readyz answers 200."""
     seen: list[tuple[str, bool, dict[str, Any]]] = []
     search, read = Engine.search, service._read_files
 
-    def note_search(engine: Engine, release: Release, queries: Any) -> Any:
+    def note_search(engine: Engine, queries: Any) -> Any:
         if engine is not service.engine:
             seen.append((queries[0].search.source, service.ready, service.readiness()["parts"]))
-        return search(engine, release, queries)
+        return search(engine, queries)
 
     def note_read(part: str, *arguments: Any) -> int:
         size = read(part, *arguments)
@@ -321,7 +316,7 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
         """Rounds until the warm-up ends, where the batches take these seconds, the last one for ever."""
         now, number = [0.0], [0]
 
-        def search(engine: Engine, release: Release, queries: Any) -> list[Any]:
+        def search(engine: Engine, queries: Any) -> list[Any]:
             now[0] += answers_s[min(number[0], len(answers_s) - 1)]
             number[0] += 1
             return []
@@ -367,17 +362,6 @@ def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.Monke
     monkeypatch.setattr(Engine, "search", search)
     service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60)
     assert rounds == [1]
-
-
-def test_a_release_that_needs_a_part_that_was_not_deployed_is_a_mistake_of_the_client(store: Store) -> None:
-    parts = dict.fromkeys(("encoder", "passages", "search-000"), SimpleNamespace())
-
-    async def switch() -> None:
-        service = ClusterService(store, parts, Limits())
-        await service._from_store(service.open, live_release(store).id)
-
-    with pytest.raises(InputError, match="needs words, which this service was deployed without"):
-        asyncio.run(switch())
 
 
 def test_messages_for_clients_show_no_places() -> None:

@@ -42,16 +42,6 @@ def test_a_server_without_a_gpu_computes_on_the_cpu(store: Store, sees_cuda: dic
         assert client.search("bafa", rerank=5, k=K)
 
 
-def test_a_replica_of_all_parts_gets_the_largest_share_of_a_gpu(store: Store) -> None:
-    for scales, gpus in (
-        ({}, 0),
-        ({"encoder": {"gpus": 0.25}, "reranker": {"gpus": 1}}, 1),
-        ({"ingress": {"gpus": 0.5}, "sources": {"splade": {"gpus": 0.25}}}, 0.5),
-    ):
-        ingress = build({"store": store.url, **scales})._bound_deployment
-        assert ingress.ray_actor_options["num_gpus"] == gpus
-
-
 @pytest.fixture
 def ray_of_a_gpu(ray_variables: dict[str, str], sees_cuda: dict[str, str]) -> Iterator[None]:
     """Connects this process to a Ray that counts one GPU, exports metrics every two seconds, and runs Ray Serve."""
@@ -73,8 +63,7 @@ def test_metrics_add_up_over_replicas_that_compute_on_the_cpu(store: Store, ray_
     assert ray.get([device.options(num_gpus=gpus).remote() for gpus in (0, 0.25, 1)]) == ["cpu", "cuda", "cuda"]
     listening = port("127.0.0.1")
     ray_serve.start("HeadOnly", http_options=http_options("127.0.0.1", listening, 75))
-    scale = {"cpus": 0, "threads": 1}
-    settings = {"encoder": scale, "ingress": {**scale, "replicas": 2}}
+    settings = {"cpus": 0, "threads": 1, "replicas": 2}
     ray_serve.run(build({"store": store.url, "without_tokens": True, **settings}), name="riptide", route_prefix="/")
     client = Client(f"http://127.0.0.1:{listening}")
     assert client.info()["numerics"].startswith("cpu")

@@ -20,7 +20,7 @@ from retriever.encoder import Encoder, EncoderOptions, describe
 from retriever.errors import InputError
 from retriever.prompts import TaskPrompt, backbone_of
 from serve.local import open_local
-from serve.parts import EncoderPart
+from serve.models import EncoderPart
 from serve.release import current, make_current, plan
 
 Done = Callable[..., str]

@@ -23,9 +23,10 @@ from indexing.store import Store
 from retriever.errors import InputError
 from serve.client import Client
 from serve.health import staleness
-from serve.local import LocalService, open_local
+from serve.local import open_local
 from serve.release import Release, live_release, make_current, plan
 from serve.renewal import renewed
+from serve.service import Service
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")
@@ -225,7 +226,7 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
     file.write_bytes(content[:-1])
     ready = []
 
-    async def run_server(service: LocalService, *_: object) -> None:
+    async def run_server(service: Service, *_: object) -> None:
         await service.refresh()
         ready.append(service.live.release if service.live else None)
 
@@ -265,10 +266,10 @@ def test_a_server_serves_what_another_one_has_just_made_live(
     other = replace(before, reranker="some/cross-encoder")
     growth.grow()
     new = renewed(store, before)
-    monkeypatch.setattr("serve.parts.RerankPart.prepare", lambda *_: None)
-    original, opened = LocalService.open, []
+    monkeypatch.setattr("serve.models.RerankPart.prepare", lambda *_: None)
+    original, opened = Service.open, []
 
-    def open_release(service: LocalService, release_id: str) -> None:
+    def open_release(service: Service, release_id: str) -> None:
         opened.append(release_id)
         if release_id == new.id and error:
             raise error
@@ -276,14 +277,14 @@ def test_a_server_serves_what_another_one_has_just_made_live(
         if release_id in (new.id, before.id):
             make_live(store, other)
 
-    async def run_server(service: LocalService, *_: object) -> None:
+    async def run_server(service: Service, *_: object) -> None:
         await service.refresh()
         service._admin.shutdown()
         assert service.live is not None
         assert service.live.release == other
         assert set(service.parts["passages"]._opened) == {other.id}  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(LocalService, "open", open_release)
+    monkeypatch.setattr(Service, "open", open_release)
     monkeypatch.setattr("serve.local.run_server", run_server)
     job = ("serve_search", "--store", store.url, "--port", 0, "--warm-up-s", 0, "--threads", 2)
     warning = done(*job).splitlines()[-1]

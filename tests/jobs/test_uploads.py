@@ -27,8 +27,8 @@ from retriever.errors import MOST_MESSAGE
 from retriever.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
 from serve import registry
 from serve.http import routes
-from serve.local import GRACE, LocalService, open_local
-from serve.service import UPLOAD_S, UploadExpiredError
+from serve.local import GRACE, open_local
+from serve.service import UPLOAD_S, Service, UploadExpiredError
 
 MOST_RESPONSE = 4 * MOST_MESSAGE  # bytes; a character of a message takes up to three
 
@@ -158,7 +158,7 @@ def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
 
 
 def test_uploads_beyond_the_limit_and_late_ones_are_told_to_come_again(
-    client: TestClient, service: LocalService, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, service: Service, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = task_files(tmp_path, model, 1)
     with monkeypatch.context() as full:
@@ -186,11 +186,11 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
         folders.append(Path(tempfile.mkdtemp(dir=tmp_path)))
         return registry.CheckedPrompt("a", None, folders[-1], None, None)  # type: ignore[arg-type]
 
-    async def upload(service: LocalService) -> None:
+    async def upload(service: Service) -> None:
         async with service._checked(check):
             pass
 
-    async def uploads() -> LocalService:
+    async def uploads() -> Service:
         service = open_local(store, device="cpu")
         running = [asyncio.create_task(upload(service)) for _ in range(2)]
         for _ in running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from serving import K, query_texts, task_files
 from indexing.runs import read_run
 from indexing.store import Store
 from retriever.errors import InputError
+from serve.engine import Engine
+from serve.leaf import Leaf, ask_here
+from serve.models import EncoderPart, RerankPart
+from serve.queries import Query
 from serve.release import Release, current, make_current, plan
 from serve.tasks import Task, search_of, search_of_mode
 
@@ -159,26 +164,15 @@ def test_a_new_release_keeps_the_sources_of_the_live_one(
     assert line.endswith("the live release serves this source: name the sources to serve with --sources")
 
 
-def test_a_cluster_deploys_the_part_of_a_new_kind(store: Store, release: Release) -> None:
-    from serve.deployments import Application, Scale, _parts, needed
-
-    assert needed(release) == {"encoder": "encoder", "dense": "search", "bm25": "words", "fixed": "fixed"}
-    application = Application(store=store.url, shards=2, sources={"fixed": Scale(replicas=3)})
-    deployments = _parts(application, release)
-    assert set(deployments) == {"encoder", "passages", "search-000", "search-001", "words", "fixed"}
-    assert application.scale_of("fixed").replicas == 3
-
-
-def test_a_scale_of_an_unknown_part_is_refused() -> None:
-    from serve.deployments import Application, Scale, _handles_of
-
-    with fixed_kind():
-        Application(store="s", sources={"fixed": Scale(replicas=3)})
-        for name in ("fixd", "words"):
-            with pytest.raises(ValueError, match=f"{name}: expected .*fixed.*; dense search and BM25 have"):
-                Application(store="s", sources={name: Scale(replicas=3)})
-    handles = {"search-001": 1, "search-000": 0, "search-far": 2, "words": 3, "words-far": 4}
-    assert (_handles_of("search", handles), _handles_of("words", handles)) == ([0, 1], [3])
+def test_leaves_search_a_new_kind_in_their_rows(store: Store, release: Release) -> None:
+    encoder, reranker = EncoderPart(store, device="cpu"), RerankPart(store, device="cpu")
+    [task] = release.tasks
+    query = Query(release, "bafa", task, 5, search_of(task, "fixed:best"), 4e9)
+    answers = []
+    for of in (1, 3):
+        leaves = [Leaf(store, number, of) for number in range(of)]
+        answers += Engine(encoder, reranker, partial(ask_here, leaves)).search([query])
+    assert answers[0].hits == answers[1].hits != []
 
 
 def test_a_mode_is_a_source_of_the_task() -> None:

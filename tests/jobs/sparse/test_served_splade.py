@@ -27,12 +27,12 @@ from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.sparse.encoder import SparseEncoder
 from serve.client import Client
-from serve.deployments import Application, _parts, needed
-from serve.engine import Query
 from serve.health.states import parts_of
-from serve.local import LocalService, open_local
+from serve.local import open_local
+from serve.queries import Query
 from serve.release import Opened, Release, current, make_current, plan
 from serve.renewal import renewed
+from serve.service import Service
 from serve.tasks import search_of
 
 Done = Callable[..., str]
@@ -57,12 +57,12 @@ def release(store: Store) -> Release:
 
 
 @pytest.fixture
-def service(store: Store, release: Release) -> LocalService:
+def service(store: Store, release: Release) -> Service:
     return open_local(store, device="cpu", threads=2)
 
 
 def test_a_mixed_batch_has_the_hits_of_the_jobs(
-    store: Store, release: Release, service: LocalService, client: TestClient, tmp_path: Path, done: Done
+    store: Store, release: Release, service: Service, client: TestClient, tmp_path: Path, done: Done
 ) -> None:
     """All sources in one batch of the engine; and over HTTP, where the page's source of each hit comes from."""
     asked = query_texts(tmp_path / "root")
@@ -71,8 +71,10 @@ def test_a_mixed_batch_has_the_hits_of_the_jobs(
     task = release.task("default")
     assert task is not None
     batch = [(id, number) for id in asked for number in range(len(SOURCES))]
-    queries = [Query(asked[id], task, K, search_of(task, SOURCES[number]), float("inf")) for id, number in batch]
-    answers = service.engine.search(release, queries)
+    queries = [
+        Query(release, asked[id], task, K, search_of(task, SOURCES[number]), float("inf")) for id, number in batch
+    ]
+    answers = service.engine.search(queries)
     runs = [run_of(store, f"run{number}") for number in range(len(SOURCES))]
     for (id, number), answer in zip(batch, answers, strict=True):
         assert answer.error is None
@@ -139,7 +141,7 @@ def test_a_service_without_dense_embeddings(
     with serving(service) as client:
         body = client.post("/v1/search", json={"queries": texts, "k": K, "source": SPLADE}).json()
         assert [[(hit["id"], hit["score"]) for hit in result["hits"]] for result in body["results"]] == expected
-        assert set(client.get("/readyz").json()["parts"]) == {"splade", "passages"}
+        assert set(client.get("/readyz").json()["parts"]) == {"encoder", "splade", "passages"}
         info = client.get("/v1/info").json()
         assert (info["encoder"], info["dim"], info["modes"]) == (None, None, [])
         [task] = client.get("/v1/tasks").json()["tasks"]
@@ -158,8 +160,6 @@ def test_a_service_of_bm25_alone(store: Store, tmp_path: Path) -> None:
     without_dense(store, "embeddings/sparse", "index/impacts")
     made, _ = plan(store)
     assert (made.encoder, parts_of(made)) == (None, ["bm25", "passages"])
-    assert needed(made) == {"bm25": "words"}
-    assert set(_parts(Application(store=store.url), made)) == {"passages", "words"}
     assert make_current(store, made, None)
     service = open_local(store, device="cpu", threads=2)
     [text, *_] = query_texts(tmp_path / "root").values()
@@ -244,9 +244,9 @@ def test_a_source_of_a_live_release_grows_with_the_store(
 def test_ray_serve_has_the_hits_of_the_vectors(
     store: Store, release: Release, masked: Path, tmp_path: Path, done: Done, sees_cuda: dict[str, str]
 ) -> None:
-    """The index of impacts is a separate deployment. No replica takes the GPU that torch reports."""
+    """The front encodes the queries, and two leaves search the impacts."""
     texts = list(query_texts(tmp_path / "root").values())[:8]
-    at = ("--store", store.url, "--topology", "distributed", "--port", port("127.0.0.1"))
+    at = ("--store", store.url, "--row-ranges", 2, "--port", port("127.0.0.1"))
     with started(*at, environment=sees_cuda) as (process, address):
         client = Client(address)
         by_query = client.search_all(texts, source=SPLADE, k=K)
@@ -265,7 +265,7 @@ def test_ray_serve_has_the_hits_of_the_vectors(
 @pytest.mark.parametrize("weight", [np.nan, 3e7, 2e5])
 def test_a_query_that_cannot_be_searched_fails_alone(
     store: Store,
-    service: LocalService,
+    service: Service,
     client: TestClient,
     weight: float,
     monkeypatch: pytest.MonkeyPatch,
@@ -290,8 +290,8 @@ def test_a_query_that_cannot_be_searched_fails_alone(
     live = service.live
     assert live is not None
     task = live.tasks["default"]
-    queries = [Query(text, task, K, search_of(task, str(body["source"])), float("inf")) for text in texts]
-    answers = service.engine.search(live.release, queries)
+    queries = [Query(live.release, text, task, K, search_of(task, str(body["source"])), float("inf")) for text in texts]
+    answers = service.engine.search(queries)
     assert [isinstance(answer.error, InputError) for answer in answers] == [text == bad for text in texts]
     assert str(answers[2].error).startswith("source splade:impacts: ")
     for answer, result in zip(answers, expected, strict=True):
@@ -321,8 +321,11 @@ def test_embeddings_of_a_task_whose_prompts_are_computed(
     service.open(release.id)
     service.check_parts(release)
     task, texts = release.tasks[0], list(query_texts(tmp_path / "root").values())[:3]
-    queries = [Query(text, task, K, search_of(task, "splade:computed"), 4e9) for text in [texts[0], "漢字", *texts[1:]]]
-    answers = service.engine.search(release, queries)
+    queries = [
+        Query(release, text, task, K, search_of(task, "splade:computed"), 4e9)
+        for text in [texts[0], "漢字", *texts[1:]]
+    ]
+    answers = service.engine.search(queries)
     assert str(answers.pop(1).error).startswith("source splade:computed: the text has no word that the backbone knows")
     encoder = SparseEncoder(str(masked), options, tasks={"computed": prompt})
     among = set(range(240)) - set(Corpus.open(store).deleted.tolist())

@@ -27,8 +27,7 @@ from retriever.dual import DualSystem
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.reranker_data import batch_at
-from serve.calls.protocols import EncodeRequest
-from serve.parts import EncoderPart
+from serve.models import EncoderPart
 from serve.release import plan
 
 Done = Callable[..., str]
@@ -77,7 +76,7 @@ def test_untied_encoders_flow_through_encoding_search_and_serving(
     release.save(mined)
     served = EncoderPart(mined, threads=1, device="cpu")
     for side, peer in peers.items():
-        actual = served.encode(EncodeRequest(release.id, queries.texts[:3], ["default"] * 3, side)).vectors
+        actual = served.encode(release.id, queries.texts[:3], ["default"] * 3, side).vectors
         np.testing.assert_allclose(actual, peer.encode(queries.texts[:3]), atol=1e-4)
 
     # The same encoder of passages with another encoder of queries.

@@ -30,8 +30,7 @@ from retriever.errors import InputError
 from retriever.options import EncoderOptions
 from retriever.prompts import load_prompt
 from retriever.training import Trainer
-from serve.calls.protocols import EncodeRequest
-from serve.parts import EncoderPart
+from serve.models import EncoderPart
 from serve.registry import check_prompt
 from serve.release import plan
 
@@ -266,7 +265,7 @@ def test_prompts_and_both_encoders_are_trained_together(world, several: Store, d
     tasks = {"both-prompt": "t", "default": None}
     for side, encoder in encoders.items():
         for names in (["both-prompt"] * 3, ["default", "both-prompt", "default"]):
-            actual = served.encode(EncodeRequest(release.id, texts, names, side)).vectors
+            actual = served.encode(release.id, texts, names, side).vectors
             expected = encoder.encode(texts, side=side, task=[tasks[n] if side == "query" else None for n in names])
             np.testing.assert_allclose(actual, expected, atol=1e-5)
     spec = EncoderSpec(several, "models/both", options)

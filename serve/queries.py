@@ -1,0 +1,181 @@
+"""What the engine of a service is asked, and its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import orjson
+
+from indexing.exact import Hits
+from retriever.errors import InputError
+from retriever.options import Side
+from serve.health.failures import StoreError
+from serve.parts import ExpiredError
+from serve.release import Release
+from serve.tasks import Search, Task
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query to one release.
+
+    Attributes:
+        release: The release that answers.
+        text: The query's text.
+        task: A task of the release.
+        k: Number of hits to return.
+        search: The sources to search.
+        deadline: Wall-clock time in seconds (time.time()).
+        filter: The text of a Filter; None: no filter.
+        rerank: Number of first hits to re-rank; 0: none.
+        partial: Whether an answer without some of the shards is allowed.
+    """
+
+    release: Release
+    text: str
+    task: Task
+    k: int
+    search: Search
+    deadline: float
+    filter: str | None = None
+    rerank: int = 0
+    partial: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Number of hits of which the passages are needed."""
+        return max(self.k, self.rerank)
+
+
+class Hit(NamedTuple):
+    """One hit with its passage. scores: by source that found it, and the re-ranker's score.
+
+    metadata: JSON text.
+    """
+
+    row: int
+    id: str
+    title: str
+    text: str
+    metadata: str
+    score: float
+    scores: dict[str, float]
+
+
+@dataclass
+class Shards:
+    """Number of searchers that a query was sent to, and how many of them failed or timed out."""
+
+    total: int = 0
+    failed: int = 0
+    timed_out: int = 0
+
+    @property
+    def successful(self) -> int:
+        return self.total - self.failed - self.timed_out
+
+
+@dataclass
+class Answer:
+    """The answer to one query.
+
+    Attributes:
+        hits: Hits, best first.
+        shards: How many searchers answered.
+        took: Seconds by stage, for the whole batch.
+        error: The exception, if there is no answer.
+        json: The result in the response to a request, as bytes.
+    """
+
+    hits: list[Hit] = field(default_factory=list)
+    shards: Shards = field(default_factory=Shards)
+    took: dict[str, float] = field(default_factory=dict)
+    error: Exception | None = None
+    json: bytes = b""
+
+
+class IncompleteError(Exception):
+    """Not all shards answered, and the query did not allow a partial answer."""
+
+
+@dataclass
+class Found:
+    """The hits of each source for one query.
+
+    Attributes:
+        sources: Hits [1, k] by the source's label.
+        searchers: Number of searchers, which are the sources times the leaves.
+        failed, timed_out: The searchers, as (number of the leaf, label), that failed or timed out.
+        unreadable: The error of a leaf that could not read its files.
+        refused: The error of a source that cannot use the query.
+    """
+
+    sources: dict[str, Hits] = field(default_factory=dict)
+    searchers: int = 0
+    failed: set[tuple[int, str]] = field(default_factory=set)
+    timed_out: set[tuple[int, str]] = field(default_factory=set)
+    unreadable: StoreError | None = None
+    refused: InputError | None = None
+
+    @property
+    def shards(self) -> Shards:
+        return Shards(self.searchers, len(self.failed), len(self.timed_out - self.failed))
+
+    def lose(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
+        """Counts the searchers of some sources in a leaf as failed, or as timed out."""
+        is_late = isinstance(error, ExpiredError | TimeoutError)
+        (self.timed_out if is_late else self.failed).update((leaf, label) for label in labels)
+        if isinstance(error, StoreError):
+            self.unreadable = error
+
+    def error(self, is_partial: bool) -> Exception | None:
+        """Returns why there is no answer; None: all searchers answered, or some did and that is enough."""
+        shards = self.shards
+        if self.refused or shards.successful == shards.total or (is_partial and shards.successful):
+            return self.refused
+        return self.unreadable or (IncompleteError() if self.failed else ExpiredError())
+
+
+class Texts(NamedTuple):
+    """The texts of one request, whose vectors are computed together."""
+
+    release: Release
+    texts: list[str]
+    task: str
+    side: Side
+    deadline: float
+
+
+class Pairs(NamedTuple):
+    """The query and the documents of one request, which the re-ranker scores."""
+
+    release: Release
+    query: str
+    documents: list[str]
+    deadline: float
+
+
+def as_result(text: str, answer: Answer) -> bytes:
+    """Returns the result of a query in the response of a search (`protocol.ResultOut`)."""
+    shards = answer.shards
+    hits = [
+        {
+            "id": hit.id,
+            "rank": rank,
+            "score": hit.score,
+            "title": hit.title,
+            "text": hit.text,
+            "metadata": orjson.Fragment(hit.metadata) if hit.metadata else None,
+            "scores": hit.scores,
+        }
+        for rank, hit in enumerate(answer.hits, 1)
+    ]
+    counts = {
+        "total": shards.total,
+        "successful": shards.successful,
+        "failed": shards.failed,
+        "timed_out": shards.timed_out,
+    }
+    return orjson.dumps({"query": text, "hits": hits, "shards": counts})

@@ -1,0 +1,123 @@
+"""Leaves in deployments of Ray Serve: the calls to them, and the control of all their replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from grpc import RpcError
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+
+from serve.batching import OverloadedError
+from serve.health.failures import LostError
+from serve.leaf import Reply
+
+Result = TypeVar("Result")
+PREPARE_S = 600.0  # seconds for all replicas to open a release
+CHECK_S = 10.0  # seconds for all replicas to check their files
+
+
+def ask_remote(handles: Sequence[Any], method: str, request: Any) -> list[Reply[Any]]:
+    """Asks the leaves of deployments, all at once. handles: of the deployments."""
+    return [Sent(getattr(handle, method).remote, request) for handle in handles]
+
+
+class Sent(Generic[Result]):
+    """A Reply from Ray Serve.
+
+    If the replica is lost during the call, the call is sent once more, to another replica or to the next one that
+    starts. Calls change nothing, so they can be repeated.
+
+    Args:
+        send: Sends the request and returns Ray Serve's response.
+        request: The request.
+    """
+
+    def __init__(self, send: Callable[[Any], Any], request: Any):
+        self._send, self._request = send, request
+        self._response: Any = None
+        with contextlib.suppress(LostError), _as_raised():
+            self._response = send(request)
+
+    def result(self, timeout: float | None = None) -> Result:
+        ends = None if timeout is None else time.monotonic() + timeout
+        if self._response is not None:
+            with contextlib.suppress(LostError), _as_raised():
+                return self._response.result(timeout_s=timeout)
+        with _as_raised():
+            remaining_s = None if ends is None else max(0.0, ends - time.monotonic())
+            return self._send(self._request).result(timeout_s=remaining_s)
+
+
+class RemotePart:
+    """Controls a part in all replicas of all leaves.
+
+    Every method waits for the first replica of a leaf if none has started. It raises LostError if the calls take too
+    long, and exceptions of a replica as they are.
+
+    Args:
+        name: Name of the part.
+        handles: Of the leaves' deployments.
+    """
+
+    def __init__(self, name: str, handles: Sequence[Any]):
+        self.name, self.handles = name, handles
+
+    def prepare(self, release_id: str) -> None:
+        self._everywhere("prepare", release_id)
+
+    def retire(self, release_id: str) -> None:
+        self._everywhere("retire", release_id)
+
+    def check(self, release_id: str) -> None:
+        self._everywhere("check", release_id, allowed_s=CHECK_S)
+
+    def read(self, release_id: str, budget: int | None, seconds: float) -> int:
+        return sum(self._everywhere("read", release_id, budget, seconds))
+
+    def _everywhere(self, method: str, *arguments: Any, allowed_s: float = PREPARE_S) -> list[Any]:
+        """Returns the results of a method of the part from every replica, which work at the same time."""
+
+        def results(handle: Any) -> list[Any]:
+            return _broadcast(handle, [self.name, method, *arguments], allowed_s)
+
+        with ThreadPoolExecutor(len(self.handles)) as threads:
+            return [result for results in threads.map(results, self.handles) for result in results]
+
+
+def _broadcast(handle: Any, arguments: Sequence[Any], allowed_s: float) -> list[Any]:
+    """Returns the results of LeafReplica.control from every replica of a leaf."""
+    ends = time.monotonic() + allowed_s
+    with _as_raised():
+        while True:
+            try:
+                remaining_s = max(0.0, ends - time.monotonic())
+                return list(handle.broadcast("control", *arguments).results(timeout_s=remaining_s) or [])
+            except DeploymentUnavailableError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.5)
+            except TimeoutError as error:
+                raise LostError(f"{arguments[1]}: not done after {allowed_s:g} s") from error
+
+
+@contextlib.contextmanager
+def _as_raised() -> Iterator[None]:
+    """Raises the exception of a replica without Ray's traceback, which is not meant for clients.
+
+    Raises LostError if the call failed outside of the leaf.
+    """
+    try:
+        yield
+    except RayTaskError as error:
+        raise error.cause from None
+    except TimeoutError:
+        raise
+    except BackPressureError as error:
+        raise OverloadedError(1) from error
+    except (RayError, RayServeException, RpcError) as error:
+        raise LostError(type(error).__name__) from error
