@@ -34,7 +34,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-SERVERS = ("peer", "peer-tuned", "riptide", "riptide-replica", "riptide-row-ranges")
+SERVERS = ("peer", "peer-tuned", "riptide", "riptide-replica", "riptide-replica-ray-proxy", "riptide-row-ranges")
 
 
 def serve_peer(store_url: str, tuned: bool, port: int) -> None:
@@ -141,13 +141,16 @@ def start(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     if name.startswith("riptide"):
-        forms = {"riptide": [], "riptide-replica": ["--replicas", "1"], "riptide-row-ranges": ["--row-ranges", "4"]}
+        forms = {"riptide": (), "riptide-row-ranges": ("--row-ranges", "4")}
+        form = forms.get(name, ("--replicas", "1"))
         command = [str(root / "jobs/serve_search.py"), "--store", options.store, "--port", str(port)]
-        command += ["--batch", str(options.batch), "--compile", options.compile, *forms[name]]
+        command += ["--batch", str(options.batch), "--compile", options.compile, *form]
         command += arguments
     else:
         command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
+    if name.endswith("ray-proxy"):  # instead of HAProxy
+        environment["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     for line in process.stdout:

@@ -7,8 +7,11 @@ import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
 
 # A cgroup's files for its limit and its use, and the fields of memory.stat for page cache that can be reclaimed: in the
 # second and in the first version. A limit that is not set is "max", or a number above any machine's memory.
@@ -28,6 +31,8 @@ def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> i
         root: The folder that has `proc` and `sys`.
     """
     if device is not None and device.type == "cuda":
+        import torch
+
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch reuses these bytes
         return int(torch.cuda.mem_get_info(device)[0]) + cached
     return max(0, min([_of_machine(root), *_of_cgroups(root), *_of_address_space(root)]))

@@ -9,17 +9,15 @@ the first request for them.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
 
 import ray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve as ray_serve
 from ray.serve.config import ProxyLocation
 
@@ -28,18 +26,16 @@ from indexing.store import Store
 from retriever.errors import InputError
 from serve.health.states import PASSAGES
 from serve.health.warm_up import WarmUpLimits
-from serve.leaf import HitsRequest, Leaf, Passage, PassagesRequest, SourceHits
 from serve.local import address_of, open_local
 from serve.models import EncoderPart, RerankPart
 from serve.protocol import MOST_MS
 from serve.release import Opened, Release, check_row_ranges, current
-from serve.remote import PREPARE_S, RemotePart, ask_remote
+from serve.remote import PREPARE_S, LeafReplica, RemotePart, ask_remote
 from serve.security import Tokens, is_loopback
 from serve.service import LOOK, Limits, Service, favour_event_loop
 
 LINGER_S = MOST_MS / 1000 + 2 * LOOK  # seconds for which other fronts may have requests of the previous release
 SPARE = 64  # requests that a replica accepts in addition to those for its queues
-TOGETHER = 2  # batches that a leaf works on at once: one computes while the other is read or sent
 LEAF_ONGOING = 64  # calls that a replica of a leaf gets at once
 KEEP_ALIVE_S = 75  # seconds that Ray's proxy keeps an idle connection open
 REQUEST_S = PREPARE_S + 600  # seconds of the longest request, which opens and warms a release
@@ -72,35 +68,11 @@ class Application(BaseModel):
     leaf_replicas: int = Field(default=1, ge=1, description="Replicas of each leaf.")
     leaf_cpus: float = Field(default=1, ge=0, description="CPUs per replica of a leaf.")
 
-
-class LeafReplica:
-    """A replica of a leaf on Ray Serve. Searches run in threads, so that a release can be opened meanwhile.
-
-    Args:
-        store: URL of the store.
-        number: Number of the leaf, from 0.
-        of: Number of leaves.
-        threads: Threads of one search.
-    """
-
-    def __init__(self, store: str, number: int, of: int, threads: int):
-        self.leaf = Leaf(Store(store), number, of, threads=threads)
-        self._searches, self._admin = ThreadPoolExecutor(TOGETHER), ThreadPoolExecutor(1)
-        if live := current(self.leaf.store):
-            for part in self.leaf.parts.values():
-                part.prepare(live[0])
-
-    async def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
-        return await asyncio.get_running_loop().run_in_executor(self._searches, self.leaf.search, request)
-
-    async def fetch(self, request: PassagesRequest) -> list[Passage]:
-        return await asyncio.to_thread(self.leaf.fetch, request)
-
-    async def control(self, part: str, method: str, *arguments: Any) -> Any:
-        """Calls a method of a part; broadcasts of Ray Serve take this method's name."""
-        call = partial(getattr(self.leaf.parts[part], method), *arguments)
-        is_change = method in ("prepare", "retire")  # of the open releases, one after the other
-        return await asyncio.get_running_loop().run_in_executor(self._admin if is_change else None, call)
+    @model_validator(mode="after")
+    def _most_is_reachable(self) -> Application:
+        if self.most is not None and self.most < self.replicas:
+            raise ValueError(f"most {self.most}: expected at least replicas, {self.replicas}, or leave it out")
+        return self
 
 
 def open_front(store: Store, leaves: Sequence[Any], args: Application, device: str) -> Service:
@@ -199,8 +171,8 @@ def build(given: Application | Mapping[str, Any]) -> Any:
     ongoing = 3 * (args.queue + args.workers * args.batch) + SPARE
     options: dict[str, Any] = {**_options(args.cpus, args.gpus, ongoing), "num_replicas": args.replicas}
     if args.most is not None:
-        bounds = {"min_replicas": args.replicas, "max_replicas": max(args.replicas, args.most),
-                  "target_ongoing_requests": max(1, args.queue // 2)}  # fmt: skip
+        bounds = {"min_replicas": args.replicas, "max_replicas": args.most,
+                  "target_ongoing_requests": args.batch}  # fmt: skip
         options = {**options, "num_replicas": "auto", "autoscaling_config": bounds}
     return ray_serve.deployment(name="ingress", **options)(Ingress).bind(args.model_dump(), leaves)
 
@@ -219,6 +191,7 @@ def _options(cpus: float, gpus: float, ongoing: int) -> dict[str, Any]:
         "max_ongoing_requests": ongoing,
         "max_queued_requests": 16 * ongoing,
         "graceful_shutdown_timeout_s": 30,
+        "max_surge_percent": 25,  # at least one: a replica of new code starts before an old one stops
     }
 
 

@@ -10,13 +10,12 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from indexing.exact import Hits, merge, nothing
-from indexing.hit_sources.fusion import fuse, source_depth
+from indexing.hit_sources.fusion import fuse
 from indexing.rescoring import reranked
 from retriever.cuts import Cuts
 from retriever.errors import InputError
@@ -26,9 +25,8 @@ from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.leaf import Ask, HitsRequest, Passage, PassagesRequest, Reply, SourceHits, SourceQueries
 from serve.models import Encoded, EncoderPart, RerankPart
 from serve.parts import ExpiredError
-from serve.queries import Answer, Found, Hit, Pairs, Query, Texts, as_result
+from serve.queries import Answer, Batch, Found, Group, Hit, Pairs, Query, Texts, as_result
 from serve.release import Release
-from serve.tasks import ServedSource
 
 log = logging.getLogger("riptide.serve")
 
@@ -36,58 +34,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 TOGETHER = 64  # texts per call of the encoder or of the re-ranker
 LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
-REST = 0.5  # seconds before the deadline at which waiting for shards ends, if a partial answer is allowed
-
-
-@dataclass
-class _Group:
-    """Queries of a batch to one source with the same parameters.
-
-    Attributes:
-        source: The source.
-        depth: Number of hits per query.
-        filter: The text of a Filter; None: no filter.
-        members: The number of each query, and the label that it has for the source.
-        queries: What the leaves get in place of the members.
-    """
-
-    source: ServedSource
-    depth: int
-    filter: str | None
-    members: list[tuple[int, str]] = field(default_factory=list)
-    queries: Any = None
-
-
-@dataclass
-class _Batch:
-    """Queries for which the leaves are asked together, as they end at the same time.
-
-    Attributes:
-        numbers: The numbers of the queries.
-        groups: The queries by source.
-        ends: When the time of the queries has passed.
-        reserve_s: Seconds before that at which waiting for hits ends, if partial answers are allowed.
-    """
-
-    numbers: list[int]
-    groups: list[_Group]
-    ends: float
-    reserve_s: float
-
-    @classmethod
-    def of(cls, queries: Mapping[int, Query]) -> _Batch:
-        """Returns the batch of queries, all of which allow a partial answer, or none; by number."""
-        groups: dict[object, _Group] = {}
-        for number, query in queries.items():
-            depth = source_depth(query.depth, len(query.search.parts))
-            for source, label in zip(query.search.parts, query.search.labels, strict=True):
-                key = source.kind.name, source.target, depth, query.filter
-                groups.setdefault(key, _Group(source, depth, query.filter)).members.append((number, label))
-        deadlines = [query.deadline for query in queries.values()]
-        if not next(iter(queries.values())).partial:
-            return cls(list(queries), list(groups.values()), max(deadlines), 0.0)
-        ends = min(deadlines)
-        return cls(list(queries), list(groups.values()), ends, min(REST, max(0.0, ends - time.time()) / 4))
 
 
 class Engine:
@@ -236,16 +182,16 @@ class Engine:
                 answer.json = as_result(query.text, answer)
             answer.took = clock.laps
 
-    def _batches(self, release: Release, queries: Sequence[Query], results: list[Found]) -> list[_Batch]:
+    def _batches(self, release: Release, queries: Sequence[Query], results: list[Found]) -> list[Batch]:
         """Encodes the queries, and returns what the leaves are asked for; queries that cannot be used get an error."""
         vectors = self._vectors(release, queries, results)
-        alike: dict[bool | int, list[int]] = defaultdict(list)
+        alike: dict[int, list[int]] = defaultdict(list)
         for number, query in enumerate(queries):
             if results[number].refused is None:
-                alike[query.partial and 1 + int(query.deadline / REST)].append(number)
+                alike[query.ending].append(number)
         batches = []
         for numbers in alike.values():
-            batch = _Batch.of({number: queries[number] for number in numbers})
+            batch = Batch.of({number: queries[number] for number in numbers})
             for group in batch.groups:
                 kind, texts = group.source.kind, [queries[number].text for number, _ in group.members]
                 group.queries = texts
@@ -279,7 +225,7 @@ class Engine:
                 result.refused = unusable(query.task.name, refused.get(key))
         return vectors
 
-    def _find(self, release: Release, batches: Sequence[_Batch], results: list[Found]) -> None:
+    def _find(self, release: Release, batches: Sequence[Batch], results: list[Found]) -> None:
         """Asks all leaves for the hits of all groups, in one call for each batch, and merges them."""
         pending = []
         for batch in batches:
@@ -312,7 +258,7 @@ class Engine:
                     results[number].sources[label] = Hits(scores[row : row + 1], rows[row : row + 1])
 
     def _fetch(
-        self, release: Release, queries: Sequence[Query], batches: Sequence[_Batch], fused: list[Hits | None],
+        self, release: Release, queries: Sequence[Query], batches: Sequence[Batch], fused: list[Hits | None],
         results: list[Found],
     ) -> dict[int, Passage]:  # fmt: skip
         """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
@@ -401,7 +347,7 @@ def _result(reply: Reply[Result], deadline: float) -> Result:
         raise ExpiredError from error
 
 
-def _refuse(group: _Group, refused: Mapping[int, str], results: list[Found]) -> None:
+def _refuse(group: Group, refused: Mapping[int, str], results: list[Found]) -> None:
     """Records why a source cannot use some of a group's queries. refused: by their place in the group."""
     for place, reason in refused.items():
         number, label = group.members[place]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from indexing.exact import Hits
+from indexing.hit_sources.fusion import source_depth
 from retriever.errors import InputError
 from retriever.options import Side
 from serve.health.failures import StoreError
 from serve.parts import ExpiredError
 from serve.release import Release
-from serve.tasks import Search, Task
+from serve.tasks import Search, ServedSource, Task
+
+REST = 0.5  # seconds before the deadline at which waiting for shards ends, if a partial answer is allowed
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class Query:
     def depth(self) -> int:
         """Number of hits of which the passages are needed."""
         return max(self.k, self.rerank)
+
+    @property
+    def ending(self) -> int:
+        """Equal for queries for which waiting for the leaves ends at about the same time."""
+        return 1 + int(self.deadline / REST) if self.partial else 0
 
 
 class Hit(NamedTuple):
@@ -136,6 +145,57 @@ class Found:
         if self.refused or shards.successful == shards.total or (is_partial and shards.successful):
             return self.refused
         return self.unreadable or (IncompleteError() if self.failed else ExpiredError())
+
+
+@dataclass
+class Group:
+    """Queries of a batch to one source with the same parameters.
+
+    Attributes:
+        source: The source.
+        depth: Number of hits per query.
+        filter: The text of a Filter; None: no filter.
+        members: The number of each query, and the label that it has for the source.
+        queries: What the leaves get in place of the members.
+    """
+
+    source: ServedSource
+    depth: int
+    filter: str | None
+    members: list[tuple[int, str]] = field(default_factory=list)
+    queries: Any = None
+
+
+@dataclass
+class Batch:
+    """Queries for which the leaves are asked together, as they end at the same time.
+
+    Attributes:
+        numbers: The numbers of the queries.
+        groups: The queries by source.
+        ends: When the time of the queries has passed.
+        reserve_s: Seconds before that at which waiting for hits ends, if partial answers are allowed.
+    """
+
+    numbers: list[int]
+    groups: list[Group]
+    ends: float
+    reserve_s: float
+
+    @classmethod
+    def of(cls, queries: Mapping[int, Query]) -> Batch:
+        """Returns the batch of queries whose `ending` is equal, by number."""
+        groups: dict[object, Group] = {}
+        for number, query in queries.items():
+            depth = source_depth(query.depth, len(query.search.parts))
+            for source, label in zip(query.search.parts, query.search.labels, strict=True):
+                key = source.kind.name, source.target, depth, query.filter
+                groups.setdefault(key, Group(source, depth, query.filter)).members.append((number, label))
+        deadlines = [query.deadline for query in queries.values()]
+        if not next(iter(queries.values())).partial:
+            return cls(list(queries), list(groups.values()), max(deadlines), 0.0)
+        ends = min(deadlines)
+        return cls(list(queries), list(groups.values()), ends, min(REST, max(0.0, ends - time.time()) / 4))
 
 
 class Texts(NamedTuple):

@@ -1,24 +1,62 @@
-"""Leaves in deployments of Ray Serve: the calls to them, and the control of all their replicas."""
+"""Leaves in deployments of Ray Serve: a replica of one, the calls to them, and the control of all their replicas.
+
+Importing this module loads no torch: a leaf holds no model.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
+from indexing.store import Store
 from serve.batching import OverloadedError
 from serve.health.failures import LostError
-from serve.leaf import Reply
+from serve.leaf import HitsRequest, Leaf, Passage, PassagesRequest, Reply, SourceHits
+from serve.release import current
 
 Result = TypeVar("Result")
 PREPARE_S = 600.0  # seconds for all replicas to open a release
+TOGETHER = 2  # batches that a leaf works on at once: one computes while the other is read or sent
 CHECK_S = 10.0  # seconds for all replicas to check their files
+
+
+class LeafReplica:
+    """A replica of a leaf on Ray Serve. Searches run in threads, so that a release can be opened meanwhile.
+
+    Args:
+        store: URL of the store.
+        number: Number of the leaf, from 0.
+        of: Number of leaves.
+        threads: Threads of one search.
+    """
+
+    def __init__(self, store: str, number: int, of: int, threads: int):
+        self.leaf = Leaf(Store(store), number, of, threads=threads)
+        self._searches, self._admin = ThreadPoolExecutor(TOGETHER), ThreadPoolExecutor(1)
+        if live := current(self.leaf.store):
+            for part in self.leaf.parts.values():
+                part.prepare(live[0])
+
+    async def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
+        return await asyncio.get_running_loop().run_in_executor(self._searches, self.leaf.search, request)
+
+    async def fetch(self, request: PassagesRequest) -> list[Passage]:
+        return await asyncio.to_thread(self.leaf.fetch, request)
+
+    async def control(self, part: str, method: str, *arguments: Any) -> Any:
+        """Calls a method of a part; broadcasts of Ray Serve take this method's name."""
+        call = partial(getattr(self.leaf.parts[part], method), *arguments)
+        is_change = method in ("prepare", "retire")  # of the open releases, one after the other
+        return await asyncio.get_running_loop().run_in_executor(self._admin if is_change else None, call)
 
 
 def ask_remote(handles: Sequence[Any], method: str, request: Any) -> list[Reply[Any]]:

@@ -121,9 +121,7 @@ def topic_loss(vectors: torch.Tensor, margin: float) -> torch.Tensor:
     total = 0.0 * vectors.sum()
     for number in range(num_prompts):
         # Without activation checkpointing, the graph would keep K (K - 1) N^2 numbers.
-        total = total + checkpoint(
-            _sum_of_prompt, units, number, margin, use_reentrant=False, preserve_rng_state=False
-        )
+        total = total + checkpoint(_sum_of_prompt, units, number, margin, use_reentrant=False, preserve_rng_state=False)
     return total / (num_prompts * max(num_prompts - 1, 1) * num_passages**2)
 
 

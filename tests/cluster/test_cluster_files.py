@@ -123,6 +123,18 @@ def test_image_copies_what_exists() -> None:
     assert re.findall(r"^USER (\S+)$", text, flags=re.MULTILINE) == ["ray"]
 
 
+def test_nodes_have_the_variables_of_ray_serve_that_the_job_sets() -> None:
+    from jobs import serve_search
+
+    expected = {**serve_search.RAY_SERVE, **serve_search.HAPROXY}
+    lines = [line for line in (CLUSTER / "serve.env").read_text().splitlines() if not line.startswith("#")]
+    assert dict(shlex.split(line)[0].split("=", 1) for line in lines) == expected
+    [block] = re.findall(r"^ENV (RAY_SERVE_[^#]*?[^\\])\n", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert dict(pair.split("=", 1) for pair in shlex.split(block.replace("\\\n", " "))) == expected
+    for name in ("head_start_ray_commands", "worker_start_ray_commands"):
+        assert "set -a; . ~/riptide/cluster/serve.env; set +a;" in load("aws.yaml")[name][1]
+
+
 def test_serve_yaml_is_what_ray_serve_and_the_application_take() -> None:
     from ray.serve.schema import ServeDeploySchema
 

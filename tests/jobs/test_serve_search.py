@@ -577,7 +577,12 @@ def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
     given = {"store": str(root / "store"), "queue": 100, "workers": 2, "batch": 10, "most": 3}
     deployment = build(given)._bound_deployment
     assert deployment.max_ongoing_requests >= 3 * (100 + 2 * 10)
-    assert deployment._deployment_config.autoscaling_config.target_ongoing_requests == 50
+    assert deployment._deployment_config.autoscaling_config.target_ongoing_requests == 10
+    assert deployment._deployment_config.max_surge_percent > 0  # an update of one replica is no outage
+    with pytest.raises(ValueError, match="most 1: expected at least replicas, 2"):
+        build({**given, "replicas": 2, "most": 1})
+    with pytest.raises(InputError, match="row_ranges 4: index/idx has 3 shards"):
+        build({**given, "row_ranges": 4})
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_a_node_that_is_killed_under_load_gives_no_wrong_answer_and_its_work_goe
 @pytest.mark.cluster
 @pytest.mark.long
 def test_replicas_come_where_the_load_asks_for_them(served: Path, tmp_path: Path) -> None:
-    """`serve deploy` of the file of cluster/, on one machine's scale: the encoder's second replica comes by itself."""
+    """`serve deploy` of the file of cluster/, on one machine's scale: the second replica comes by itself."""
     root = Path(shutil.copytree(served, tmp_path / "root"))
     asked, number = Asked(root), port("127.0.0.1")
     tokens = tmp_path / "tokens.json"
@@ -159,21 +159,18 @@ def test_replicas_come_where_the_load_asks_for_them(served: Path, tmp_path: Path
     config = yaml.safe_load((REPOSITORY / "cluster/serve.yaml").read_text())
     config["proxy_location"], config["http_options"] = "HeadOnly", {"host": "127.0.0.1", "port": number}
     args = config["applications"][0]["args"]
-    one = {"replicas": 1, "cpus": 0}
-    args.update(dict.fromkeys(("search", "words", "passages", "reranker"), one))
-    args.update(store=str(root / "store"), tokens=str(tokens), shards=1, batch=1, ingress={**one, "ongoing": 64})
-    args["encoder"] = {**one, "most": 2, "ongoing": 2}
+    args.update(store=str(root / "store"), tokens=str(tokens), batch=2, replicas=1, most=2, cpus=0, gpus=0, threads=1)
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump(config))
     with local_cluster(workers=0) as cluster:
         command = [sys.executable, "-m", "ray.serve.scripts", "deploy", str(tmp_path / "serve.yaml")]
         variables = clean_environment({**cluster.authentication, "RAY_DASHBOARD_ADDRESS": cluster.dashboard})
         subprocess.run(command, env=variables, check=True, timeout=240)
-        wait_for(lambda: running(cluster, "encoder") == 1, "the application")
+        wait_for(lambda: running(cluster, "ingress") == 1, "the application")
         server = Server(f"http://127.0.0.1:{number}", root, cluster.head.process.pid)
         asked.look(server.address, USER)
         with Load(server, asked.bodies, clients=8, token=USER) as load:
             begun = time.monotonic()
-            wait_for(lambda: running(cluster, "encoder") == 2 or load.faults, "the encoder's second replica")
+            wait_for(lambda: running(cluster, "ingress") == 2 or load.faults, "the second replica")
             print(f"the second replica answers {time.monotonic() - begun:.0f} s after the load began")
             load.wait_for(100)
     assert load.faults == []
