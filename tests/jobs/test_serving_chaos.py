@@ -112,6 +112,29 @@ def test_what_is_killed_under_load_gives_no_wrong_answer_and_comes_back(served: 
     asked.check(load.answers)
 
 
+def test_a_lost_replica_loses_no_answer(served: Path, tmp_path: Path) -> None:
+    """HAProxy sends the requests of the lost one of two replicas to the other; a release is swapped meanwhile."""
+    root = Path(shutil.copytree(served, tmp_path / "root"))
+    asked = Asked(root)
+    with started("--store", root / "store", "--replicas", 2, "--port", port("127.0.0.1")) as (process, address):
+        asked.look(address)
+        with Load(Server(address, root, process.pid), asked.bodies, clients=4) as load:
+            for _ in range(KILLS):
+                load.wait_for(20)
+                before = replicas(process.pid, "ingress")
+                assert len(before) == 2
+                os.kill(before[0], signal.SIGKILL)
+                load.wait_for(20)
+                Client(address).switch()
+                wait_for(lambda: len(replicas(process.pid, "ingress")) == 2 or load.faults, "the next replica")
+                load.wait_for(40)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(240) == 0
+    assert load.faults == []
+    asked.check(load.answers)
+    assert {status for status, _ in load.answers} == {200}
+
+
 @pytest.mark.cluster
 @pytest.mark.long
 def test_a_node_that_is_killed_under_load_gives_no_wrong_answer_and_its_work_goes_on_elsewhere(
