@@ -158,7 +158,6 @@ def without_serving(cluster: dict[str, Any]) -> dict[str, Any]:
         group["template"]["spec"].pop("volumes", None)
         (container,) = group["template"]["spec"]["containers"]
         container.pop("volumeMounts", None)
-        container["env"] = [each for each in container["env"] if not each["name"].startswith("RAY_SERVE_")]
         container["ports"] = [port for port in container.get("ports", []) if port["name"] != "serve"]
     return cluster
 
@@ -188,13 +187,14 @@ def test_the_service_finds_room_for_its_deployments() -> None:
     """At its smallest, every replica has a node on a cluster that starts empty."""
     config = autoscaling_config(cluster_of("rayservice.yaml"))
     args = load("serve.yaml")["applications"][0]["args"]
-    cpus, gpus = 0, 0
-    for part in ("ingress", "encoder", "search", "words", "passages", "reranker"):
-        scale = args[part]
-        replicas = scale["replicas"] * (args["shards"] if part == "search" else 1)
-        task = {"CPU": scale["cpus"], **({"GPU": scale["gpus"]} if "gpus" in scale else {})}
-        assert launched(config, task, replicas, {}), part
-        cpus, gpus = cpus + replicas * scale["cpus"], gpus + replicas * scale.get("gpus", 0)
+    leaves = 4 * args.get("leaf_replicas", 2)  # as the comment in serve.yaml has them
+    tasks = [
+        ({"CPU": args["cpus"], "GPU": args["gpus"]}, args["replicas"]),
+        ({"CPU": args.get("leaf_cpus", 4)}, leaves),
+    ]
+    for task, replicas in tasks:
+        assert launched(config, task, replicas, {}), task
+    cpus, gpus = (sum(task.get(name, 0) * replicas for task, replicas in tasks) for name in ("CPU", "GPU"))
     types = config["available_node_types"]
     assert cpus <= sum(kind["resources"]["CPU"] * kind["max_workers"] for kind in types.values())
     assert gpus <= sum(kind["resources"].get("GPU", 0) * kind["max_workers"] for kind in types.values())
