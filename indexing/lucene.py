@@ -184,7 +184,9 @@ class SegmentSearch(abc.ABC):
         self._searcher = _type("search.IndexSearcher")(_as("index.IndexReader", reader))
         self._searcher.setSimilarity(_as("search.similarities.Similarity", similarity))
         # A shard is one segment, so the leaves of Lucene's reader are the shards.
-        self._leaves = self._searcher.getTopReaderContext().leaves().subList(*searched.indices(len(shards))[:2])
+        first, end, _ = searched.indices(len(shards))
+        leaves = self._searcher.getTopReaderContext().leaves()
+        self._leaves = None if end - first == len(shards) else leaves.subList(first, end)
         self._collectors = _type("search.TopScoreDocCollector")
         self._mode = _type("search.ScoreMode").TOP_SCORES
         self._json = java.type("com.fasterxml.jackson.databind.ObjectMapper")()
@@ -219,12 +221,15 @@ class SegmentSearch(abc.ABC):
 
     def _one(self, built: Any, k: int) -> str:
         """TopDocs as JSON: one crossing from Java for all hits, and floats that read back as they were."""
-        searcher, collector = self._searcher, self._collectors.create(k, EXACT_COUNT)
-        weight = searcher.createWeight(searcher.rewrite(built), self._mode, 1.0)
-        searcher.search(self._leaves, weight, _as("search.Collector", collector))
+        if self._leaves is None:
+            return self._json.writeValueAsString(self._searcher.search(built, k))
+        # What IndexSearcher.search does with all leaves; it has 60 microseconds more of crossings.
+        collector = self._collectors.create(k, EXACT_COUNT)
+        weight = self._searcher.createWeight(self._searcher.rewrite(built), self._mode, 1.0)
+        self._searcher.search(self._leaves, weight, _as("search.Collector", collector))
         with _COLLECTING:
-            found = collector.topDocs()
-        return self._json.writeValueAsString(found)
+            top_docs = collector.topDocs()
+        return self._json.writeValueAsString(top_docs)
 
 
 class LuceneSearch(SegmentSearch):

@@ -58,11 +58,11 @@ class Engine:
         """Returns one answer per query, in the order of the queries; an answer that failed holds its exception."""
         answers = [Answer() for _ in queries]
         for members in _alike(queries, lambda query: query.release.id):
-            own = [answers[number] for number in members]
+            group = [answers[number] for number in members]
             try:
-                self._search(queries[members[0]].release, [queries[number] for number in members], own)
+                self._search(queries[members[0]].release, [queries[number] for number in members], group)
             except Exception as error:
-                for answer in own:
+                for answer in group:
                     answer.error = answer.error or error
         return answers
 
@@ -73,13 +73,13 @@ class Engine:
         """
         results: list[tuple[np.ndarray, Cuts] | Exception] = [(np.empty(0), Cuts())] * len(requests)
         for members in _alike(requests, lambda request: (request.release.id, request.side)):
-            own = [requests[number] for number in members]
-            texts = [text for request in own for text in request.texts]
-            tasks = [request.task for request in own for _ in request.texts]
-            deadline = max(request.deadline for request in own)
-            encoded = self.encode(own[0].release, texts, tasks, own[0].side, deadline)
-            ends = np.cumsum([len(request.texts) for request in own])
-            for number, request, end in zip(members, own, ends.tolist(), strict=True):
+            group = [requests[number] for number in members]
+            texts = [text for request in group for text in request.texts]
+            tasks = [request.task for request in group for _ in request.texts]
+            deadline = max(request.deadline for request in group)
+            encoded = self.encode(group[0].release, texts, tasks, group[0].side, deadline)
+            ends = np.cumsum([len(request.texts) for request in group])
+            for number, request, end in zip(members, group, ends.tolist(), strict=True):
                 start = end - len(request.texts)
                 vectors = encoded.vectors[start:end]
                 results[number] = vectors, Cuts.of(encoded.lengths[start:end], encoded.num_cut[start:end])
@@ -92,12 +92,12 @@ class Engine:
         """Returns the probabilities of the documents of each request, float32 [n]; a release's are scored together."""
         results: list[np.ndarray] = [np.empty(0)] * len(requests)
         for members in _alike(requests, lambda request: request.release.id):
-            own = [requests[number] for number in members]
-            queries = [request.query for request in own for _ in request.documents]
-            texts = [text for request in own for text in request.documents]
-            deadline = max(request.deadline for request in own)
-            scores = self.score(own[0].release, queries, [""] * len(texts), texts, deadline)
-            ends = np.cumsum([len(request.documents) for request in own])[:-1]
+            group = [requests[number] for number in members]
+            queries = [request.query for request in group for _ in request.documents]
+            texts = [text for request in group for text in request.documents]
+            deadline = max(request.deadline for request in group)
+            scores = self.score(group[0].release, queries, [""] * len(texts), texts, deadline)
+            ends = np.cumsum([len(request.documents) for request in group])[:-1]
             for number, share in zip(members, np.split(scores, ends), strict=True):
                 results[number] = share
         return results

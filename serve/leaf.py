@@ -1,6 +1,6 @@
 """A leaf of a service: it searches the sources in a range of the rows of the corpus, and has their passages.
 
-A service in one process has one leaf, of all rows. With row ranges it has several, each in a process of its own. All
+A service in one process has one leaf, of all rows. With row ranges it has several, each in a separate process. All
 requests and results are plain arrays, strings and numbers, so they can be sent to another process. A shard or segment
 belongs to the leaf whose range has its middle row; a passage is fetched from the leaf whose range has its row.
 """
@@ -157,7 +157,7 @@ class SourcePart(Part):
 
     def __init__(
         self, store: Store, range_of: Callable[[Corpus], RowRange], online: OnlineSearch, threads: int | None
-    ):  # fmt: skip
+    ):
         super().__init__(store)
         self.online, self.name, self.threads, self.range_of = online, online.name, threads, range_of
         self._searchers: Shared[Any] = Shared()
@@ -168,15 +168,16 @@ class SourcePart(Part):
         searcher, kind = self._of(release_id)[request.target], find_kind(request.kind)
         assert kind is not None, request.kind
         filter = None if request.filter is None else Filter(request.filter)
-        answered, numbers, refused = use_texts(
+        usable = use_texts(
             lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries
         )
-        if answered is not None and not refused:
-            return SourceHits(answered, refused)
-        hits = nothing(len(request.queries), request.k if answered is None else answered.rows.shape[1])
-        if answered is not None:
-            hits.scores[numbers], hits.rows[numbers] = answered
-        return SourceHits(hits, refused)
+        if usable.result is not None and not usable.refused:
+            return SourceHits(usable.result, {})
+        width = request.k if usable.result is None else usable.result.rows.shape[1]
+        hits = nothing(len(request.queries), width)
+        if usable.result is not None:
+            hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
+        return SourceHits(hits, usable.refused)
 
     def _open(self, artifacts: Opened) -> dict[Target, Any]:
         release, place = artifacts.release, self._place(artifacts)

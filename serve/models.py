@@ -91,9 +91,9 @@ class EncoderPart(Part):
             deadline: Wall-clock time in seconds.
         """
         check_deadline(deadline)
-        opened: _OpenEncoders = self._of(release_id)
-        encoder, slots = opened.sides[side], [opened.slots[task] for task in tasks]
-        if encoder is not opened.sides["query"]:
+        encoders: _OpenEncoders = self._of(release_id)
+        encoder, slots = encoders.sides[side], [encoders.slots[task] for task in tasks]
+        if encoder is not encoders.sides["query"]:
             slots = [None] * len(texts)  # all prompts are of queries
         tokens, topics = _read_texts(encoder, list(texts), side, slots, deadline)
         refused = encoder.unusable_texts(tokens, side=side, task=slots, topics=topics)
@@ -106,8 +106,8 @@ class EncoderPart(Part):
     ) -> Usable[Any]:
         """Encodes texts with the encoder of a source, for its searchers."""
         check_deadline(deadline)
-        opened: _OpenEncoders = self._of(release_id)
-        return use_texts(opened.sources[online, target], texts)
+        encoders: _OpenEncoders = self._of(release_id)
+        return use_texts(encoders.sources[online, target], texts)
 
     @converted
     def describe(self, release_id: str) -> dict[str, Any]:
@@ -159,10 +159,10 @@ class EncoderPart(Part):
         return _OpenEncoders(encoders, slots, sources)
 
     def _try(self, release_id: str) -> None:
-        opened: _OpenEncoders = self._of(release_id)
-        if opened.slots:
-            self.encode(release_id, [PROBE], [next(iter(opened.slots))], "query")
-        for encode in opened.sources.values():
+        encoders: _OpenEncoders = self._of(release_id)
+        if encoders.slots:
+            self.encode(release_id, [PROBE], [next(iter(encoders.slots))], "query")
+        for encode in encoders.sources.values():
             use_texts(encode, [PROBE])
 
     def _forget(self, release_id: str) -> None:

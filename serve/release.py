@@ -603,9 +603,9 @@ class Opened:
         return self._generations[kind, name]
 
 
-def check_row_ranges(opened: Opened, row_ranges: int) -> None:
+def check_row_ranges(artifacts: Opened, row_ranges: int) -> None:
     """Raises InputError if an index of a release has fewer shards than there are ranges of rows to search."""
-    for name, index in opened.indexes.items():
+    for name, index in artifacts.indexes.items():
         if len(index.shards) < row_ranges:
             raise InputError(
                 f"parameter row_ranges {row_ranges}: index/{name} has {len(index.shards)} shards, and each belongs to "

@@ -113,7 +113,8 @@ def all_queries(ranged: Ranged, release: Release) -> list[Query]:
     for source, text, filter in itertools.product(SOURCES, texts, (None, *FILTERS)):
         search, filtered = search_of(tasks["default"], source), filter and json.dumps(filter, sort_keys=True)
         queries.append(Query(release, text, tasks["default"], K, search, 4e9, filtered))
-        queries.append(Query(release, text, tasks["default"], 3, search, 4e9, filtered, rerank=5))
+        if filter is None:
+            queries.append(Query(release, text, tasks["default"], 3, search, 4e9, rerank=5))
     for name, text in itertools.product(("computed", "fixed"), texts):
         queries.append(Query(release, text, tasks[name], 250, search_of(tasks[name], "index:four"), 4e9))
     return queries + [
