@@ -155,9 +155,7 @@ class SourcePart(Part):
         threads: Threads of one search; None: one for each core.
     """
 
-    def __init__(
-        self, store: Store, range_of: Callable[[Corpus], RowRange], online: OnlineSearch, threads: int | None
-    ):
+    def __init__(self, store: Store, range_of: Callable[[Corpus], RowRange], online: OnlineSearch, threads: int | None):
         super().__init__(store)
         self.online, self.name, self.threads, self.range_of = online, online.name, threads, range_of
         self._searchers: Shared[Any] = Shared()
@@ -168,9 +166,7 @@ class SourcePart(Part):
         searcher, kind = self._of(release_id)[request.target], find_kind(request.kind)
         assert kind is not None, request.kind
         filter = None if request.filter is None else Filter(request.filter)
-        usable = use_texts(
-            lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries
-        )
+        usable = use_texts(lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries)
         if usable.result is not None and not usable.refused:
             return SourceHits(usable.result, {})
         width = request.k if usable.result is None else usable.result.rows.shape[1]

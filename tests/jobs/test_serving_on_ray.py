@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -18,8 +19,9 @@ from ray import serve as ray_serve
 from serving import K, query_texts, started
 
 from indexing.store import Store
+from retriever.errors import InputError
 from serve.client import Client, ServerError
-from serve.deployments import build, http_options, reserved_device
+from serve.deployments import Application, build, http_options, reserved_device, run_application
 from serve.release import current, make_current, plan
 
 
@@ -94,3 +96,18 @@ def exported() -> Iterator[Sample]:
         with urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics") as answer:
             for family in text_string_to_metric_families(answer.read().decode()):
                 yield from family.samples
+
+
+@pytest.mark.ray_serve
+@pytest.mark.slow
+def test_a_replica_that_does_not_start_is_one_line(store: Store, ray_of_a_gpu: None, tmp_path: Path) -> None:
+    """For example if its node lacks the file of tokens."""
+    application = Application(store=store.url, tokens=str(tmp_path / "tokens.json"), cpus=0, threads=1, warm_up_s=0)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    reason = r"^a replica does not start on its node: --tokens .*tokens.json: no such file$"
+    try:
+        with pytest.raises(InputError, match=reason):
+            run_application(application, "127.0.0.1", port("127.0.0.1"), print)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
