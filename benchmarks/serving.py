@@ -161,6 +161,7 @@ def start(
     for _ in range(600):
         try:
             uvloop.run(load(port, 1, 0.0, ["what is a rip current?"]))
+            time.sleep(4)  # HAProxy reloads, and closes connections, when it learns of replicas
             return process, port
         except OSError:
             time.sleep(0.2)

@@ -55,7 +55,8 @@ class Application(BaseModel):
     )
     batch: int = Field(default=32, ge=1, description="Queries per batch at most.")
     queue: int = Field(default=256, ge=1, description="Queries that may wait in a replica.")
-    workers: int = Field(default=4, ge=1, description="Batches that run concurrently, with row ranges.")
+    workers: int = Field(default=1, ge=1, description="Batches that a front runs at the same time, with row ranges; "
+                         "more may help if the leaves are on other nodes.")  # fmt: skip
     compile: Literal["auto", "never"] = Field(default="never", description="auto: compile the encoder if that helps.")
     warm_up_s: float = Field(default=300, ge=0, description="Seconds at most before a release is live; 0: no warm-up.")
     replicas: int = Field(default=1, ge=1, description="Replicas that answer HTTP; the minimum if `most` is set.")
