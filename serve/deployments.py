@@ -200,7 +200,7 @@ def _options(cpus: float, gpus: float, ongoing: int) -> dict[str, Any]:
 def run_application(
     args: Application, host: str, port: int, announce: Callable[[str], object], keep_alive_s: int = KEEP_ALIVE_S
 ) -> None:
-    """Serve on the Ray cluster that this process has joined, until SIGTERM or SIGINT.
+    """Serves on the Ray cluster that this process has joined, until SIGTERM or SIGINT.
 
     With a loopback address only the head listens, as such an address does not reach other nodes.
 
@@ -244,7 +244,7 @@ def _reason() -> str:
 
 
 def http_options(host: str, port: int, keep_alive_s: int) -> dict[str, Any]:
-    """Returns the options of Ray Serve's HTTP proxy, which has no bounds on heads or connections."""
+    """Returns the options of HTTP, which HAProxy and Ray's own proxy take."""
     return {"host": host, "port": port, "keep_alive_timeout_s": keep_alive_s, "request_timeout_s": REQUEST_S}
 
 

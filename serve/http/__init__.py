@@ -1,1 +1,1 @@
-"""The HTTP server of the local topology: bounded connections and request heads over uvicorn."""
+"""The HTTP server of one process: bounded connections and request heads over uvicorn."""

@@ -16,7 +16,7 @@ HEALTH_PATHS = (b"/healthz", b"/readyz")  # answered on connections over the lim
 
 @dataclass(frozen=True, kw_only=True)
 class HttpLimits:
-    """Bounds for every client. They apply to `--topology local`; Ray Serve has its own HTTP proxy."""
+    """Bounds for every client. They apply to a server without Ray Serve, which has its own HTTP proxy."""
 
     max_connections: int | None = None
     """Maximum connections served at once; default: 1,024, or as many as `ulimit -n` allows. As many more get 2 seconds
