@@ -60,7 +60,7 @@ class StageMetrics:
 
     def close(self) -> None:
         """Ends the gauges of the stage."""
-        for key in [key for key in _gauges if key[1:] == self._values]:
+        for key in [key for key in list(_gauges) if key[1:] == self._values]:  # other threads add gauges
             del _gauges[key]
 
 

@@ -91,7 +91,7 @@ def plan_workers(
     wait_s = seconds_to_wait(wait_s)
     if wait_s and group.capacity < workers:
         say(f"waits up to {wait_s:.0f} s for nodes: room for {group.capacity} of {group}")
-        with say_waiting(say, nodes, cpus, group.gpus, lambda: workers):
+        with say_waiting(say, lambda: nodes, cpus, group.gpus, lambda: workers):
             request_room(group, wait_s)
     option = f"min_workers {min_workers}" if group.is_elastic else f"workers {workers}"
     check_room(nodes, cpus, group.gpus, min_workers, wait_s, option)

@@ -199,7 +199,7 @@ def wait_for_nodes(
     task = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(_need_node)
     pending = [task.options(name="wait for nodes").remote() for _ in range(count)]
     try:
-        with say_waiting(say, nodes, cores, gpus, lambda: count):
+        with say_waiting(say, lambda: nodes, cores, gpus, lambda: count):
             require_room(nodes, cores, gpus, needed, request)
     finally:
         for left in pending:
@@ -261,12 +261,14 @@ def open_worker(task: Task, place: Place) -> Callable[[Any, Report], Any] | Node
 
 
 @contextlib.contextmanager
-def say_waiting(say: Say, nodes: Nodes, cores: int, gpus: int, wanted: Callable[[], int]) -> Iterator[None]:
+def say_waiting(
+    say: Say, nodes: Callable[[], Nodes], cores: int, gpus: int, wanted: Callable[[], int]
+) -> Iterator[None]:
     """Says every WAIT_S seconds within the block that workers wait for nodes, if some do.
 
     Args:
         say: Prints a line for the user.
-        nodes: The nodes.
+        nodes: Returns the nodes now, without those that were excluded meanwhile.
         cores: CPUs of a worker.
         gpus: GPUs of a worker.
         wanted: Returns the number of workers that the job could use now.
@@ -276,7 +278,7 @@ def say_waiting(say: Say, nodes: Nodes, cores: int, gpus: int, wanted: Callable[
     def look() -> None:
         previous = 0, 0
         while not stop.wait(WAIT_S):
-            present, count = nodes.places(cores, gpus), wanted()
+            present, count = nodes().places(cores, gpus), wanted()
             is_short = present < count and (not present or can_grow())
             report_waiting(count - present if is_short else 0)
             if is_short and (not present or (present, count) != previous):

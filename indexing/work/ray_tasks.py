@@ -89,6 +89,7 @@ class RayTasks:
         """Excludes the node of a worker that could not open, and says so. Raises InputError if no other one is left."""
         if failure.node not in self.nodes.excluded:
             self.nodes = failure.exclude(self.nodes, place)
+            self._room.clear()  # the other nodes may have too little
             self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
 
     def run(
@@ -151,8 +152,8 @@ class RayTasks:
         pending = [call(item, None, number) for number in range(count)]
         try:
             with self._say_waiting(place, lambda: count):
-                self._check_room(place, count)
                 while True:
+                    self._check_room(place, count)
                     [done], pending = ray.wait(pending, num_returns=1)
                     result = ray.get(done)
                     if not isinstance(result, NodeFailure):
@@ -164,7 +165,7 @@ class RayTasks:
                 ray.cancel(left, force=True)
 
     def _say_waiting(self, place: Place, wanted: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
-        return say_waiting(self.say, self.nodes, place.cores, place.gpus, wanted)
+        return say_waiting(self.say, lambda: self.nodes, place.cores, place.gpus, wanted)
 
     def _call_of(self, task: Task, name: str) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference.

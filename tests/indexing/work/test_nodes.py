@@ -98,7 +98,7 @@ def test_a_job_says_what_it_waits_for(
 
     reported: list[int] = []
     monkeypatch.setattr(nodes, "report_waiting", reported.append)
-    with say_waiting(said.append, Nodes(), 8, 0, wanted):
+    with say_waiting(said.append, Nodes, 8, 0, wanted):
         while len(looks) < 3:
             time.sleep(0.001)
     assert said[:1] == lines

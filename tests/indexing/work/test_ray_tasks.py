@@ -167,6 +167,39 @@ def test_the_first_of_several_workers_gives_the_result_and_the_others_are_cancel
 
 
 @dataclass(frozen=True)
+class Broken:
+    """A task whose workers cannot open."""
+
+    resources: Resources = ONE_CORE
+
+    def open(self, place: Place) -> Callable[[int, Report], int]:
+        raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [lambda runner: list(runner.run(Broken(), range(3))), lambda runner: runner.first(Broken(), 0, 3)],
+    ids=["run", "first"],
+)
+def test_a_job_whose_nodes_are_all_excluded_waits_for_others_only_as_long_as_requested(
+    start: Callable[[RayTasks], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster that may grow: Ray reports a head without cores besides the node of this test."""
+    import ray
+
+    from indexing.work.nodes import HEAD
+
+    head = {"Alive": True, "NodeID": "head", "Resources": {HEAD: 1.0}, "Labels": {}}
+    nodes = [{**node, "Resources": {"CPU": node["Resources"].get("CPU", 0)}} for node in ray.nodes()]
+    monkeypatch.setattr(ray, "nodes", lambda: [head, *nodes])
+    said: list[str] = []
+    with pytest.raises(InputError, match="parameter min_workers 1: the nodes have 0 CPUs, room for 0 of 1 worker of 1"):
+        start(RayTasks(WorkerRequest(wait_s=0), said.append))
+    assert len(said) == 1
+    assert said[0].endswith("is excluded, as a worker could not open there: OSError: the disk is full")
+
+
+@dataclass(frozen=True)
 class Reporting:
     """Reports 7 rows of its item until a file exists; the file appears when the driver has received them."""
 
