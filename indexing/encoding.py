@@ -19,7 +19,7 @@ from indexing.corpus import Corpus, open_table, save_array
 from indexing.embeddings import TOPICS
 from indexing.encoders import EncoderSpec, differing
 from indexing.sparse.files import SUFFIX, open_spool
-from indexing.store import Store, generation
+from indexing.store import Store, artifact_key, generation
 from indexing.topics.passages import PassageTopics, passage_topics
 from indexing.work.tasks import Place, Report, Resources, Runner
 from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit
@@ -362,7 +362,7 @@ def numerics_of(runner: Runner, options: EncoderOptions, kind: str | None, resou
         options: The options of the encoder.
         kind: As of `EncoderNumerics`.
         resources: The resources of an encoder.
-        count: The number of encoders that can work at the same time.
+        count: The number of encoders that can work at the same time: of pending parts.
     """
     numerics: str = runner.first(EncoderNumerics(options, kind, resources), None, count)
     return numerics
@@ -371,6 +371,14 @@ def numerics_of(runner: Runner, options: EncoderOptions, kind: str | None, resou
 def similarity_of(described: Mapping[str, Any]) -> str:
     """Returns what the inner product of an encoder's vectors is: cosine if its head normalises them, else dot."""
     return "cosine" if described["head"] and described["head"][-1] == "normalize" else "dot"
+
+
+def count_pending(store: Store, name: str, limit: int | None) -> int:
+    """Returns how many parts of the corpus (of its first `limit` passages) have no record among the embeddings."""
+    corpus, key = Corpus.open(store), artifact_key("embeddings", name)
+    files = {path for path, _ in store.storage.list(key)}
+    parts = [part for part in corpus.parts if limit is None or part.first_row < limit]
+    return sum(f"{key}/{part.label}.json" not in files for part in parts)
 
 
 def is_encoded(store: Store, name: str, described: Mapping[str, Any], limit: int | None) -> bool:

@@ -18,10 +18,9 @@ from jobs.session import join_cluster, num_gpus
 from jobs.workers import GpuWorkers, say_line, worker_request
 
 from indexing.artifact import Artifact, sum_cuts
-from indexing.corpus import Corpus
 from indexing.embeddings import is_sparse
 from indexing.encoders import EncoderSpec, spec_of
-from indexing.encoding import CALLS, PartDone, is_encoded, numerics_of, similarity_of
+from indexing.encoding import CALLS, PartDone, count_pending, is_encoded, numerics_of, similarity_of
 from indexing.encoding import EncodeCorpus as EncodeWork
 from indexing.numerics import pinned_gpus
 from indexing.sparse.files import NUMBER_BYTES
@@ -153,7 +152,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, de
     """Encodes the pending parts of the corpus and completes its generations."""
     kind = None if is_sparse(described) else described["model_type"]
     runner, resources = open_encoders(store, options, spec, kind, name)
-    count = len(Corpus.open(store).parts)
+    count = count_pending(store, name, options.limit)
     numerics = numerics_of(runner, spec.options, kind, Resources(resources.cores, resources.gpus), count)
     work = EncodeWork(
         store,

@@ -14,6 +14,7 @@ from samples import WORDS, files_of, make_passages, save_tiny_bert, write_beir
 from indexing.artifact import seal, sum_cuts, unseal
 from indexing.corpus import Corpus
 from indexing.embeddings import Embeddings
+from indexing.encoding import count_pending
 from indexing.store import Store
 from indexing.verify import verify
 from retriever.cuts import Cuts
@@ -55,7 +56,11 @@ def test_what_is_left_is_encoded_and_the_rest_kept(world, done: Done) -> None:
     for path in lost:
         path.unlink()
     kept = {path: path.stat().st_mtime_ns for path in folder.iterdir() if PARTS[1] not in path.name}
+    store = Store(str(world.store))
+    counts = [count_pending(store, *of) for of in (("enc", None), ("enc", 120), ("enc", 121), ("other", None))]
+    assert counts == [2, 1, 2, 4], "an autoscaler adds nodes for so many encoders"
     out = done(*command(world, "--name", "enc"))
+    assert count_pending(store, "enc", None) == 0
     assert "240 passages (120 kept)" in out
     assert files_of(world.store) == before
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
