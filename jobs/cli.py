@@ -14,7 +14,7 @@ import threading
 import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,8 @@ from jobs.starting import finish, is_program
 
 from indexing.storage import describe_os_error
 from indexing.work.local import has_unfinished_threads
-from indexing.work.tasks import MAX_WORKERS
+from indexing.work.nodes import parse_labels
+from indexing.work.tasks import MAX_WORKERS, WorkerRequest
 from indexing.work.work import Work, plan_stages
 from retriever.errors import InputError, shortened
 
@@ -59,6 +60,10 @@ class ClusterJob(Common):
     node_label: tuple[str, ...] = ()
     """On a cluster: run on nodes with these labels, each as KEY=VALUE; for example, use one kind of several GPUs."""
 
+    def worker_request(self) -> WorkerRequest:
+        """Returns what the options request of the workers. Raises InputError for impossible options."""
+        return WorkerRequest(wait_s=self.wait, labels=parse_labels(self.node_label))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workers(ClusterJob):
@@ -69,6 +74,10 @@ class Workers(ClusterJob):
     max_workers: int = MAX_WORKERS
     """The largest number of workers on a cluster. The job requests nodes for as many of them as it can use, and the
     limits of the cluster bound them too. Without a cluster, a job uses the cores of this machine."""
+
+    def worker_request(self) -> WorkerRequest:
+        """See ClusterJob."""
+        return replace(super().worker_request(), min_workers=self.min_workers, max_workers=self.max_workers)
 
 
 def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] | None = None) -> None:
@@ -165,7 +174,7 @@ def parse(options: type[Options], arguments: list[str], module: str = "") -> Opt
         The parsed options.
 
     Raises:
-        InputError: If the YAML file or the text of an option is invalid.
+        InputError: If the YAML file or the text of an option is invalid, or if the requested workers are impossible.
         SystemExit: If the usage is wrong, or for --help.
     """
     import tyro
@@ -182,6 +191,8 @@ def parse(options: type[Options], arguments: list[str], module: str = "") -> Opt
     description = sys.modules[module].__doc__ if module in sys.modules else None
     parsed = tyro.cli(options, args=recipe + arguments, description=description)
     refuse_nul(parsed)
+    if isinstance(parsed, ClusterJob):
+        parsed.worker_request()  # refuses impossible workers, also with --plan
     return parsed
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jobs.session import join_cluster, num_gpus
-from jobs.workers import GpuWorkers, say_line, worker_request
+from jobs.workers import GpuWorkers, say_line
 
 from indexing.artifact import Artifact, sum_cuts
 from indexing.embeddings import is_sparse
@@ -212,7 +212,7 @@ def open_encoders(
     Raises:
         InputError: If the cluster or this machine cannot provide the resources, or for another kind of device.
     """
-    request = worker_request(options)
+    request = options.worker_request()
     key = artifact_key("embeddings", f"{name}/{generation(0)}")
     gpus = pinned_gpus((store.pinned_config(key) or {}).get("numerics"), request.gpus, f"{store.url}/{key}")
     if not join_cluster(store, private=options.ray):

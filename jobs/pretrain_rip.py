@@ -160,7 +160,7 @@ def main(options: PretrainRip) -> None:
 
     def prepare(on_ray: bool) -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
         """Finds the passages to train on, which decide the number of steps."""
-        runner = RayTasks(options.node_request(), say_line) if on_ray else LocalRunner()
+        runner = RayTasks(options.worker_request(), say_line) if on_ray else LocalRunner()
         rows = training_rows(corpus, rip, options.limit, runner)
         fitted = fit(options, rip, len(rows))
         say_head(options, head)

@@ -16,7 +16,7 @@ from typing import Annotated, get_args
 
 from jobs.cuts import say_part_cuts, say_search_cuts
 from jobs.session import num_gpus, open_runner
-from jobs.workers import GpuWorkers, worker_request
+from jobs.workers import GpuWorkers
 
 import tyro
 
@@ -152,7 +152,7 @@ def choose_source(store: Store, options: Search) -> str:
 
 def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
-    runner = LocalRunner(gpus=num_gpus(), request=worker_request(options))
+    runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
     search = LocalSearch(store, source, search_options(options), runner, reranker=options.rerank)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
     if options.plan:

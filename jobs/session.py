@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jobs.metrics import report_waiting
-from jobs.workers import say_line, worker_request
+from jobs.workers import say_line
 
 from indexing.storage import LocalStorage
 from indexing.store import Store
@@ -70,7 +70,7 @@ def open_runner(store: Store, options: Workers) -> Runner:
     Raises:
         InputError: As `join_cluster` does, or for impossible workers.
     """
-    request = worker_request(options)
+    request = options.worker_request()
     if join_cluster(store, private=options.ray):
         return RayTasks(request, say_line)
     return LocalRunner(gpus=num_gpus(), request=request)

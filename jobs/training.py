@@ -27,8 +27,6 @@ from indexing.training.local import plan_local_worker, run_local
 from indexing.training.messages import StartMeasured, StepDone, TrainingResult
 from indexing.training.worker import Maker, TrainingTask, abandoned_s
 from indexing.training.workers import WorkerGroup, plan_workers
-from indexing.work.nodes import parse_labels
-from indexing.work.tasks import WorkerRequest
 from indexing.work.work import RESUME, Target, complete_target
 from retriever.cuts import SPLIT, Cuts
 from retriever.errors import InputError
@@ -104,7 +102,6 @@ class Training(ClusterJob):
                              "--evaluate-every")  # fmt: skip
         if self.dev_passages < 1 or (self.dev_limit is not None and self.dev_limit < 1):
             raise InputError(f"--dev-limit {self.dev_limit} --dev-passages {self.dev_passages}: expected at least 1")
-        self.node_request()
         if self.curves and "://" in self.curves:
             raise InputError(f"--curves {self.curves}: expected a folder that this machine sees")
         if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
@@ -116,10 +113,6 @@ class Training(ClusterJob):
             raise InputError(f"--optimizer adafactor --zero {self.zero}: Adafactor needs the rows and columns of whole "
                              "matrices, which stages 1 to 3 split: give --zero 0, or leave it out, or --optimizer "
                              "adamw")  # fmt: skip
-
-    def node_request(self) -> WorkerRequest:
-        """Returns what the options request of the nodes. Raises InputError for impossible options."""
-        return WorkerRequest(wait_s=self.wait, labels=parse_labels(self.node_label))
 
     def peak_lr(self, lr: float | None, adamw: float) -> float:
         """Returns the learning rate; if it is None, the default of the optimizer, that of AdamW being `adamw`."""
@@ -212,7 +205,7 @@ class Training(ClusterJob):
         """Returns the workers. Raises InputError if there is no room for them."""
         if not on_ray:
             return plan_local_worker(self.cpus, self.gpus)
-        request = self.node_request()
+        request = self.worker_request()
         return plan_workers(self.workers, self.cpus, say_line, gpus=self.gpus, min_workers=self.min_workers,
                             wait_s=request.wait_s, labels=request.labels)  # fmt: skip
 

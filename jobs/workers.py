@@ -1,12 +1,11 @@
-"""Options for the size of workers, and the request that the options of a job make."""
+"""Options for the size of workers."""
 
 from __future__ import annotations
 
 from jobs.cli import Workers, as_options, say
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from indexing.work.nodes import parse_labels
 from indexing.work.tasks import WorkerRequest
 
 
@@ -19,6 +18,10 @@ class SizedWorkers(Workers):
     node is there: all of the smallest node, at most 4 with a GPU; of an encoder on the CPU about 4 (packed batches of
     BERT-family models), or as few as memory allows."""
 
+    def worker_request(self) -> WorkerRequest:
+        """See ClusterJob."""
+        return replace(super().worker_request(), cpus=self.cpus)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GpuWorkers(SizedWorkers):
@@ -28,17 +31,9 @@ class GpuWorkers(SizedWorkers):
     """GPUs of a worker with a model, 0 or 1. Default: 1 if there are GPUs when the job begins; a job that is resumed
     uses the kind of device that began it."""
 
-
-def worker_request(options: Workers) -> WorkerRequest:
-    """Returns what the options request of the workers. Raises InputError for impossible ones."""
-    return WorkerRequest(
-        min_workers=options.min_workers,
-        max_workers=options.max_workers,
-        cpus=options.cpus if isinstance(options, SizedWorkers) else None,
-        gpus=options.gpus if isinstance(options, GpuWorkers) else None,
-        wait_s=options.wait,
-        labels=parse_labels(options.node_label),
-    )
+    def worker_request(self) -> WorkerRequest:
+        """See ClusterJob."""
+        return replace(super().worker_request(), gpus=self.gpus)
 
 
 def say_line(line: str) -> None:
