@@ -55,8 +55,8 @@ class ClusterJob(Common):
     """Options of a job that may run on the nodes of a cluster."""
 
     wait: int | None = None
-    """On a cluster: seconds to wait for nodes for --min-workers workers; 0: they must be there now. Default: 1800 if
-    the head of the cluster has no CPUs, as an autoscaler is then expected to add nodes, else 0."""
+    """On a cluster: seconds to wait for the nodes that the job needs; 0: they must be there now. Default: 1800 if the
+    head of the cluster has no CPUs, as an autoscaler is then expected to add nodes, else 0."""
     node_label: tuple[str, ...] = ()
     """On a cluster: run on nodes with these labels, each as KEY=VALUE; for example, use one kind of several GPUs."""
 
