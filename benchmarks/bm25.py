@@ -50,8 +50,7 @@ def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], l
     Returns:
         Ids and texts of the queries.
     """
-    from indexing.bm25 import contents
-    from indexing.corpus import Corpus
+    from indexing.corpus import Corpus, contents
     from indexing.queries import Queries
     from indexing.store import Store
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from indexing.artifact import Artifact, Draft, Part
-from indexing.chain import RowPart, RowRange
-from indexing.corpus import Corpus, open_table
+from indexing.chain import RowPart, RowRange, check_lineage
+from indexing.corpus import Corpus, contents
 from indexing.exact import Hits, nothing
 from indexing.lucene import LuceneSearch, LuceneShard, SegmentSearch, analyzer, versions, write_shard
 from indexing.store import Store
@@ -58,7 +58,7 @@ class Bm25:
             name = DEFAULT
         name = store.only("bm25", name)
         generations = store.generations("bm25", name)
-        check_lineage(generations, corpus)
+        check_lineage(generations, corpus.generations)
         found = cls(name, generations)
         wanted = min(corpus.num_rows, generations[0].config["limit"] or corpus.num_rows)
         if found.num_rows < wanted:
@@ -116,20 +116,6 @@ def check_versions(of: Artifact | Draft) -> None:
             )
 
 
-def check_lineage(generations: Sequence[Artifact], corpus: Corpus) -> None:
-    """Raises InputError unless every generation was built from this corpus; the message names both corpora."""
-    made = {artifact.key: artifact.fingerprint for artifact in corpus.generations}
-    for artifact in generations:
-        for role, entry in artifact.inputs.items():
-            if role != "previous" and made.get(entry["artifact"]) != entry["fingerprint"]:
-                there = made.get(entry["artifact"])
-                raise InputError(
-                    f"{artifact.url} was built from {entry['artifact']} {entry['fingerprint'][:12]}, the corpus "
-                    f"{f'is now {there[:12]}' if there else 'has no such generation'}: build another one "
-                    "(parameter name)"
-                )
-
-
 class BuildBm25(WorkDefaults):
     """The work that makes bm25/NAME, or its next generation: Lucene shards, each filled by one worker.
 
@@ -163,7 +149,7 @@ class BuildBm25(WorkDefaults):
         self.corpus, self.language = corpus, language
         self.name = name
         self.previous = store.generations("bm25", self.name)
-        check_lineage(self.previous, corpus)
+        check_lineage(self.previous, corpus.generations)
         self.config = {"k1": k1, "b": b, "language": language, "shards": shards, "limit": limit, "title": "space"}
         if self.previous:
             check_same_options(self.previous[0], self.config)
@@ -305,17 +291,6 @@ def counted(texts: Iterable[str], report: Report, every: int = 1_000) -> Iterato
         if number % every == 0:
             report(number)
         yield text
-
-
-def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
-    """Yields title and text of each row in [first, end) as one string, as Anserini's flat collections do."""
-    for part in parts:
-        if part.first_row < end and part.end > first:
-            start = max(first, part.first_row)
-            table = open_table(part).slice(start - part.first_row, min(end, part.end) - start)
-            for batch in table.select(["title", "text"]).to_batches():
-                for title, text in zip(batch["title"].to_pylist(), batch["text"].to_pylist(), strict=True):
-                    yield f"{title} {text}" if title else text
 
 
 def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray, runner: Runner) -> Hits:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from indexing.artifact import Artifact, Draft, Part
+from indexing.chain import check_lineage
 from indexing.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.faiss_index import (
@@ -25,7 +26,7 @@ from indexing.faiss_index import (
     training_size,
     write_index,
 )
-from indexing.index import Index, Shard, check_lineage
+from indexing.index import Index, Shard
 from indexing.searching import folded, rescore_pieces, search_exact
 from indexing.store import Store
 from indexing.work.growth import count_shards, next_target
@@ -92,7 +93,7 @@ class BuildIndex:
         """
         self.embeddings, self.name = embeddings, name
         self.previous = store.generations("index", name)
-        check_lineage(self.previous, embeddings)
+        check_lineage(self.previous, embeddings.generations)
         first = self.previous[0].config if self.previous else None
         factory = options.factory
         if factory == "auto":

@@ -6,11 +6,12 @@ import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from indexing.artifact import Artifact, Part
+from retriever.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -72,3 +73,26 @@ def split_range(first: int, end: int, pieces: int) -> list[RowRange]:
     """Splits the rows [first, end) into `pieces` ranges of nearly equal length."""
     bounds = np.linspace(first, end, pieces + 1).astype(np.int64).tolist()
     return list(itertools.starmap(RowRange, itertools.pairwise(bounds)))
+
+
+def check_lineage(generations: Sequence[Artifact], source: Sequence[Artifact]) -> None:
+    """Checks that a chain was built from another one, for example an index from a corpus.
+
+    Args:
+        generations: The generations of the chain.
+        source: The generations of the corpus or the embeddings that it should be built from.
+
+    Raises:
+        InputError: If a generation was built from other ones; the message names both.
+    """
+    fingerprints: dict[str, Any] = {artifact.key: artifact.fingerprint for artifact in source}
+    name = "the corpus" if source[0].key.startswith("corpus/") else source[0].key.rpartition("/")[0]
+    for artifact in generations:
+        for role, entry in artifact.inputs.items():
+            if role != "previous" and fingerprints.get(entry["artifact"]) != entry["fingerprint"]:
+                actual = fingerprints.get(entry["artifact"])
+                raise InputError(
+                    f"{artifact.url} was built from {entry['artifact']} {entry['fingerprint'][:12]}, {name} "
+                    f"{f'is now {actual[:12]}' if actual else 'has no such generation'}: build another one "
+                    "(parameter name)"
+                )

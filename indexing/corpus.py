@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,3 +134,14 @@ def open_table(part: RowPart) -> pa.Table:
 
 def _has(artifact: Artifact, name: str) -> bool:
     return any(part.name == name for part in artifact.parts)
+
+
+def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
+    """Yields title and text of each row in [first, end) as one string, as Anserini's flat collections do."""
+    for part in parts:
+        if part.first_row < end and part.end > first:
+            start = max(first, part.first_row)
+            table = open_table(part).slice(start - part.first_row, min(end, part.end) - start)
+            for batch in table.select(["title", "text"]).to_batches():
+                for title, text in zip(batch["title"].to_pylist(), batch["text"].to_pylist(), strict=True):
+                    yield f"{title} {text}" if title else text

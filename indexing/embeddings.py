@@ -150,3 +150,22 @@ class Embeddings(EmbeddingsReader):
             if start < stop:
                 pieces.append((start, self.vectors(part)[start - part.first_row : stop - part.first_row]))
         return pieces
+
+
+def holds_impacts(config: Mapping[str, Any]) -> bool:
+    """Whether an index is one of impacts, over sparse embeddings. config: of its artifact."""
+    return "impacts" in config
+
+
+def holds_faiss(config: Mapping[str, Any]) -> bool:
+    """Whether an index is one of FAISS, over dense embeddings. config: of its artifact."""
+    return not holds_impacts(config)
+
+
+def check_coverage(store: Store, name: str, num_rows: int, embeddings: EmbeddingsReader) -> None:
+    """Raises InputError if index/NAME, which has a number of rows, lacks rows of its embeddings."""
+    if num_rows < embeddings.num_rows:
+        raise InputError(
+            f"{store.url}/index/{name} covers {num_rows:,} of the {embeddings.num_rows:,} vectors of "
+            f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
+        )

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indexing.corpus import Corpus, Passage
-from indexing.runs import whole_file
+from indexing.folders.writing import whole_file
 from retriever.errors import InputError
 
 BLOCK_QUERIES = 128  # queries whose passages are in memory at once: some 8,000 passages with 60 negatives per query

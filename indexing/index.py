@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from indexing.artifact import Artifact, Draft, Part
-from indexing.embeddings import Embeddings, EmbeddingsReader
+from indexing.chain import check_lineage
+from indexing.embeddings import Embeddings, check_coverage, holds_faiss
 from indexing.store import Store
-from retriever.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -53,39 +52,7 @@ class Index:
         """
         name = store.only("index", name, holds_faiss)
         generations = store.generations("index", name)
-        check_lineage(generations, embeddings)
+        check_lineage(generations, embeddings.generations)
         index = cls(name, generations)
         check_coverage(store, name, index.num_rows, embeddings)
         return index
-
-
-def holds_impacts(config: Mapping[str, Any]) -> bool:
-    """Whether an index is one of impacts, over sparse embeddings. config: of its artifact."""
-    return "impacts" in config
-
-
-def holds_faiss(config: Mapping[str, Any]) -> bool:
-    """Whether an index is one of FAISS, over dense embeddings. config: of its artifact."""
-    return not holds_impacts(config)
-
-
-def check_coverage(store: Store, name: str, num_rows: int, embeddings: EmbeddingsReader) -> None:
-    """Raises InputError if index/NAME, which has a number of rows, lacks rows of its embeddings."""
-    if num_rows < embeddings.num_rows:
-        raise InputError(
-            f"{store.url}/index/{name} covers {num_rows:,} of the {embeddings.num_rows:,} vectors of "
-            f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
-        )
-
-
-def check_lineage(generations: Sequence[Artifact], embeddings: EmbeddingsReader) -> None:
-    """Raises InputError unless every generation was built from these embeddings, both sides named."""
-    made: dict[str, Any] = {artifact.key: artifact.fingerprint for artifact in embeddings.generations}
-    for artifact in generations:
-        for role, entry in artifact.inputs.items():
-            if role != "previous" and made.get(entry["artifact"]) != entry["fingerprint"]:
-                there = made.get(entry["artifact"])
-                raise InputError(
-                    f"{artifact.url} was built from {entry['artifact']} {entry['fingerprint'][:12]}, asked for are "
-                    f"embeddings/{embeddings.name}, {f'now {there[:12]}' if there else 'which have no such generation'}"
-                )

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indexing.corpus import Corpus
+from indexing.folders.writing import whole_file
 from indexing.mining import sources_of
-from indexing.runs import whole_file
 from retriever.errors import InputError
 
 THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))

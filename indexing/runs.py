@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import filecmp
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +13,7 @@ import pyarrow.parquet as pq
 
 from indexing.artifact import Artifact
 from indexing.exact import Hits
+from indexing.folders.writing import whole_file
 from indexing.formats import text_lines
 from indexing.raw import Lines
 from retriever.cuts import Cuts
@@ -102,51 +100,6 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bo
                         f"{path}: query id {query!r} or passage id {id!r} is empty or has white space: no TREC file"
                     )
                 file.write(line)
-
-
-@contextlib.contextmanager
-def whole_file(path: str, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yields a temporary file next to `path`, which is renamed to `path` at the end of the block, or removed on error.
-
-    A file with the same content may exist already, so that a command can be repeated.
-
-    Args:
-        path: The file to make; its folder is created if necessary.
-        overwrite: Replace a file that has other content.
-
-    Raises:
-        InputError: If no file can be written there, or if a file with other content exists.
-    """
-    target = result_path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        yield temporary
-        if not overwrite and target.exists() and not filecmp.cmp(temporary, target, shallow=False):
-            raise InputError(
-                f"{path}: a file with other content is there, and is kept: name another file, or give "
-                "overwrite to replace it"
-            )
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def result_path(path: str) -> Path:
-    """Returns the path of a result file, after creating its folder; for a link, the path of its target.
-
-    Raises:
-        InputError: If no file can be written there.
-    """
-    target = Path(os.path.realpath(path))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: no folder {target.parent}: {error.strerror}; name another file") from error
-    if target.is_dir():
-        raise InputError(f"{path}: this is a folder; name a file")
-    if target.exists() and not target.is_file():
-        raise InputError(f"{path}: this is a device or a pipe, which a result file cannot replace; name a file")
-    return target
 
 
 def falling(scores: np.ndarray, ranks: np.ndarray) -> np.ndarray:

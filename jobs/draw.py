@@ -34,7 +34,7 @@ from jobs.workers import SizedWorkers
 
 import tyro
 
-from indexing.runs import whole_file
+from indexing.folders.writing import whole_file
 from indexing.store import Store
 from retriever.errors import InputError
 

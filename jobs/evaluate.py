@@ -40,12 +40,13 @@ import pyarrow.compute as pc
 
 from indexing.artifact import fingerprint_of
 from indexing.corpus import Corpus
+from indexing.folders.writing import whole_file
 from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
 from indexing.metrics import holm, paired_test
 from indexing.queries import ALL, Queries
-from indexing.runs import falling, read_run, read_trec, whole_file
+from indexing.runs import falling, read_run, read_trec
 from indexing.store import Store
 from indexing.work.work import check_targets, complete_artifact
 from retriever.categories.options import FIELD

@@ -45,7 +45,6 @@ from indexing.pairs.sets import SetName
 from indexing.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import complete_artifact, run_work
-from retriever.attention import PromptShape
 from retriever.dual import PROMPT, TASKS, trained_recipe
 from retriever.encoder import empty_backbone, encoder_bytes
 from retriever.errors import InputError
@@ -53,6 +52,7 @@ from retriever.files import resolve, weight_files
 from retriever.loading.configuration import load_config
 from retriever.lora.adapter import adapter_bytes
 from retriever.options import EncoderOptions
+from retriever.prompt_rows import PromptShape
 from retriever.recipe import Recipe, read_recipe
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.synthesiser import Synthesiser

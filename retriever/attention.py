@@ -11,67 +11,17 @@ starts at its usual position; a caller that wants it to start after the prompt p
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.kernels import attention, attention_pays, dropped_out
+from retriever.kernels import attention, attention_pays
+from retriever.prompt_rows import PromptRows, PromptShape
 
 _NAME = "riptide"
 _LAYER = "_riptide_layer"
-
-
-class PromptShape(NamedTuple):
-    """The shape of a backbone's keys and values: layers, heads, and numbers per head."""
-
-    layers: int
-    heads: int
-    head_dim: int
-
-
-class PromptRows(NamedTuple):
-    """The prompts of a batch, one for each of its b rows.
-
-    Attributes:
-        table: Keys and values, [layers, 2, prompts, heads, l, head_dim].
-        rows: The prompt of each row, int64 [b]; None: there is one prompt, which all rows share.
-        inside: bool [prompts, l], False after the end of a shorter prompt; None: all prompts have l tokens.
-        offsets: int64 [b], by how many positions the text of each row starts later than usual; None: by none. The
-            attention function does not use it: `Pooled` and `Packed` compute positions from it.
-        dropout: Fraction of the keys' and values' numbers that are dropped out, with a separate mask for each row and
-            layer. The masks depend on torch's seed, and are drawn in the order of the layers.
-    """
-
-    table: torch.Tensor
-    rows: torch.Tensor | None = None
-    inside: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
-    dropout: float = 0.0
-
-    def of(self, layer: int, batch: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the keys and the values of a layer: each [batch, heads, l, head_dim].
-
-        Args:
-            layer: The layer.
-            batch: Number of rows.
-            dtype: The dtype of the result; None: that of the table.
-        """
-        both = self.table[layer]
-        if self.rows is not None:
-            both = both.index_select(1, self.rows)
-        if self.dropout:
-            both = dropped_out(both, self.dropout, batch, dtype or both.dtype)
-        key, value = both.expand(2, batch, *both.shape[2:]).to(dtype or both.dtype).unbind()
-        return key, value
-
-    def seen(self, batch: int) -> torch.Tensor:
-        """Returns which columns belong to the prompt of a row: bool [batch, 1, 1, l]."""
-        if self.inside is None:
-            return self.table.new_ones((batch, 1, 1, self.table.shape[4]), dtype=torch.bool)
-        inside = self.inside.expand(batch, -1) if self.rows is None else self.inside.index_select(0, self.rows)
-        return inside[:, None, None]
 
 
 class _Probe:

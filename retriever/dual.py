@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.attention import PromptShape, reach
+from retriever.attention import reach
 from retriever.batching import TextTokenizer, Tokens, padded, plan
 from retriever.encoder import open_pooled
 from retriever.errors import Diverged, InputError
@@ -25,15 +25,8 @@ from retriever.losses import Labels, LearnedTemperature, batch_loss, category_lo
 from retriever.optimizers.groups import ParameterGroup
 from retriever.options import PLURALS, SIDES, EncoderOptions, Side
 from retriever.pooling import Head, Pooled
-from retriever.prompts import (
-    PROVIDERS,
-    PromptInputs,
-    PromptProvider,
-    TaskPrompt,
-    backbone_of,
-    check_initial_prompt,
-    check_offsets,
-)
+from retriever.prompt_rows import PromptInputs, PromptProvider, PromptShape
+from retriever.prompts import PROVIDERS, TaskPrompt, backbone_of, check_initial_prompt, check_offsets
 from retriever.recipe import Recipe, read_recipe, settings_of, with_projection
 from retriever.reranker_data import TrainingData, batch_at
 from retriever.saving import restored, save_encoder

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from retriever.attention import PromptRows, PromptShape, reach
+from retriever.attention import reach
 from retriever.batching import TextTokenizer, Tokens, end_to_end, padded, plan, plan_packed
 from retriever.compiling import compile_model, warm_up, warm_up_batch
 from retriever.errors import InputError
@@ -25,6 +25,7 @@ from retriever.numerics import Mode, choose_device, choose_dtype, describe_numer
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.packing import SETTING, Packed, Team, packs
 from retriever.pooling import Head, Pooled
+from retriever.prompt_rows import PromptRows, PromptShape
 from retriever.prompt_table import Prompts, PromptTable, warm_up_rows
 from retriever.prompts import TaskPrompt, check_backbone, check_offsets
 from retriever.recipe import Dense, Recipe, describe, fingerprint_of, read_recipe, settings_of

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 from retriever import native
-from retriever.attention import PromptRows
 from retriever.options import EncoderOptions
+from retriever.prompt_rows import PromptRows
 
 T = TypeVar("T")
 # Values of `model_type` of backbones that have BERT's layers.

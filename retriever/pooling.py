@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from retriever.attention import PromptRows
 from retriever.errors import InputError
 from retriever.loading.weights import load_tensors
+from retriever.prompt_rows import PromptRows
 from retriever.recipe import Dense, Recipe
 
 

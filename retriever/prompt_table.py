@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from retriever.attention import PromptRows, PromptShape
 from retriever.options import Side
+from retriever.prompt_rows import PromptRows, PromptShape
 from retriever.prompts import TaskPrompt
 from retriever.synthesis.synthesiser import KeptSynthesiser
 

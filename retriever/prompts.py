@@ -19,18 +19,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from retriever.attention import PromptRows, PromptShape
 from retriever.errors import InputError, listed, shortened
 from retriever.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.loading.documents import has_type, read_object, shown
 from retriever.loading.weights import read_tensors
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
+from retriever.prompt_rows import PromptInputs, PromptRows, PromptShape
 from retriever.recipe import Recipe
 from retriever.synthesis.saved import PREFIX, SavedSynthesis, read_options, saved_synthesis
 from retriever.topics.saved import PREFIX as TOPICS_PREFIX
@@ -60,30 +60,6 @@ _OFFSET: dict[str, type] = {"position_offset": bool}  # stored only if it is tru
 _SYNTHESIS: dict[str, type] = {"synthesis": dict}  # stored only if the prompts of queries are computed
 _TOPICS: dict[str, type] = {"topics": dict}  # stored only if each topic has a prompt
 _PLACE: dict[str, type] = {"tensor": str, "length": int}
-
-
-class PromptInputs(NamedTuple):
-    """The texts of a batch, from which a provider may compute their prompts.
-
-    Attributes:
-        ids: Token ids with padding, int64 [b, n].
-        lengths: Tokens of each text, int64 [b].
-        tasks: The number of the task of each text, or of its topic, int64 [b]; None: unknown, or no provider needs it.
-    """
-
-    ids: torch.Tensor
-    lengths: torch.Tensor
-    tasks: torch.Tensor | None = None
-
-
-class PromptProvider(Protocol):
-    """Makes the prompts of a batch in the forward pass.
-
-    The training systems know nothing else about a prompt, so that a prompt may also depend on a text or its topic.
-    """
-
-    def __call__(self, inputs: PromptInputs) -> PromptRows:
-        """Returns the prompts of a batch, with gradients to the provider's parameters."""
 
 
 class DeepPrompt(nn.Module):

@@ -29,7 +29,8 @@ from retriever.evaluation.workers import ITEMS, share_items
 from retriever.kernels import swap_dropout
 from retriever.masking import MaskedBackbone, Masking
 from retriever.options import EncoderOptions, Side
-from retriever.prompts import MatrixPrompt, PromptInputs, TaskPrompt, backbone_of
+from retriever.prompt_rows import PromptInputs
+from retriever.prompts import MatrixPrompt, TaskPrompt, backbone_of
 from retriever.recipe import read_recipe, settings_of
 from retriever.saving import save_encoder
 from retriever.sentences import count_words, spans, split_sentences

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from retriever.attention import PromptShape
+from retriever.prompt_rows import PromptShape
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.saved import SavedSynthesis
 from retriever.synthesis.synthesiser import Synthesiser

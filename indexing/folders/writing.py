@@ -1,10 +1,13 @@
-"""Writes a folder of files in one step, and keeps one that already exists."""
+"""Writes a file or a folder of results in one step; one that exists with the same content is kept."""
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
+import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from retriever.errors import InputError
@@ -39,6 +42,51 @@ def write_folder(source: Path, target: Path, *, plan: bool = False) -> None:
             shutil.copytree(source, Path(temporary, target.name)).replace(target)
     except OSError as error:
         raise InputError(f"{target}: no folder can be written there: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def whole_file(path: str, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary file next to `path`, which is renamed to `path` at the end of the block, or removed on error.
+
+    A file with the same content may exist already, so that a command can be repeated.
+
+    Args:
+        path: The file to make; its folder is created if necessary.
+        overwrite: Replace a file that has other content.
+
+    Raises:
+        InputError: If no file can be written there, or if a file with other content exists.
+    """
+    target = result_path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        yield temporary
+        if not overwrite and target.exists() and not filecmp.cmp(temporary, target, shallow=False):
+            raise InputError(
+                f"{path}: a file with other content is there, and is kept: name another file, or give "
+                "overwrite to replace it"
+            )
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def result_path(path: str) -> Path:
+    """Returns the path of a result file, after creating its folder; for a link, the path of its target.
+
+    Raises:
+        InputError: If no file can be written there.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: no folder {target.parent}: {error.strerror}; name another file") from error
+    if target.is_dir():
+        raise InputError(f"{path}: this is a folder; name a file")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{path}: this is a device or a pipe, which a result file cannot replace; name a file")
+    return target
 
 
 def _files(folder: Path) -> set[str]:

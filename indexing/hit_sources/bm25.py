@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from indexing.artifact import Artifact
-from indexing.bm25 import DEFAULT, Bm25, check_lineage, search_bm25
+from indexing.bm25 import DEFAULT, Bm25, search_bm25
+from indexing.chain import check_lineage
 from indexing.corpus import Corpus
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext, SourceKind
@@ -46,7 +47,7 @@ class OnlineBm25(OnlineSearch):
     def read(self, target: Target, pinned: PinnedArtifacts) -> Bm25:
         [(kind, name)] = self.artifacts(target)
         bm25 = Bm25(name, pinned.generations(kind, name))
-        check_lineage(bm25.generations, pinned.corpus)
+        check_lineage(bm25.generations, pinned.corpus.generations)
         return bm25
 
     def open(self, readers: Bm25, corpus: Corpus, place: OnlinePlace) -> Words:

@@ -7,14 +7,13 @@ from typing import Any, get_args
 
 from indexing.bm25 import DEFAULT
 from indexing.corpus import Corpus
-from indexing.embeddings import holds_dense
+from indexing.embeddings import holds_dense, holds_faiss, holds_impacts
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.grammar import fusion_text
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.options import Mode
 from indexing.hit_sources.splade import SPLADE
-from indexing.index import holds_faiss, holds_impacts
 from indexing.store import MADE_BY, Store
 from retriever.errors import InputError
 

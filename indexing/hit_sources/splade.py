@@ -11,14 +11,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from indexing.artifact import Artifact, fingerprint_of
+from indexing.chain import check_lineage
 from indexing.corpus import Corpus
+from indexing.embeddings import holds_impacts
 from indexing.exact import Hits, available_threads, nothing
 from indexing.filters import Filter
 from indexing.hit_sources.kind import SearchContext, SourceKind
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.index import check_lineage, holds_impacts
 from indexing.online import Matches, segment_share
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.index import ImpactIndex, search_impacts
@@ -76,7 +77,7 @@ class OnlineSplade(OnlineSearch):
         generations = pinned.generations(kind, name)
         of = str(generations[-1].config["embeddings"])
         embeddings = SparseEmbeddings(of, pinned.generations("embeddings", of))
-        check_lineage(generations, embeddings)
+        check_lineage(generations, embeddings.generations)
         encoder = QueryEncoder[SparseVectors](pinned.store, embeddings, SearchOptions())
         for artifact in encoder.spec.inputs().values():
             pinned.generations(*artifact.key.split("/", 1))  # raises InputError if it has changed since

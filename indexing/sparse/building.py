@@ -11,7 +11,7 @@ from typing import Any
 
 from indexing.artifact import Draft
 from indexing.bm25 import check_versions, commit_segment, find_versions
-from indexing.index import check_lineage
+from indexing.chain import check_lineage
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.files import blocks
 from indexing.sparse.impacts import SCALE, document_texts, quantised
@@ -43,7 +43,7 @@ class BuildImpacts(WorkDefaults):
     def __init__(self, store: Store, embeddings: SparseEmbeddings, name: str, *, shards: int):
         self.embeddings, self.name = embeddings, name
         self.previous = store.generations("index", name)
-        check_lineage(self.previous, embeddings)
+        check_lineage(self.previous, embeddings.generations)
         self.config: dict[str, Any] = {"embeddings": embeddings.name, "impacts": SCALE, "shards": shards}
         if self.previous:
             check_same_options(self.previous[0], self.config)

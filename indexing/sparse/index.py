@@ -19,8 +19,9 @@ from indexing.bm25 import (
     segment_rows,
     segments_of,
 )
+from indexing.chain import check_lineage
+from indexing.embeddings import check_coverage, holds_impacts
 from indexing.exact import Hits
-from indexing.index import check_coverage, check_lineage, holds_impacts
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
 from indexing.sparse.lucene import ImpactSearch
@@ -56,7 +57,7 @@ class ImpactIndex:
         """
         name = store.only("index", name, holds_impacts)
         generations = store.generations("index", name)
-        check_lineage(generations, embeddings)
+        check_lineage(generations, embeddings.generations)
         index = cls(name, generations, embeddings)
         check_coverage(store, name, index.num_rows, embeddings)
         return index

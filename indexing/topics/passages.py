@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from indexing.artifact import Artifact
-from indexing.bm25 import contents
 from indexing.chain import RowPart, row_parts
+from indexing.corpus import contents
 from indexing.store import Store
 from indexing.topics.work import KIND
 from retriever.topics.model import NO_TOPIC, TopicModel, with_default

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from indexing.artifact import Artifact
-from indexing.bm25 import check_lineage
-from indexing.chain import RowPart, row_parts
+from indexing.chain import RowPart, check_lineage, row_parts
 from indexing.corpus import Corpus
 from indexing.store import Store
 from indexing.topics.files import read_topics
@@ -49,7 +48,7 @@ class Topics:
         corpus = Corpus.open(store)
         name = store.only(KIND, name)
         topics = cls(name, store.generations(KIND, name))
-        check_lineage(topics.generations, corpus)
+        check_lineage(topics.generations, corpus.generations)
         needed = corpus.num_rows if rows is None else rows
         expected = min(needed, topics.generations[0].config["limit"] or needed)
         if topics.num_rows < expected:

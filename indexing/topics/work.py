@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from indexing.artifact import Artifact, Draft, Part
-from indexing.bm25 import check_lineage, contents
-from indexing.chain import RowPart, row_parts
-from indexing.corpus import Corpus, save_array
+from indexing.chain import RowPart, check_lineage, row_parts
+from indexing.corpus import Corpus, contents, save_array
 from indexing.store import Store
 from indexing.topics.files import SUFFIX, read_topics, write_topics
 from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
@@ -56,7 +55,7 @@ class FitTopics:
         """
         self.name, self.options, self.corpus = name, options, Corpus.open(store)
         self.previous = store.generations(KIND, name)
-        check_lineage(self.previous, self.corpus)
+        check_lineage(self.previous, self.corpus.generations)
         self.config = options.config() | {"limit": limit}
         covered = row_parts(self.previous)
         self.first_row = covered[-1].end if covered else 0

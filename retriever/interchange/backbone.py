@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from retriever.attention import PromptShape, reach
+from retriever.attention import reach
 from retriever.encoder import is_pooler, load_backbone
 from retriever.errors import InputError
+from retriever.prompt_rows import PromptShape
 from retriever.recipe import Recipe
 
 REMEDY = "give the backbone that it was trained with"

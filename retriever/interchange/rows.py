@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from retriever.attention import PromptShape
 from retriever.errors import InputError
 from retriever.interchange.backbone import REMEDY, Backbone
+from retriever.prompt_rows import PromptShape
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

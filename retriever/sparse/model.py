@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from retriever.attention import PromptRows
 from retriever.pooling import Pooled, takes_positions
+from retriever.prompt_rows import PromptRows
 from retriever.recipe import Recipe
 from retriever.sparse.language_model import head_over_states
 

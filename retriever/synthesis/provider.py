@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.attention import PromptRows, PromptShape
 from retriever.errors import InputError
-from retriever.prompts import PromptInputs, TaskPrompt
+from retriever.prompt_rows import PromptInputs, PromptRows, PromptShape
+from retriever.prompts import TaskPrompt
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.saved import SavedSynthesis
 from retriever.synthesis.synthesiser import Synthesised, Synthesiser, largest_embedding

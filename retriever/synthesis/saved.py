@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from retriever.attention import PromptShape
 from retriever.errors import InputError, listed, shortened
 from retriever.loading.documents import has_type, shown
+from retriever.prompt_rows import PromptShape
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.synthesiser import Synthesiser
 

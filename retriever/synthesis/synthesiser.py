@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from retriever.attention import PromptRows, PromptShape
+from retriever.prompt_rows import PromptRows, PromptShape, attention_order, rows_of
 from retriever.synthesis.options import SynthesisOptions
 
 # Bytes of prompts that the prefix encoder computes at a time on a CPU: they are still in its cache when they are put in
@@ -96,7 +96,7 @@ class KeptSynthesiser:
         with torch.no_grad():
             self._keys = trained.keys().to(device)
             if self.options.mix == "after":  # [N, layers * 2 * heads * m * head_dim], in the order of attention
-                self._bank = _in_order(trained.encoded(), self.shape).to(device, dtype).flatten(1).contiguous()
+                self._bank = attention_order(trained.encoded(), self.shape).to(device, dtype).flatten(1).contiguous()
                 self._up = None
             else:
                 self._bank = trained.down(trained.basic).to(device, dtype)
@@ -134,7 +134,7 @@ class KeptSynthesiser:
                 size = out[0].numel() * out.element_size()
                 step = max(1, _CACHE // size) if out.device.type == "cpu" else len(out)
                 for some in map(slice, range(0, len(out), step), range(step, len(out) + step, step)):
-                    out[some] = _in_order(hidden[some] @ self._up.T, self.shape)
+                    out[some] = attention_order(hidden[some] @ self._up.T, self.shape)
             elif out.is_contiguous():
                 torch.mm(rounded, self._bank, out=out.view(len(out), -1))
             else:
@@ -176,23 +176,6 @@ def largest_embedding(embeddings: torch.Tensor, counts: torch.Tensor) -> torch.T
         counts: Whether a token counts: bool [b, n]; not at padding. At least one token of each query counts.
     """
     return embeddings.detach().float().masked_fill(~counts[..., None], float("-inf")).amax(1)
-
-
-def rows_of(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
-    """Returns the prompts of a batch in which each row has a separate one.
-
-    Args:
-        numbers: [b, m, layers * 2 * heads * head_dim].
-        shape: The shape of the backbone's keys and values.
-    """
-    table = _in_order(numbers, shape).permute(1, 2, 0, 3, 4, 5)
-    return PromptRows(table, torch.arange(len(numbers), device=numbers.device))
-
-
-def _in_order(numbers: torch.Tensor, shape: PromptShape) -> torch.Tensor:
-    """[b, m, layers * 2 * heads * head_dim] in the order of attention, [b, layers, 2, heads, m, head_dim]; a view."""
-    layers, heads, head_dim = shape
-    return numbers.unflatten(2, (layers, 2, heads, head_dim)).permute(0, 2, 3, 4, 1, 5)
 
 
 def _mixed(weights: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from retriever.attention import PromptRows, PromptShape
-from retriever.prompts import PromptInputs
+from retriever.prompt_rows import PromptInputs, PromptRows, PromptShape, rows_of
 from retriever.synthesis.options import SynthesisOptions
-from retriever.synthesis.synthesiser import Synthesiser, rows_of
+from retriever.synthesis.synthesiser import Synthesiser
 
 
 class TaskPrompts(nn.Module):

@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.attention import PromptRows, PromptShape
 from retriever.batching import TextTokenizer
 from retriever.errors import InputError
-from retriever.prompts import PromptInputs
-from retriever.synthesis.synthesiser import rows_of
+from retriever.prompt_rows import PromptInputs, PromptRows, PromptShape, rows_of
 
 
 class TopicPrompts(nn.Module):

@@ -21,8 +21,8 @@ from samples import make_passages, make_queries, write_beir
 from synthesisers import SHAPE, random_synthesis
 
 from indexing.store import Store
-from retriever.attention import PromptShape
 from retriever.encoder import EncoderOptions, describe
+from retriever.prompt_rows import PromptShape
 from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
 from serve.release import make_current, plan
 

@@ -23,9 +23,9 @@ from indexing.models import commit_files
 from indexing.runs import read_run
 from indexing.store import Store
 from indexing.verify import verify
-from retriever.attention import PromptShape
 from retriever.encoder import Encoder
 from retriever.errors import InputError
+from retriever.prompt_rows import PromptShape
 from retriever.prompts import TaskPrompt
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.saved import SavedSynthesis

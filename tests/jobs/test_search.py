@@ -247,7 +247,7 @@ def test_an_index_of_other_embeddings_is_refused_with_both_sides_named(world, re
     with pytest.raises(InputError) as raised:
         Index.open(store, "idx", Embeddings.open(store, "other", Corpus.open(store)))
     assert f"{world.store}/index/idx/g0000 was built from embeddings/enc/g0000 " in str(raised.value)
-    assert "asked for are embeddings/other" in str(raised.value)
+    assert "embeddings/other has no such generation" in str(raised.value)
 
 
 def test_bad_input_is_named_and_leaves_nothing(world, refused, tmp_path: Path, no_work) -> None:

@@ -15,12 +15,12 @@ from kernels import must_load
 from transformers import AutoModel, CamembertConfig, ElectraConfig, XLMRobertaConfig
 
 from retriever import packing
-from retriever.attention import PromptRows
 from retriever.batching import plan_packed
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.numerics import expected_numerics
 from retriever.packing import PACKABLE, Team, _Prompts, kernel
+from retriever.prompt_rows import PromptRows
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")

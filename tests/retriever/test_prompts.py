@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
 from retriever import packing
-from retriever.attention import PromptRows, PromptShape, reach
+from retriever.attention import reach
 from retriever.encoder import Encoder, EncoderOptions, load_backbone
 from retriever.errors import InputError
+from retriever.prompt_rows import PromptRows, PromptShape
 from retriever.prompt_table import PromptTable, task_config
 from retriever.prompts import MatrixPrompt, TaskPrompt, backbone_of, check_initial_prompt, load_prompt
 

@@ -14,9 +14,9 @@ from indexing.models import commit_files
 from indexing.runs import read_run
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store import Store
-from retriever.attention import PromptShape
 from retriever.encoder import describe
 from retriever.options import EncoderOptions
+from retriever.prompt_rows import PromptShape
 from retriever.prompts import TaskPrompt, backbone_of
 from retriever.sparse.encoder import SparseEncoder
 from retriever.sparse.vectors import SparseVectors

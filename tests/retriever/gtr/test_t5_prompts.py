@@ -13,9 +13,10 @@ from t5_folders import save_gtr, save_t5
 from training_cases import CPU, make_data
 from transformers import T5Config
 
-from retriever.attention import PromptRows, PromptShape, reach
+from retriever.attention import reach
 from retriever.dual import DualSystem, TuneOptions
 from retriever.encoder import Encoder, EncoderOptions, load_backbone
+from retriever.prompt_rows import PromptRows, PromptShape
 from retriever.prompts import TaskPrompt, backbone_of
 from retriever.recipe import read_recipe
 from retriever.training import LoopOptions, Trainer

@@ -15,10 +15,11 @@ from sentence_transformers import SparseEncoder as Peer
 from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
-from retriever.attention import PromptRows, reach
+from retriever.attention import reach
 from retriever.encoder import Encoder, open_pooled
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
+from retriever.prompt_rows import PromptRows
 from retriever.prompts import TaskPrompt, backbone_of, load_prompt
 from retriever.recipe import read_recipe
 from retriever.saving import save_encoder

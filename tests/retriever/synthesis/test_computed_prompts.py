@@ -15,9 +15,10 @@ from synthesisers import SHAPE, random_synthesis
 from tiny import add_masked_head
 
 from retriever import encoder as encoder_module
-from retriever.attention import PromptRows, PromptShape, reach
+from retriever.attention import reach
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError, TextsError
+from retriever.prompt_rows import PromptRows, PromptShape
 from retriever.prompt_table import Prompts, task_config
 from retriever.prompts import TaskPrompt, backbone_of, load_prompt
 from retriever.sparse.encoder import SparseEncoder

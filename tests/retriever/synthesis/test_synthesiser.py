@@ -8,8 +8,8 @@ import pytest
 import torch
 from loss_checks import finite_differences, random
 
-from retriever.attention import PromptShape
 from retriever.errors import InputError
+from retriever.prompt_rows import PromptShape
 from retriever.synthesis.options import SynthesisOptions
 from retriever.synthesis.synthesiser import KeptSynthesiser, Synthesiser, largest_embedding
 

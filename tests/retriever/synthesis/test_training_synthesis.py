@@ -22,7 +22,8 @@ from retriever.encoder import Encoder
 from retriever.errors import InputError
 from retriever.mixture.schedule import Mixture
 from retriever.options import EncoderOptions
-from retriever.prompts import PromptInputs, load_prompt
+from retriever.prompt_rows import PromptInputs
+from retriever.prompts import load_prompt
 from retriever.stepping import trained
 from retriever.synthesis.options import DivergenceOptions, SynthesisOptions
 from retriever.training import LoopOptions, Trainer

@@ -15,10 +15,10 @@ from synthesisers import random_synthesis
 from tiny import add_masked_head
 from topic_prompts import SHAPE, random_saved_topics
 
-from retriever.attention import PromptRows, PromptShape
 from retriever.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError, TextsError
 from retriever.options import Side
+from retriever.prompt_rows import PromptRows, PromptShape
 from retriever.prompts import TaskPrompt, backbone_of
 from retriever.sparse.encoder import SparseEncoder
 

@@ -14,7 +14,7 @@ from topic_prompts import SHAPE, TOPIC_WORDS
 from retriever.batching import TextTokenizer
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
-from retriever.prompts import PromptInputs
+from retriever.prompt_rows import PromptInputs
 from retriever.recipe import read_recipe
 from retriever.topics.network import TopicPrompts, topic_tokens
 
