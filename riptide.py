@@ -12,24 +12,24 @@ imported when they are first used, so a program with a Client alone never loads 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from indexing.corpus import Corpus, Passage
-from indexing.embeddings import Embeddings
+from indexing.corpus.corpus import Corpus, Passage
+from indexing.corpus.queries import Queries
+from indexing.dense.index import Index
+from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits, exact_search
-from indexing.fusion import reciprocal_rank, weighted
-from indexing.index import Index
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.hit_sources.fused_lists import reciprocal_rank, weighted
+from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions, RerankerOptions
 from serve.client import Client, ServerError
 from serve.protocol import FoundPassage
 
 if TYPE_CHECKING:
-    from indexing.adapters.mteb_models import open_mteb_encoder
-    from retriever.adapters.mteb_encoder import MtebEncoder
-    from retriever.encoder import Encoder
-    from retriever.reranker import Reranker
-    from retriever.sparse.encoder import SparseEncoder
+    from indexing.embeddings.mteb_models import open_mteb_encoder
+    from retriever.encoding.encoder import Encoder
+    from retriever.encoding.mteb_encoder import MtebEncoder
+    from retriever.encoding.reranker import Reranker
+    from retriever.encoding.sparse_encoder import SparseEncoder
 
 __all__ = [
     "Client",
@@ -56,11 +56,11 @@ __all__ = [
 ]
 
 _MODELS = {
-    "Encoder": "retriever.encoder",
-    "MtebEncoder": "retriever.adapters.mteb_encoder",
-    "Reranker": "retriever.reranker",
-    "SparseEncoder": "retriever.sparse.encoder",
-    "open_mteb_encoder": "indexing.adapters.mteb_models",
+    "Encoder": "retriever.encoding.encoder",
+    "MtebEncoder": "retriever.encoding.mteb_encoder",
+    "Reranker": "retriever.encoding.reranker",
+    "SparseEncoder": "retriever.encoding.sparse_encoder",
+    "open_mteb_encoder": "indexing.embeddings.mteb_models",
 }
 
 

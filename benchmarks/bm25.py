@@ -50,9 +50,9 @@ def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], l
     Returns:
         Ids and texts of the queries.
     """
-    from indexing.corpus import Corpus, contents
-    from indexing.queries import Queries
-    from indexing.store import Store
+    from indexing.corpus.corpus import Corpus, contents
+    from indexing.corpus.queries import Queries
+    from indexing.store.store import Store
 
     store = str(folder / "store")
     run_python("jobs/import_corpus.py", "--store", store, "--source", source)
@@ -130,9 +130,9 @@ def measure_throughput(
     Returns:
         "rates": queries/s of each round by system; "ratios": median ratio to Pyserini by index of riptide.
     """
-    from indexing.bm25 import Bm25
-    from indexing.corpus import Corpus
-    from indexing.store import Store
+    from indexing.corpus.corpus import Corpus
+    from indexing.lucene.bm25 import Bm25
+    from indexing.store.store import Store
 
     store = Store(str(folder / "store"))
     searchers = {name: Bm25.open(store, name, Corpus.open(store)).searcher() for name in ("one", "bm25")}
@@ -165,7 +165,7 @@ def measure_throughput(
 def main() -> None:
     """Reads the options, compares the hits, measures throughput, prints and writes the figures."""
     if sys.argv[1:2] == ["--module"]:
-        from indexing.java import jvm
+        from indexing.lucene.java import jvm
 
         jvm()
         sys.argv = sys.argv[2:]

@@ -36,8 +36,8 @@ def main() -> None:
     parser.add_argument("--split", default="train")
     parser.add_argument("--count", type=int, default=2_000, help="number of queries, drawn at random")
     options = parser.parse_args()
-    from indexing.corpus import Corpus
-    from indexing.store import Store
+    from indexing.corpus.corpus import Corpus
+    from indexing.store.store import Store
 
     texts = {passage["_id"]: plain(passage["text"]) for passage in read_documents(options.source / "corpus.jsonl")}
     answers = {query["_id"]: query["metadata"]["answers"] for query in read_documents(options.source / "queries.jsonl")}

@@ -60,7 +60,7 @@ class Comparison:
         """
         from jobs import train_retriever
 
-        from indexing.store import Store
+        from indexing.store.store import Store
 
         texts = [f"{key}{value}" if isinstance(value, str) else f"{key}{value:g}" for key, value in point.items()]
         task = "-".join([arm, *texts, f"seed{seed}"]).replace("_", "-")
@@ -95,8 +95,8 @@ class Comparison:
         from jobs import evaluate, search
         from jobs.evaluation.measures import measure_of
 
-        from indexing.queries import Queries
-        from indexing.store import Store
+        from indexing.corpus.queries import Queries
+        from indexing.store.store import Store
 
         queries = self.common.get("queries")
         run = f"{name}-{self.split}"
@@ -157,14 +157,14 @@ class Comparison:
             name: The sparse embeddings of the corpus.
             task: The task; None: that of the embeddings.
         """
-        from indexing.corpus import Corpus
+        from indexing.corpus.corpus import Corpus
+        from indexing.corpus.queries import Queries
+        from indexing.embeddings.sparse import SparseEmbeddings
         from indexing.hit_sources.options import SearchOptions
         from indexing.hit_sources.query_encoder import QueryEncoder
-        from indexing.queries import Queries
-        from indexing.sparse.embeddings import SparseEmbeddings
-        from indexing.store import Store
+        from indexing.store.store import Store
         from indexing.work.local import LocalRunner
-        from retriever.sparse.vectors import SparseVectors
+        from retriever.encoding.sparse_vectors import SparseVectors
 
         store = Store(self.store)
         embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
@@ -197,8 +197,8 @@ class Comparison:
 
     def seen_queries(self) -> np.ndarray:
         """Returns which test queries share a relevant passage with a training query, bool [queries]."""
-        from indexing.queries import Queries
-        from indexing.store import Store
+        from indexing.corpus.queries import Queries
+        from indexing.store.store import Store
 
         queries = Queries.open(Store(self.store), self.common.get("queries"))
 

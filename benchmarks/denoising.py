@@ -33,8 +33,8 @@ def main() -> None:
     parser.add_argument("--candidates", required=True, help="candidates/NAME of the store")
     parser.add_argument("--scores", required=True, help="scores/NAME of the store: its first generation is read")
     options = parser.parse_args()
-    from indexing.corpus import Corpus
-    from indexing.store import Store
+    from indexing.corpus.corpus import Corpus
+    from indexing.store.store import Store
 
     store = Store(options.store)
     corpus, pool = Corpus.open(store), store.open("candidates", options.candidates)

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 def dropout_per_chunk() -> None:
     """Draws one mask for all rows of a chunk."""
-    from retriever import attention
+    from retriever.forward import attention
 
     draw = attention.dropped_out
 
@@ -39,7 +39,7 @@ def dropout_per_chunk() -> None:
 
 def rip_own_negatives() -> None:
     """Does not bound the batch by the number of passages, and masks nothing but a unit's similarity to itself."""
-    from retriever import rip
+    from retriever.systems import rip
 
     loss = rip.rip_loss
     rip.fit_batch = lambda options, num_eligible: options

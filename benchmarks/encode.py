@@ -30,14 +30,14 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from retriever.encoder import Encoder  # noqa: E402
-from retriever.files import resolve  # noqa: E402
+from retriever.encoding.encoder import Encoder  # noqa: E402
+from retriever.model.files import resolve  # noqa: E402
 from retriever.options import EncoderOptions  # noqa: E402
 
 START = """
 import sys, time
 started = time.perf_counter()
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions
 encoder = Encoder(sys.argv[1], EncoderOptions(compile=sys.argv[2]), threads=int(sys.argv[3]))
 encoder.encode(["a query"])

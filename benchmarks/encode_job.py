@@ -43,9 +43,9 @@ def run_bare_encoder(store: str, limit: int) -> None:
         store: The store.
         limit: Passages per repetition.
     """
-    from indexing.corpus import Corpus, open_table
-    from indexing.store import Store
-    from retriever.encoder import Encoder
+    from indexing.corpus.corpus import Corpus, open_table
+    from indexing.store.store import Store
+    from retriever.encoding.encoder import Encoder
 
     encoder = Encoder(MODEL, threads=len(os.sched_getaffinity(0)))
     ready = time.time()
@@ -75,10 +75,10 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
     from jobs import cli
     from jobs.encode_corpus import EncodeCorpus, open_encoders
 
-    from indexing.encoders import spec_of
-    from indexing.encoding import EncodeCorpus as EncodeWork
-    from indexing.encoding import PartDone, numerics_of
-    from indexing.store import Store
+    from indexing.embeddings.encoders import spec_of
+    from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
+    from indexing.embeddings.encoding import PartDone, numerics_of
+    from indexing.store.store import Store
     from indexing.work.tasks import Resources
     from indexing.work.work import Unit, run_work
 

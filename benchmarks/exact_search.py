@@ -5,7 +5,7 @@
 
 FAISS has its float32 vectors in memory before the clock starts, and uses the same number of threads. Riptide starts
 from float16 vectors; converting, multiplying, selecting, re-scoring and sorting are within its time. FAISS is loaded by
-indexing.faiss_index, which makes its BLAS use AVX-512: with default settings it uses SSE3 on a Sapphire Rapids and is
+indexing.dense.faiss_index, which makes its BLAS use AVX-512: with default settings it uses SSE3 on a Sapphire Rapids and is
 four times slower. Synthetic vectors are clustered, normalised and seeded. Recall compares the top k with the float32
 result of FAISS, which is rounded: a recall below 1 means scores that are equal to six digits.
 """
@@ -25,8 +25,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from indexing.dense.faiss_index import faiss, recall_at
 from indexing.exact import available_threads, exact_search
-from indexing.faiss_index import faiss, recall_at
 
 
 def make_vectors(num_vectors: int, num_queries: int, dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

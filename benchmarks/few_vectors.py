@@ -24,8 +24,8 @@ from exact_search import make_vectors
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from indexing.dense.faiss_index import fill_shard, search_shard, train_quantizer
 from indexing.exact import OpenPart, available_threads, exact_search, rescore, search_open
-from indexing.faiss_index import fill_shard, search_shard, train_quantizer
 
 
 def measure(rows: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:

@@ -140,7 +140,7 @@ def compare(ours: Callable[[], object], peer: Callable[[], object], setting: Set
 
 def measure_vectors(setting: Setting) -> dict[str, Any]:
     """Compares bfloat16 with float32 vectors of the same texts."""
-    from retriever.encoder import Encoder
+    from retriever.encoding.encoder import Encoder
     from retriever.options import EncoderOptions
 
     texts = passages(256)
@@ -158,7 +158,7 @@ def measure_encoder(setting: Setting) -> dict[str, Any]:
     """Compares the encoder with sentence-transformers, both in bfloat16."""
     from sentence_transformers import SentenceTransformer
 
-    from retriever.encoder import Encoder
+    from retriever.encoding.encoder import Encoder
     from retriever.options import EncoderOptions
 
     texts = passages(20_000 if setting.gpu else 300)
@@ -220,9 +220,9 @@ def measure_tasks(setting: Setting, tasks: int) -> dict[str, Any]:
 
     Also returns the largest difference between vectors of the mixed call and of a call per task, in bfloat16.
     """
-    from retriever.encoder import Encoder
+    from retriever.encoding.encoder import Encoder
     from retriever.options import EncoderOptions
-    from retriever.prompts import TaskPrompt, backbone_of
+    from retriever.prompts.prompts import TaskPrompt, backbone_of
 
     random = np.random.default_rng(0)
     count = 20_000 if setting.gpu else 64
@@ -330,7 +330,7 @@ def train(system: Any, steps: int, lr: float, setting: Setting, dtype: torch.dty
     """Trains a system and measures its speed after the first two steps.
 
     Args:
-        system: A retriever.system.System.
+        system: A retriever.training.system.System.
         steps: Number of steps; fewer, but at least three, if time is short.
         lr: Learning rate.
         setting: Device and deadline.
@@ -340,7 +340,7 @@ def train(system: Any, steps: int, lr: float, setting: Setting, dtype: torch.dty
     Returns:
         Number of steps, first and last loss, tokens/s, and the fraction of the device's peak rate.
     """
-    from retriever.training import LoopOptions, Trainer
+    from retriever.training.loop import LoopOptions, Trainer
 
     trainer = Trainer(system, LoopOptions(steps=steps, lr=lr), device=torch.device(setting.device), dtype=dtype)
     system.module.train()
@@ -398,7 +398,7 @@ def find_backbone(random_weights: Path, setting: Setting) -> tuple[Path, str]:
         Folder and name of the backbone.
     """
     from retriever.errors import InputError
-    from retriever.files import resolve
+    from retriever.model.files import resolve
 
     try:
         return Path(resolve("sentence-transformers/all-MiniLM-L6-v2")), "all-MiniLM-L6-v2"
@@ -416,8 +416,8 @@ def measure_rip(setting: Setting) -> dict[str, Any]:
 
     Without the packages sentencex and regex, sentences are split at full stops; the figures say which was used.
     """
-    from retriever import rip
-    from retriever.numerics import choose_dtype
+    from retriever.forward.numerics import choose_dtype
+    from retriever.systems import rip
 
     splitter = "sentencex"
     if importlib.util.find_spec("sentencex") is None or importlib.util.find_spec("regex") is None:
@@ -439,11 +439,11 @@ def measure_rip(setting: Setting) -> dict[str, Any]:
 
 def measure_prompts(setting: Setting) -> dict[str, Any]:
     """Measures prompt tuning on the SQuAD sample: speed, losses, and test MRR@10 before and after."""
-    from retriever.dual import DualSystem, TuneOptions
-    from retriever.evaluation.dev import DevSet
-    from retriever.numerics import choose_dtype
+    from retriever.forward.numerics import choose_dtype
     from retriever.options import EncoderOptions
-    from retriever.reranker_data import TrainingData
+    from retriever.systems.dual import DualSystem, TuneOptions
+    from retriever.training.dev import DevSet
+    from retriever.training.reranker_data import TrainingData
 
     batch, steps = sizes(setting)
     corpus, queries, splits = squad()

@@ -73,8 +73,8 @@ def main() -> None:
         run_job(rebuilt, "import_corpus", "--source", root / "final", "--part-size", 1000)
         encode_and_index(rebuilt)
 
-        from indexing.runs import read_run
-        from indexing.store import Store
+        from indexing.search.runs import read_run
+        from indexing.store.store import Store
 
         hits: dict[str, list[tuple[str, str, float]]] = {}
         for store in (grown, rebuilt):

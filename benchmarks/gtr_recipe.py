@@ -79,7 +79,7 @@ def write_passage_pairs(corpus: Path, folder: Path, options: argparse.Namespace)
         folder: The folder to write to.
         options: The options of the benchmark: draws, unit and seed.
     """
-    from retriever.rip import RipOptions, eligible, pair_of
+    from retriever.systems.rip import RipOptions, eligible, pair_of
 
     if (folder / "qrels" / "train.tsv").exists():  # written last
         return folder
@@ -163,11 +163,11 @@ def save_cut_minilm(folder: Path, layers: int) -> Path:
     """Saves the first layers of MiniLM as a model with its pooling and scaling."""
     import torch
 
-    from retriever.encoder import load_backbone
-    from retriever.files import resolve
+    from retriever.encoding.encoder import load_backbone
+    from retriever.encoding.saving import save_encoder
+    from retriever.model.files import resolve
+    from retriever.model.recipe import read_recipe
     from retriever.options import EncoderOptions
-    from retriever.recipe import read_recipe
-    from retriever.saving import save_encoder
 
     if not (folder / "modules.json").exists():
         recipe = read_recipe(resolve(MINILM), EncoderOptions())
@@ -239,8 +239,8 @@ def train(
     from jobs import train_retriever
     from jobs.tuning.options import TrainRetriever
 
-    from indexing.models import resolve_model
-    from indexing.store import Store
+    from indexing.store.models import resolve_model
+    from indexing.store.store import Store
 
     steps = max(1, pairs // options.batch)
     train_retriever.main(
@@ -333,7 +333,7 @@ def measure_source(name: str, source: str, title: str, options: argparse.Namespa
 
 def measure_latency(folder: str, options: argparse.Namespace) -> float:
     """Returns the median time to encode one text of the full length, in milliseconds."""
-    from retriever.encoder import Encoder
+    from retriever.encoding.encoder import Encoder
     from retriever.options import EncoderOptions
 
     lengths = {"query_length": options.length, "passage_length": options.length}
@@ -349,8 +349,8 @@ def measure_latency(folder: str, options: argparse.Namespace) -> float:
 
 def count_parameters(folder: str) -> int:
     """Returns the number of parameters of a model, the projection included."""
-    from retriever.files import weight_files
-    from retriever.loading.weights import tensor_shapes
+    from retriever.model.files import weight_files
+    from retriever.model.weights import tensor_shapes
 
     files = [file for place in (Path(folder), *Path(folder).glob("*_Dense")) for file in weight_files(place)]
     return sum(math.prod(shape) for file in files for shape in tensor_shapes(file).values())

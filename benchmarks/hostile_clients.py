@@ -204,8 +204,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     texts = ["what is a rip current?"]
     if options.queries:
-        from indexing.queries import Queries
-        from indexing.store import Store
+        from indexing.corpus.queries import Queries
+        from indexing.store.store import Store
 
         texts = Queries.open(Store(options.store), options.queries).split("test").texts[:200]
     process, port = start(options)

@@ -20,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from indexing.faiss_index import (  # noqa: E402
+from indexing.dense.faiss_index import (  # noqa: E402
     TRAINING_THREADS,
     choose_factory,
     faiss,

@@ -27,9 +27,9 @@ from query_prompts import add_inputs, fixed_prompt, in_turns, ratio, read_texts
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from retriever.encoder import Encoder  # noqa: E402
+from retriever.encoding.encoder import Encoder  # noqa: E402
+from retriever.forward.prompt_rows import PromptShape  # noqa: E402
 from retriever.options import EncoderOptions  # noqa: E402
-from retriever.prompt_rows import PromptShape  # noqa: E402
 
 
 def main() -> None:

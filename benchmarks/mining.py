@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from import_corpus import tree_pss  # noqa: E402
 
-from indexing.store import Store  # noqa: E402
+from indexing.store.store import Store  # noqa: E402
 
 NAME = "benchmark"  # of the candidates, the scores (with a suffix) and the negatives
 

@@ -112,8 +112,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("results/mixed_sources.json"), help="output file")
     options = parser.parse_args()
     options.compile = "never"
-    from indexing.queries import Queries
-    from indexing.store import Store
+    from indexing.corpus.queries import Queries
+    from indexing.store.store import Store
 
     sources = sources_of(options)
     shown = {key: value for key, value in vars(options).items() if key not in ("json", "rounds")}

@@ -24,14 +24,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "indexing/store.py": ("tests/indexing/test_store.py", "tests/indexing/work"),
-    "indexing/artifact.py": ("tests/indexing/test_store.py", "tests/indexing/work"),
+    "indexing/store/store.py": ("tests/indexing/test_store.py", "tests/indexing/work"),
+    "indexing/store/artifact.py": ("tests/indexing/test_store.py", "tests/indexing/work"),
     "indexing/work/work.py": ("tests/indexing/work",),
     "indexing/work/local.py": ("tests/indexing/work",),
-    "indexing/work/conflicts.py": ("tests/indexing/work",),
-    "indexing/fusion.py": ("tests/indexing/test_fusion.py",),
-    "indexing/metrics.py": ("tests/indexing/test_metrics.py",),
-    "indexing/mining.py": ("tests/indexing/test_mining.py",),
+    "indexing/store/conflicts.py": ("tests/indexing/work",),
+    "indexing/hit_sources/fused_lists.py": ("tests/indexing/test_fusion.py",),
+    "indexing/measures/metrics.py": ("tests/indexing/test_metrics.py",),
+    "indexing/mining/pools.py": ("tests/indexing/test_mining.py",),
     "retriever/losses/contrastive.py": ("tests/retriever/test_losses.py",),
     "retriever/losses/distillation.py": ("tests/retriever/test_distillation_losses.py",),
 }

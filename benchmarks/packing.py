@@ -52,9 +52,9 @@ def main() -> None:
     options = parser.parse_args()
     from sentence_transformers import SentenceTransformer
 
-    from retriever import packing
-    from retriever.encoder import Encoder
-    from retriever.files import resolve
+    from retriever.encoding.encoder import Encoder
+    from retriever.forward import packing
+    from retriever.model.files import resolve
     from retriever.options import EncoderOptions
 
     settings = EncoderOptions(compile="never")

@@ -38,9 +38,9 @@ def tokens_per_passage(store: str, backbone: str, objective: str, length: int) -
         objective: "rip" or "mlm".
         length: Maximum number of tokens of a sentence ("rip") or passage ("mlm").
     """
-    from indexing.corpus import Corpus
-    from indexing.store import Store
-    from retriever.rip import RipData, RipOptions, RipSystem, eligible
+    from indexing.corpus.corpus import Corpus
+    from indexing.store.store import Store
+    from retriever.systems.rip import RipData, RipOptions, RipSystem, eligible
 
     corpus = Corpus.open(Store(store))
     options = RipOptions(steps=1, batch=512, objective=objective, max_length=length, pooling="mean")  # type: ignore[arg-type]
@@ -65,11 +65,11 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     from jobs import encode_corpus, evaluate, search
     from jobs.evaluation.measures import measure_of
 
-    from indexing.corpus import Corpus
+    from indexing.corpus.corpus import Corpus
+    from indexing.corpus.queries import Queries
     from indexing.measures.vectors import alignment, uniformity
-    from indexing.queries import Queries
-    from indexing.store import Store
-    from retriever.encoder import Encoder
+    from indexing.store.store import Store
+    from retriever.encoding.encoder import Encoder
     from retriever.options import EncoderOptions
 
     lengths: dict[str, Any] = {"pooling": "mean", "normalize": True, "query_length": 64, "passage_length": length}

@@ -33,12 +33,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import read_documents
 from benchmarks.common.machine import cpu_name
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions
-from retriever.prompts import TaskPrompt, backbone_of
-from retriever.synthesis.options import Mix, SynthesisOptions
-from retriever.synthesis.saved import SavedSynthesis
-from retriever.synthesis.synthesiser import Synthesiser
+from retriever.prompts.prompts import TaskPrompt, backbone_of
+from retriever.prompts.saved_synthesis import SavedSynthesis
+from retriever.prompts.synthesis_options import Mix, SynthesisOptions
+from retriever.prompts.synthesiser import Synthesiser
 
 ROOT = Path(__file__).resolve().parents[1]
 MIXES: tuple[Mix, ...] = get_args(Mix)

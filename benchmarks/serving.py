@@ -51,11 +51,11 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
     from fastapi import Body, FastAPI
     from sentence_transformers import SentenceTransformer
 
-    from indexing.corpus import Corpus
-    from indexing.embeddings import Embeddings
-    from indexing.store import Store
-    from retriever.files import resolve
-    from retriever.numerics import choose_dtype
+    from indexing.corpus.corpus import Corpus
+    from indexing.embeddings.embeddings import Embeddings
+    from indexing.store.store import Store
+    from retriever.forward.numerics import choose_dtype
+    from retriever.model.files import resolve
 
     store = Store(store_url)
     corpus = Corpus.open(store)
@@ -313,8 +313,8 @@ def main() -> None:
     if options.serve:
         serve_peer(options.store, options.serve == "peer-tuned", options.port)
         return
-    from indexing.queries import Queries
-    from indexing.store import Store
+    from indexing.corpus.queries import Queries
+    from indexing.store.store import Store
 
     texts = Queries.open(Store(options.store), options.queries).split("test").texts
     random = np.random.default_rng(0)

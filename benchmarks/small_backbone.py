@@ -70,8 +70,8 @@ def pretrain(
     """Returns the folder of a model, which is trained unless it is there."""
     from jobs import pretrain_rip
 
-    from indexing.models import resolve_model
-    from indexing.store import Store
+    from indexing.store.models import resolve_model
+    from indexing.store.store import Store
 
     pretrain_rip.main(
         pretrain_rip.PretrainRip(
@@ -89,7 +89,7 @@ def make(
     """Returns the folder of a model that is trained on masked words of the passages, unless it is there."""
     from jobs import import_corpus
 
-    from indexing.store import Store
+    from indexing.store.store import Store
 
     store = str(folder / "store")
     if not Store(store).names("corpus"):

@@ -32,11 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_documents, write_json
 from benchmarks.common.machine import cpu_name
-from indexing.corpus import Corpus
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.index import ImpactIndex
-from indexing.store import Store, generation
-from retriever.sparse.vectors import SparseVectors, concatenate
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.lucene.impact_index import ImpactIndex
+from indexing.store.store import Store, generation
+from retriever.encoding.sparse_vectors import SparseVectors, concatenate
 
 WORDS = 30_522  # of the vocabulary of random vectors; BERT's
 BLOCK = 64  # queries whose products are in memory at a time
@@ -92,7 +92,7 @@ def make_random_store(url: str, passages: int, words: int) -> None:
     """Makes a store of random sparse embeddings, unless it is complete. Its passages have no meaning."""
     from jobs import import_corpus
 
-    from indexing.sparse.files import SUFFIX, save_vectors
+    from indexing.embeddings.sparse_files import SUFFIX, save_vectors
 
     raw = Path(f"{url}-raw") / "corpus.jsonl"
     if not raw.exists():
@@ -155,7 +155,7 @@ def compare(
     """
     from jobs import build_bm25
 
-    from indexing.bm25 import Bm25, search_alive
+    from indexing.lucene.bm25 import Bm25, search_alive
 
     store = Store(store_url)
     corpus = Corpus.open(store)
@@ -268,7 +268,7 @@ def main() -> None:
     cells = document["cells"]
     for name in options.embeddings:
         if name not in cells:
-            from indexing.queries import Queries
+            from indexing.corpus.queries import Queries
 
             texts = Queries.open(Store(options.store), options.queries).split(options.split).texts
             queries, speed = encode_queries(options.store, name, texts)

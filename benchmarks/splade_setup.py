@@ -34,9 +34,9 @@ LENGTH = 128  # tokens of a passage
 
 def write_pairs(store_url: str, folder: Path, seed: int) -> Path:
     """Writes pairs of each passage of a store as a BEIR folder: title and text; a sentence and the others."""
-    from indexing.corpus import Corpus
-    from indexing.store import Store
-    from retriever.sentences import split_sentences
+    from indexing.corpus.corpus import Corpus
+    from indexing.store.store import Store
+    from retriever.systems.sentences import split_sentences
 
     if (folder / "qrels" / "train.tsv").exists():  # written last
         return folder
@@ -93,10 +93,10 @@ def save_backbone(name: str, folder: Path, store_url: str, words: int) -> None:
     """Saves a backbone with a head for which passages of a store have a number of non-zero words on average."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    from indexing.corpus import Corpus
-    from indexing.store import Store
-    from retriever.files import resolve
-    from retriever.loading.failures import without_loading_report
+    from indexing.corpus.corpus import Corpus
+    from indexing.store.store import Store
+    from retriever.model.failures import without_loading_report
+    from retriever.model.files import resolve
 
     if (folder / "model.safetensors").exists():
         return

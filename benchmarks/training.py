@@ -82,11 +82,11 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
         length: Tokens of a prompt.
         steps: Number of steps.
     """
-    from retriever.dual import DualSystem, TuneOptions
-    from retriever.numerics import choose_device, choose_dtype
+    from retriever.forward.numerics import choose_device, choose_dtype
     from retriever.options import EncoderOptions
-    from retriever.reranker_data import TrainingData
-    from retriever.training import LoopOptions, Trainer
+    from retriever.systems.dual import DualSystem, TuneOptions
+    from retriever.training.loop import LoopOptions, Trainer
+    from retriever.training.reranker_data import TrainingData
 
     queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
     passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
@@ -133,7 +133,7 @@ def train_with_peer(folder: Path, steps: int, attention_dropout: bool) -> list[f
     from sentence_transformers.util import dot_score
     from transformers import TrainerCallback
 
-    from retriever.numerics import choose_device, choose_dtype
+    from retriever.forward.numerics import choose_device, choose_dtype
 
     device = choose_device(None)
     config = {} if attention_dropout else {"attention_probs_dropout_prob": 0.0}
@@ -188,7 +188,7 @@ def train_peer_in_a_loop(folder: Path, steps: int) -> list[float]:
     from sentence_transformers.models import Pooling, Transformer
     from sentence_transformers.util import dot_score
 
-    from retriever.numerics import choose_device, choose_dtype
+    from retriever.forward.numerics import choose_device, choose_dtype
 
     device = choose_device(None)
     transformer = Transformer(str(folder), max_seq_length=PASSAGE_TOKENS)

@@ -48,7 +48,7 @@ def tune(
     """
     from jobs import tune_prompts
 
-    from indexing.store import Store
+    from indexing.store.store import Store
 
     tune_prompts.main(
         tune_prompts.TunePrompts(
@@ -95,8 +95,8 @@ def measure(
     from jobs import encode_corpus, evaluate, search
     from jobs.evaluation.measures import measure_of
 
-    from indexing.queries import Queries
-    from indexing.store import Store
+    from indexing.corpus.queries import Queries
+    from indexing.store.store import Store
 
     shape: dict[str, Any] = {}
     if encoder:

@@ -46,7 +46,7 @@ from benchmarks.common.machine import cpu_name
 ROOT = Path(__file__).resolve().parents[1]
 ENCODE = """
 import json, sys, time
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 encoder = Encoder(sys.argv[1], threads=int(sys.argv[2]))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -245,8 +245,8 @@ def compare_mining(options: argparse.Namespace) -> list[float]:
 
 def compare_serving(options: argparse.Namespace) -> dict[str, list[float]]:
     """Returns, by mode and number of clients, the ratio of queries per second, now to before, of each round."""
-    from indexing.queries import Queries
-    from indexing.store import Store
+    from indexing.corpus.queries import Queries
+    from indexing.store.store import Store
 
     texts = Queries.open(Store(options.store), options.queries).split(options.split).texts[:4000]
     release = ["--renew", "--tasks", "default", "--embeddings", options.embeddings] if options.embeddings else []

@@ -28,7 +28,7 @@ def job(name: str, *arguments: str) -> None:
 
 def show(store_url: str, run: str) -> None:
     """Prints some queries with their best passages."""
-    from indexing.runs import read_run
+    from indexing.search.runs import read_run
     from riptide import Corpus, Queries, Store
 
     store = Store(store_url)

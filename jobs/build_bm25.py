@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from jobs.shards import fill_shards
 
-from indexing.bm25 import Bm25
-from indexing.bm25 import BuildBm25 as BuildWork
-from indexing.corpus import Corpus
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.lucene.bm25 import Bm25
+from indexing.lucene.bm25 import BuildBm25 as BuildWork
+from indexing.store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

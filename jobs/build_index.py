@@ -14,16 +14,16 @@ from jobs.session import open_runner
 from jobs.shards import fill_shards
 from jobs.workers import SizedWorkers
 
-from indexing.building import BuildIndex as BuildWork
-from indexing.building import IndexOptions
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings, is_sparse
-from indexing.faiss_index import training_size
-from indexing.index import Index
-from indexing.sparse.building import BuildImpacts
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.index import ImpactIndex
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.dense.building import BuildIndex as BuildWork
+from indexing.dense.building import IndexOptions
+from indexing.dense.faiss_index import training_size
+from indexing.dense.index import Index
+from indexing.embeddings.embeddings import Embeddings, is_sparse
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.lucene.impact_building import BuildImpacts
+from indexing.lucene.impact_index import ImpactIndex
+from indexing.store.store import Store
 from indexing.work.work import run_work
 from retriever.errors import InputError
 

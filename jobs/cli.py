@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from jobs.metrics import StageMetrics
 from jobs.starting import finish, is_program
 
-from indexing.storage import describe_os_error
+from indexing.store.storage import describe_os_error
 from indexing.work.local import has_unfinished_threads
 from indexing.work.nodes import parse_labels
 from indexing.work.tasks import MAX_WORKERS, WorkerRequest

@@ -17,20 +17,20 @@ from typing import Literal
 
 from jobs.training import check_name
 
-from indexing.artifact import fingerprint_of
-from indexing.cache import file_sha256
-from indexing.encoders import EncoderSpec
-from indexing.folders.writing import write_folder
-from indexing.models import commit_files, model_folder
-from indexing.store import Store
+from indexing.embeddings.encoders import EncoderSpec
+from indexing.store.artifact import fingerprint_of
+from indexing.store.cache import file_sha256
+from indexing.store.models import commit_files, model_folder
+from indexing.store.result_files import write_folder
+from indexing.store.store import Store
 from indexing.work.work import Target, complete_target
 from retriever.errors import InputError
-from retriever.files import resolve
 from retriever.interchange.backbone import open_backbone
 from retriever.interchange.prompts import ReadPrompt, check_writable, read_prompt, task_prompt, write_prompt
+from retriever.model.files import resolve
+from retriever.model.recipe import read_recipe
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions
-from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, load_prompt
-from retriever.recipe import read_recipe
+from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, load_prompt
 
 _TOOLS = {"dptdr": "DPTDR's authors", "peft": "PEFT"}
 

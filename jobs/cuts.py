@@ -6,9 +6,9 @@ from jobs.cli import say
 
 from collections.abc import Iterable
 
-from indexing.artifact import Artifact, Part, sum_cuts
 from indexing.hit_sources.kind import SearchContext
-from indexing.runs import SearchCuts, search_cuts
+from indexing.search.runs import SearchCuts, search_cuts
+from indexing.store.artifact import Artifact, Part, sum_cuts
 from retriever.cuts import Cuts
 
 PAIRS = "pairs of a query and a passage"

@@ -34,8 +34,8 @@ from jobs.workers import SizedWorkers
 
 import tyro
 
-from indexing.folders.writing import whole_file
-from indexing.store import Store
+from indexing.store.result_files import whole_file
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 Picture = Literal["attention", "rates", "points"]

@@ -17,20 +17,20 @@ from typing import Any, Literal
 from jobs.session import join_cluster, num_gpus
 from jobs.workers import GpuWorkers, say_line
 
-from indexing.artifact import Artifact, sum_cuts
-from indexing.embeddings import is_sparse
-from indexing.encoders import EncoderSpec, spec_of
-from indexing.encoding import CALLS, PartDone, count_pending, is_encoded, numerics_of, similarity_of
-from indexing.encoding import EncodeCorpus as EncodeWork
-from indexing.numerics import pinned_gpus
-from indexing.sparse.files import NUMBER_BYTES
-from indexing.store import Store, artifact_key, generation
+from indexing.embeddings.embeddings import is_sparse
+from indexing.embeddings.encoders import EncoderSpec, spec_of
+from indexing.embeddings.encoding import CALLS, PartDone, count_pending, is_encoded, numerics_of, similarity_of
+from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
+from indexing.embeddings.sparse_files import NUMBER_BYTES
+from indexing.store.artifact import Artifact, sum_cuts
+from indexing.store.store import Store, artifact_key, generation
 from indexing.work.local import LocalRunner
+from indexing.work.numerics import pinned_gpus
 from indexing.work.ray_actors import RayActors, choose_pool
 from indexing.work.tasks import Resources, Runner
 from indexing.work.work import Unit, run_work
 from retriever.errors import InputError
-from retriever.files import resolve, weight_files
+from retriever.model.files import resolve, weight_files
 from retriever.options import EncoderOptions
 
 MOST_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
@@ -218,8 +218,8 @@ def open_encoders(
     if not join_cluster(store, private=options.ray):
         runner = LocalRunner(gpus=num_gpus(), request=request)
         return runner, Resources(cores=options.cpus, gpus=gpus, calls=CALLS)
-    from retriever.numerics import choose_device
-    from retriever.packing import packs
+    from retriever.forward.numerics import choose_device
+    from retriever.forward.packing import packs
 
     weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder_of("passage"))))
     pool = choose_pool(

@@ -38,19 +38,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indexing.artifact import fingerprint_of
-from indexing.corpus import Corpus
-from indexing.folders.writing import whole_file
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import ALL, Queries
 from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
-from indexing.metrics import holm, paired_test
-from indexing.queries import ALL, Queries
-from indexing.runs import falling, read_run, read_trec
-from indexing.store import Store
+from indexing.measures.metrics import holm, paired_test
+from indexing.search.runs import falling, read_run, read_trec
+from indexing.store.artifact import fingerprint_of
+from indexing.store.result_files import whole_file
+from indexing.store.store import Store
 from indexing.work.work import check_targets, complete_artifact
-from retriever.categories.options import FIELD
 from retriever.errors import InputError
+from retriever.training.category_options import FIELD
 
 METRICS = ("nDCG@10", "R@100", "RR@10")
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 from jobs.session import open_runner
 
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.topics.options import FitOptions, Method
 from indexing.topics.page import write_page
 from indexing.topics.reader import Topics

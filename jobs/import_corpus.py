@@ -17,15 +17,15 @@ from typing import Literal
 from jobs.import_queries import hold_out_of
 from jobs.session import open_runner
 
-from indexing.artifact import Artifact
-from indexing.corpus import Corpus
-from indexing.importing import ImportCorpus as ImportWork
-from indexing.importing import ImportOptions
-from indexing.queries import check_splits, complete_queries, import_queries, read_judged_queries
-from indexing.raw import open_input
-from indexing.sources import CHUNK_BYTES, Source, describe_columns, detect
-from indexing.store import Store, artifact_key, generation
-from indexing.tables.columns import PassageNames
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.importing import ImportCorpus as ImportWork
+from indexing.corpus.importing import ImportOptions
+from indexing.corpus.queries import check_splits, complete_queries, import_queries, read_judged_queries
+from indexing.formats.columns import PassageNames
+from indexing.formats.raw import open_input
+from indexing.formats.sources import CHUNK_BYTES, Source, describe_columns, detect
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store, artifact_key, generation
 from indexing.work.work import resumable, run_work
 from retriever.errors import InputError
 

@@ -13,10 +13,10 @@ from jobs.cli import Common, run, say, say_complete
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from indexing.queries import HoldOut, complete_queries, import_queries
-from indexing.sources import describe_columns, detect_queries
-from indexing.store import Store
-from indexing.tables.columns import QueryNames
+from indexing.corpus.queries import HoldOut, complete_queries, import_queries
+from indexing.formats.columns import QueryNames
+from indexing.formats.sources import describe_columns, detect_queries
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 

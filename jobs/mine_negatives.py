@@ -20,21 +20,21 @@ from jobs.workers import GpuWorkers
 
 import pyarrow.compute as pc
 
-from indexing.artifact import Artifact
-from indexing.candidates import MiningOptions, PoolCandidates
-from indexing.denoising import (
+from indexing.hit_sources.options import SearchOptions
+from indexing.mining.candidates import MiningOptions, PoolCandidates
+from indexing.mining.denoising import (
     NegativeOptions,
     SampleNegatives,
     check_scales,
     complete_negatives,
     score_candidates,
 )
-from indexing.exports import export_sentence_transformers, export_tevatron
-from indexing.hit_sources.options import SearchOptions
-from indexing.mining import Margins, short
-from indexing.mining_report import Statistics, read_examples, write_report
-from indexing.rescoring import open_reranker
-from indexing.store import Store, artifact_key
+from indexing.mining.exports import export_sentence_transformers, export_tevatron
+from indexing.mining.pools import Margins, short
+from indexing.mining.report import Statistics, read_examples, write_report
+from indexing.search.rescoring import open_reranker
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store, artifact_key
 from indexing.work.work import check_targets, resumable, run_work
 from retriever.errors import InputError
 

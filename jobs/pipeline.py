@@ -27,7 +27,7 @@ from pathlib import Path
 
 from jobs.steps import Step, find_step, read_steps
 
-from indexing.storage import full_disk
+from indexing.store.storage import full_disk
 from indexing.work.work import resumable
 from retriever.errors import InputError
 

@@ -20,22 +20,22 @@ from jobs.workers import say_line
 
 import numpy as np
 
-from indexing.corpus import Corpus
-from indexing.models import resolve_model
-from indexing.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.store.models import resolve_model
+from indexing.store.store import Store
+from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
-from retriever.condenser.head import describe_head
 from retriever.errors import InputError
-from retriever.files import describe_backbone, resolve, weight_files
-from retriever.loading.configuration import load_config
+from retriever.model.configuration import load_config
+from retriever.model.files import describe_backbone, resolve, weight_files
+from retriever.model.recipe import positions_of
 from retriever.options import EncoderOptions
-from retriever.recipe import positions_of
-from retriever.reranker_training import check_length
-from retriever.rip import RipOptions, default_mask, default_unit, encoder_options, fit_batch
-from retriever.training import LoopOptions
+from retriever.systems.condenser import describe_head
+from retriever.systems.cross import check_length
+from retriever.systems.rip import RipOptions, default_mask, default_unit, encoder_options, fit_batch
+from retriever.training.loop import LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,11 @@ from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.modes import default_source, resolve, source_of
 from indexing.hit_sources.options import NEEDS, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
-from indexing.inspection.searching import LocalSearch
-from indexing.inspection.tables import ShownHit, hit_table, style_for
-from indexing.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
-from indexing.runs import read_run, write_trec
-from indexing.store import Store
+from indexing.search.few_queries import LocalSearch
+from indexing.search.hit_tables import ShownHit, hit_table, style_for
+from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
+from indexing.search.runs import read_run, write_trec
+from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError

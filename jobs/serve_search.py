@@ -27,9 +27,9 @@ from jobs.session import num_gpus
 
 import uvloop
 
-from indexing.cache import CorruptError
-from indexing.corpus import Corpus
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.store.cache import CorruptError
+from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.http.limits import HttpLimits
 from serve.release import (

@@ -19,8 +19,8 @@ from pathlib import Path
 from jobs.metrics import report_waiting
 from jobs.workers import say_line
 
-from indexing.storage import LocalStorage
-from indexing.store import Store
+from indexing.store.storage import LocalStorage
+from indexing.store.store import Store
 from indexing.work import nodes
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks

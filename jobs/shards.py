@@ -9,8 +9,8 @@ from typing import Protocol
 
 from jobs.session import open_runner
 
-from indexing.artifact import Artifact
-from indexing.store import Store
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from indexing.work.work import Work, run_work
 

@@ -24,13 +24,13 @@ from jobs.cuts import stored_counts
 
 import tyro
 
-from indexing.artifact import PROVENANCE, Artifact, unseal
-from indexing.cache import CorruptError
-from indexing.inspection.judgements import read_run_query
-from indexing.inspection.tables import hit_table, style_for
-from indexing.models import abandoned_checkpoints, model_folder, own_checkpoints
-from indexing.releases.retention import expired_prompts, expired_releases, remove_prompt, remove_release
-from indexing.store import Store
+from indexing.search.hit_tables import hit_table, style_for
+from indexing.search.judgements import read_run_query
+from indexing.store.artifact import PROVENANCE, Artifact, unseal
+from indexing.store.cache import CorruptError
+from indexing.store.models import abandoned_checkpoints, model_folder, own_checkpoints
+from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 SHOWN_HITS = 10  # hits of a query, if --k is not set

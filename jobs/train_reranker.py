@@ -13,19 +13,19 @@ from typing import Any, Literal
 
 from jobs.training import Training, check_name, count_steps, describe_best
 
-from indexing.artifact import Artifact
-from indexing.judging.order import count_lists, read_lists
-from indexing.models import resolve_model
-from indexing.negatives import mined_corpus, training_data
-from indexing.queries import Queries
-from indexing.reranking import CrossMaker, open_dev_data
-from indexing.store import Store
+from indexing.corpus.queries import Queries
+from indexing.mining.negatives import mined_corpus, training_data
+from indexing.store.artifact import Artifact
+from indexing.store.models import resolve_model
+from indexing.store.store import Store
+from indexing.training.order import count_lists, read_lists
+from indexing.training.reranking import CrossMaker, open_dev_data
 from retriever.errors import InputError
-from retriever.files import describe_backbone, resolve, weight_files
-from retriever.loading.configuration import load_config
-from retriever.recipe import positions_of
-from retriever.reranker_training import CrossOptions, check_length
-from retriever.training import LoopOptions
+from retriever.model.configuration import load_config
+from retriever.model.files import describe_backbone, resolve, weight_files
+from retriever.model.recipe import positions_of
+from retriever.systems.cross import CrossOptions, check_length
+from retriever.training.loop import LoopOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,25 +38,25 @@ from jobs.tuning.serving import serving_warnings
 
 import torch
 
-from indexing.artifact import Artifact, Reference
-from indexing.encoders import EncoderSpec
-from indexing.models import commit_files, model_folder
-from indexing.pairs.sets import SetName
-from indexing.store import Store
+from indexing.embeddings.encoders import EncoderSpec
+from indexing.store.artifact import Artifact, Reference
+from indexing.store.models import commit_files, model_folder
+from indexing.store.store import Store
+from indexing.training.training_sets import SetName
 from indexing.work.local import LocalRunner
 from indexing.work.work import complete_artifact, run_work
-from retriever.dual import PROMPT, TASKS, trained_recipe
-from retriever.encoder import empty_backbone, encoder_bytes
+from retriever.encoding.encoder import empty_backbone, encoder_bytes
 from retriever.errors import InputError
-from retriever.files import resolve, weight_files
-from retriever.loading.configuration import load_config
-from retriever.lora.adapter import adapter_bytes
+from retriever.forward.prompt_rows import PromptShape
+from retriever.model.configuration import load_config
+from retriever.model.files import resolve, weight_files
+from retriever.model.recipe import Recipe, read_recipe
 from retriever.options import EncoderOptions
-from retriever.prompt_rows import PromptShape
-from retriever.recipe import Recipe, read_recipe
-from retriever.synthesis.options import SynthesisOptions
-from retriever.synthesis.synthesiser import Synthesiser
-from retriever.tuning_options import offsets_of
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.prompts.synthesiser import Synthesiser
+from retriever.systems.dual import PROMPT, TASKS, trained_recipe
+from retriever.systems.lora import adapter_bytes
+from retriever.training.tuning_options import offsets_of
 
 # Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
 # The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.

@@ -16,13 +16,13 @@ from jobs.session import join_cluster
 from jobs.stopping import deferred_signals
 from jobs.workers import say_line
 
-from indexing.artifact import Artifact, Draft, Reference, begun_document, fingerprint_of
-from indexing.judging.dev import DevSplit
-from indexing.models import Checkpoints, checkpoint_names
-from indexing.queries import Queries
-from indexing.store import Store, artifact_key
+from indexing.corpus.queries import Queries
+from indexing.store.artifact import Artifact, Draft, Reference, begun_document, fingerprint_of
+from indexing.store.models import Checkpoints, checkpoint_names
+from indexing.store.store import Store, artifact_key
 from indexing.training.cluster import run_on_ray
 from indexing.training.curves import Curves
+from indexing.training.dev import DevSplit
 from indexing.training.local import plan_local_worker, run_local
 from indexing.training.messages import StartMeasured, StepDone, TrainingResult
 from indexing.training.worker import Maker, TrainingTask, abandoned_s
@@ -30,7 +30,7 @@ from indexing.training.workers import WorkerGroup, plan_workers
 from indexing.work.work import RESUME, Target, complete_target
 from retriever.cuts import SPLIT, Cuts
 from retriever.errors import InputError
-from retriever.training import LoopOptions
+from retriever.training.loop import LoopOptions
 
 QUALITY = "dev MRR@10"  # the measure that selects the best weights
 ADAFACTOR_LR = 1e-3  # of T5 and GTR; relative to the size of the weights

@@ -9,8 +9,8 @@ from jobs.cli import Common, Stage, fail, human, run, say
 
 from dataclasses import dataclass
 
-from indexing.store import Store
-from indexing.verify import verify
+from indexing.store.store import Store
+from indexing.store.verify import verify
 
 
 @dataclass(frozen=True, kw_only=True)

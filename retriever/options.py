@@ -33,7 +33,7 @@ class EncoderOptions:
     dtype: of the backbone; "auto" is bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise float32. Pooling
         and the layers after it are float32.
     compile: "auto" compiles if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
-        which are faster without (see retriever.packing); "always" raises if compiling fails.
+        which are faster without (see retriever.forward.packing); "always" raises if compiling fails.
     query_terms, passage_terms: with pooling "splade", keep this many words with the largest weights (default:
         max_active_dims of the model folder, or all).
     """

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retriever.files import PROMPT_SETTINGS, PROMPT_WEIGHTS
+from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS
 from serve.protocol import FoundPassage
 
 

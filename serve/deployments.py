@@ -22,7 +22,7 @@ from ray import serve as ray_serve
 from ray.serve.config import ProxyLocation
 
 from indexing.hit_sources.registry import online_searches
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.health.states import PASSAGES
 from serve.health.warm_up import WarmUpLimits

@@ -16,7 +16,7 @@ import numpy as np
 
 from indexing.exact import Hits, merge, nothing
 from indexing.hit_sources.fusion import fuse
-from indexing.rescoring import reranked
+from indexing.search.rescoring import reranked
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import Side

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from indexing.artifact import Artifact, Draft
-from indexing.artifact import Part as FilePart
-from indexing.chain import RowRange, split_range
-from indexing.corpus import Corpus
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter
+from indexing.dense.online import OpenPassages, passage_parts
 from indexing.exact import Hits, nothing
-from indexing.filters import Filter
 from indexing.hit_sources.online import OnlinePlace, OnlineSearch, Target
 from indexing.hit_sources.registry import find_kind, online_searches
-from indexing.online import OpenPassages, passage_parts
-from indexing.store import Store
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Part as FilePart
+from indexing.store.chain import RowRange, split_range
+from indexing.store.store import Store
 from serve.health.failures import converted
 from serve.health.states import PASSAGES
 from serve.parts import Part, Shared, check_deadline, use_texts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from indexing.filters import filter_columns
-from indexing.models import model_folder
-from indexing.store import Store
-from retriever.files import PROMPT_SETTINGS
+from indexing.corpus.filters import filter_columns
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from retriever.model.files import PROMPT_SETTINGS
 from serve.release import Opened, Release, Task
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.health.warm_up import WarmUpLimits
 from serve.http.limits import HttpLimits, allowed_connections

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexing.hit_sources.online import PROBE, OnlineSearch, Target
-from indexing.models import model_folder, resolve_model
-from indexing.rescoring import open_reranker
-from indexing.store import Store
-from retriever.batching import Tokens, text_pieces
-from retriever.encoder import Encoder
+from indexing.search.rescoring import open_reranker
+from indexing.store.models import model_folder, resolve_model
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder
+from retriever.encoding.reranker import Reranker
 from retriever.errors import InputError
+from retriever.forward.batching import Tokens, text_pieces
 from retriever.options import Side
-from retriever.prompts import load_prompt
-from retriever.reranker import Reranker
+from retriever.prompts.prompts import load_prompt
 from retriever.topics.model import NO_TOPIC
 from serve.health.failures import RefusedPromptError, converted
 from serve.health.states import ENCODER, RERANKER

@@ -13,10 +13,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from indexing.artifact import Artifact, Draft
-from indexing.artifact import Part as FilePart
-from indexing.cache import CorruptError
-from indexing.store import Store
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Part as FilePart
+from indexing.store.cache import CorruptError
+from indexing.store.store import Store
 from retriever.errors import TextsError
 from retriever.memory import free_memory
 from serve.health.failures import StoreError, converted, store_error

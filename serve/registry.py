@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from indexing.artifact import Artifact, fingerprint_of
-from indexing.cache import file_sha256
-from indexing.embeddings import Embeddings
-from indexing.encoders import EncoderSpec, differences
-from indexing.models import commit_files
-from indexing.store import Store
-from retriever.encoder import describe
+from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.encoders import EncoderSpec, differences
+from indexing.store.artifact import Artifact, fingerprint_of
+from indexing.store.cache import file_sha256
+from indexing.store.models import commit_files
+from indexing.store.store import Store
+from retriever.encoding.encoder import describe
 from retriever.errors import InputError
-from retriever.files import resolve
-from retriever.loading.documents import shown
 from retriever.memory import free_memory
+from retriever.model.documents import shown
+from retriever.model.files import resolve
+from retriever.model.recipe import read_recipe
 from retriever.options import SIDES
-from retriever.prompt_table import task_config
-from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_offsets, load_prompt
-from retriever.recipe import read_recipe
-from retriever.synthesis.saved import SavedSynthesis
+from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_offsets, load_prompt
+from retriever.prompts.saved_synthesis import SavedSynthesis
+from retriever.prompts.table import task_config
 from serve.parts import check_deadline
 from serve.release import BASE, GIVEN, TASK_NAME, Opened, Release, Space, Task, check_passages, open_space
 

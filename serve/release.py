@@ -15,20 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from indexing.artifact import MANIFEST, Artifact, Reference, fingerprint_of
-from indexing.bm25 import Bm25
-from indexing.cache import CorruptError
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings, holds_dense
-from indexing.encoders import EncoderSpec, check_prompt_settings, differences, differing
+from indexing.corpus.corpus import Corpus
+from indexing.dense.index import Index
+from indexing.embeddings.embeddings import Embeddings, holds_dense
+from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, differences, differing
 from indexing.hit_sources.dense import Space
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.kind import SearchContext
 from indexing.hit_sources.modes import dense_names, has_dense, index_over
 from indexing.hit_sources.online import OnlineSearch, Target
-from indexing.index import Index
-from indexing.releases.current import CURRENT, Current, parse_current, unreadable_release
-from indexing.releases.retention import (
+from indexing.lucene.bm25 import Bm25
+from indexing.store.artifact import MANIFEST, Artifact, Reference, fingerprint_of
+from indexing.store.cache import CorruptError
+from indexing.store.live_release import CURRENT, Current, parse_current, unreadable_release
+from indexing.store.retention import (
     GIVEN,
     expired_prompts,
     expired_releases,
@@ -36,7 +36,7 @@ from indexing.releases.retention import (
     remove_prompt,
     remove_release,
 )
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 from serve.tasks import Task

@@ -17,7 +17,7 @@ from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
-from indexing.store import Store
+from indexing.store.store import Store
 from serve.batching import OverloadedError
 from serve.health.failures import LostError
 from serve.leaf import HitsRequest, Leaf, Passage, PassagesRequest, Reply, SourceHits

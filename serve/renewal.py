@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from indexing.artifact import BEGUN, MANIFEST, Artifact
-from indexing.bm25 import Bm25
-from indexing.corpus import Corpus
-from indexing.store import Store, generation
+from indexing.corpus.corpus import Corpus
+from indexing.lucene.bm25 import Bm25
+from indexing.store.artifact import BEGUN, MANIFEST, Artifact
+from indexing.store.store import Store, generation
 from retriever.errors import InputError
 from serve.release import (
     Release,

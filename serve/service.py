@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from indexing.filters import Filter
-from indexing.store import Store
+from indexing.corpus.filters import Filter
+from indexing.store.store import Store
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import Side

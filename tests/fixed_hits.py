@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from indexing.artifact import Artifact
-from indexing.corpus import Corpus
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter
 from indexing.exact import Hits
-from indexing.filters import Filter
 from indexing.hit_sources import registry
 from indexing.hit_sources.kind import SearchContext, SourceKind
 from indexing.hit_sources.online import OnlinePlace, OnlineSearch, PinnedArtifacts, Target
-from indexing.store import Store
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 from indexing.work.tasks import Runner
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Collection
 
-from retriever.native import processor
+from retriever.forward.native import processor
 
 
 def must_load(needed: Collection[str] = ()) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from runners import InlineRunner
 
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.topics.options import FitOptions
 from indexing.topics.reader import Topics
 from indexing.topics.work import FitTopics

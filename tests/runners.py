@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from indexing.artifact import Artifact
-from indexing.store import Store
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 from indexing.work.tasks import ANY_WORKERS, Item, Place, Report, Resources, Task, ignore, no_weight
 from indexing.work.work import Work, run_work
 

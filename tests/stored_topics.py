@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 from topic_prompts import random_saved_topics, small_topics
 
-from indexing.artifact import Artifact
-from indexing.corpus import Corpus, save_array
-from indexing.encoders import EncoderSpec
-from indexing.models import commit_files
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus, save_array
+from indexing.embeddings.encoders import EncoderSpec
+from indexing.store.artifact import Artifact
+from indexing.store.models import commit_files
+from indexing.store.store import Store
 from indexing.topics.files import write_topics
 from indexing.topics.tree import TopicTree
 from retriever.options import EncoderOptions
-from retriever.prompts import TaskPrompt, backbone_of
+from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.topics.model import TopicModel
 from retriever.topics.options import Wordless
 

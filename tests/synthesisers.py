@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from retriever.prompt_rows import PromptShape
-from retriever.synthesis.options import SynthesisOptions
-from retriever.synthesis.saved import SavedSynthesis
-from retriever.synthesis.synthesiser import Synthesiser
+from retriever.forward.prompt_rows import PromptShape
+from retriever.prompts.saved_synthesis import SavedSynthesis
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.prompts.synthesiser import Synthesiser
 
 SIZES: dict[str, Any] = {"prompts": 3, "length": 4, "hidden": 6, "bottleneck": 5, "temperature": 0.1}
 SHAPE = PromptShape(layers=2, heads=4, head_dim=8)  # of tiny backbones

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from retriever.prompt_rows import PromptShape
+from retriever.forward.prompt_rows import PromptShape
 from retriever.topics.model import TopicModel
 from retriever.topics.options import Wordless
 from retriever.topics.saved import SavedTopics

@@ -97,8 +97,8 @@ PATCHES = {
     "indexing.work.ray_tasks": patch_tasks,
     "indexing.work.ray_actors": patch_actors,
     "indexing.training.cluster": patch_training,
-    "indexing.searching": patch_exact_search,
-    "indexing.bm25": patch_bm25,
+    "indexing.dense.searching": patch_exact_search,
+    "indexing.lucene.bm25": patch_bm25,
 }
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from benchmarks.common.files import read_documents
 from benchmarks.query_prompts import computed_prompt
 from benchmarks.topics.serving import random_topic_model, topic_prompt
-from indexing.models import commit_files, model_folder
-from indexing.store import Store
-from retriever.encoder import Encoder
+from indexing.store.models import commit_files, model_folder
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions
-from retriever.prompts import TaskPrompt
+from retriever.prompts.prompts import TaskPrompt
 from retriever.topics.words import topic_words
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,15 +19,15 @@ from benchmarks.topics.runs import ALL_WEIGHTS, METRICS, SAME_TOPIC, WITH_WORDS,
 from benchmarks.topics.sets import TopicSet, prepare_set
 from benchmarks.topics.training import text_options, train
 from benchmarks.topics.words import store_with_words
-from indexing.embeddings import Embeddings
+from indexing.embeddings.embeddings import Embeddings
 from indexing.exact.search import exact_search
 from indexing.measures.embeddings_by_category import measures_by_category
 from indexing.measures.vectors import unit
-from indexing.models import model_folder
-from indexing.runs import hits_table, write_trec
-from retriever.encoder import Encoder
+from indexing.search.runs import hits_table, write_trec
+from indexing.store.models import model_folder
+from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions, Side
-from retriever.prompts import TaskPrompt, load_prompt
+from retriever.prompts.prompts import TaskPrompt, load_prompt
 from retriever.topics.controls import random_topics, shuffled_topics
 
 HITS = 100  # per query

@@ -19,9 +19,9 @@ from benchmarks.query_prompts import (
     measure_traffic,
     read_texts,
 )
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions
-from retriever.prompts import TaskPrompt, backbone_of
+from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.topics.model import TopicModel
 from retriever.topics.saved import SavedTopics
 from retriever.topics.words import topic_words

@@ -13,10 +13,10 @@ import numpy as np
 
 from benchmarks.common.files import read_documents, read_qrels, write_documents, write_qrels
 from benchmarks.topics.runs import PROTOCOLS
-from indexing.categories.relevance import CategoryRelevance
-from indexing.corpus import Corpus
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.corpus.category_relevance import CategoryRelevance
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.store.store import Store
 from indexing.topics.reader import Topics
 from retriever.topics.model import with_default
 

@@ -11,8 +11,8 @@ from jobs.tuning.opening import open_all
 from jobs.tuning.options import TrainRetriever
 
 from benchmarks.topics.runs import ALL_WEIGHTS, ONE_PROMPT, PROMPTS_OF_TOPICS, WITH_WORDS, Run
-from indexing.store import Store
-from indexing.tuning import TuneMaker
+from indexing.store.store import Store
+from indexing.training.tuning import TuneMaker
 from retriever.topics.controls import random_topics
 
 

@@ -14,10 +14,10 @@ from benchmarks.common.models import MINILM
 from benchmarks.transfer.runs import Run, store_of
 from benchmarks.transfer.sets import EvaluationSet
 from benchmarks.transfer.training import folder_of, train
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
+from retriever.losses.divergence import mean_divergences
 from retriever.options import EncoderOptions
-from retriever.prompts import load_prompt
-from retriever.synthesis.divergence import mean_divergences
+from retriever.prompts.prompts import load_prompt
 
 ATTENTION_QUERIES = 300  # per set, for divergences
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 from benchmarks.common.files import Judgement, read_documents, read_qrels, write_documents, write_qrels
 from benchmarks.common.models import MINILM
 from benchmarks.transfer.runs import FEW_SHOT_SETS, store_of
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.embeddings.embeddings import Embeddings
 from indexing.exact.search import exact_search
-from indexing.metrics import per_query
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.measures.metrics import per_query
+from indexing.store.store import Store
 
 EMBEDDINGS = "minilm"  # the name of the backbone's embeddings in each store
 NEGATIVES = 19  # per query

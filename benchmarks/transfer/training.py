@@ -12,8 +12,8 @@ from jobs.tuning.options import TrainRetriever
 from benchmarks.common.models import MINILM
 from benchmarks.transfer.runs import Run, store_of
 from benchmarks.transfer.sets import EMBEDDINGS, NEGATIVES
-from indexing.models import model_folder
-from indexing.store import Store
+from indexing.store.models import model_folder
+from indexing.store.store import Store
 
 
 def train(run: Run, options: argparse.Namespace) -> None:

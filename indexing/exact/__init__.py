@@ -4,6 +4,7 @@ hits         the best passages of each query, and merging them
 checks       checks of queries and vectors; the number of threads
 search       the exact top k over parts of vectors
 candidates   the exact scores of given candidates
+kernel       compiles and loads the C++ kernel (exact_kernel.cpp)
 torch_pass   the products and sums by torch, for machines on which the compiled kernel does not run
 
 Importing this package loads no torch: `torch_pass` is imported by the functions that need it.

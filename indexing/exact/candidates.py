@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from indexing import kernel as kernels
+from indexing.exact import kernel as kernels
 from indexing.exact.checks import available_threads, check_queries, check_vectors
 from indexing.exact.hits import Hits, padded
 from retriever.errors import InputError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from indexing import kernel as kernels
+from indexing.exact import kernel as kernels
 from indexing.exact.checks import available_threads, check_queries, check_vectors
 from indexing.exact.hits import Hits, merge
 from retriever.errors import InputError

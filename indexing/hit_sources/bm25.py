@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from indexing.artifact import Artifact
-from indexing.bm25 import DEFAULT, Bm25, search_bm25
-from indexing.chain import check_lineage
-from indexing.corpus import Corpus
+from indexing.corpus.corpus import Corpus
+from indexing.dense.online import Words, segment_share
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext, SourceKind
 from indexing.hit_sources.online import PROBE, Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
-from indexing.online import Words, segment_share
+from indexing.lucene.bm25 import DEFAULT, Bm25, search_bm25
+from indexing.store.artifact import Artifact
+from indexing.store.chain import check_lineage
 from indexing.work.tasks import Runner
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from indexing.artifact import Artifact
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
+from indexing.corpus.corpus import Corpus
+from indexing.dense.index import Index
+from indexing.dense.online import DenseShard, dense_stretches, index_share
+from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.index import Index
-from indexing.online import DenseShard, dense_stretches, index_share
+from indexing.store.artifact import Artifact
 from indexing.work.tasks import Runner
 
 
@@ -42,7 +42,7 @@ class DenseSource:
         return inputs
 
     def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
-        from indexing.searching import search_dense, search_exact
+        from indexing.dense.searching import search_dense, search_exact
 
         vectors, deleted = self.encoder.encode(texts, runner), self.corpus.deleted
         if self.index is None:

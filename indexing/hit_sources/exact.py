@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from indexing.embeddings import Embeddings
+from indexing.corpus.filters import Filter
+from indexing.dense.online import DenseShard
+from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
-from indexing.filters import Filter
 from indexing.hit_sources.dense import DENSE, DenseSource, open_dense
 from indexing.hit_sources.kind import SearchContext, ServedNames, SourceKind
 from indexing.hit_sources.online import Target
-from indexing.online import DenseShard
 
 
 class ExactKind(SourceKind):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.artifact import Artifact
 from indexing.exact import Hits
-from indexing.fusion import reciprocal_rank, weighted
+from indexing.hit_sources.fused_lists import reciprocal_rank, weighted
 from indexing.hit_sources.grammar import fusion_text
 from indexing.hit_sources.kind import HitSource
+from indexing.store.artifact import Artifact
 from indexing.work.tasks import Runner
 
 FUSION_DEPTH = 1_000  # least number of hits per source that a fusion sees: those of a usual run

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from indexing.embeddings import Embeddings, holds_impacts
+from indexing.dense.index import Index
+from indexing.embeddings.embeddings import Embeddings, holds_impacts
 from indexing.hit_sources.dense import DENSE, DenseSource, open_dense
 from indexing.hit_sources.kind import SearchContext, ServedNames, SourceKind
 from indexing.hit_sources.online import Target
-from indexing.index import Index
 from retriever.errors import InputError
 
 

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from indexing.artifact import Artifact
-from indexing.corpus import Corpus
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter
 from indexing.exact import Hits
-from indexing.filters import Filter
 from indexing.hit_sources.online import OnlineSearch, Target
 from indexing.hit_sources.options import SearchOptions
-from indexing.store import Store
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from retriever.cuts import Cuts
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, get_args
 
-from indexing.bm25 import DEFAULT
-from indexing.corpus import Corpus
-from indexing.embeddings import holds_dense, holds_faiss, holds_impacts
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.embeddings import holds_dense, holds_faiss, holds_impacts
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.grammar import fusion_text
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.options import Mode
 from indexing.hit_sources.splade import SPLADE
-from indexing.store import MADE_BY, Store
+from indexing.lucene.bm25 import DEFAULT
+from indexing.store.store import MADE_BY, Store
 from retriever.errors import InputError
 
 HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split

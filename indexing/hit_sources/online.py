@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from indexing.artifact import Artifact, Draft, Part
-from indexing.chain import RowRange
-from indexing.corpus import Corpus
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.chain import RowRange
+from indexing.store.store import Store
 
 PROBE = "what is a prompt?"  # the query of checks
 

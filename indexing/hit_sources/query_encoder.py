@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from indexing.embeddings import EmbeddingsReader
-from indexing.encoders import EncoderSpec, differing, spec_of
+from indexing.embeddings.embeddings import EmbeddingsReader
+from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
 from indexing.hit_sources.options import SearchOptions
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
 if TYPE_CHECKING:
-    from retriever.batching import Tokens
+    from retriever.forward.batching import Tokens
 
 Vectors = TypeVar("Vectors")  # float32 [q, dim], or SparseVectors if the embeddings are sparse
 
@@ -93,13 +93,13 @@ class EncodeQueriesTask:
 
     def open(self, place: Place) -> Callable[[list[str], Report], tuple[Any, str, Tokens]]:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
-        from indexing.encoding import check_encoder
+        from indexing.embeddings.encoding import check_encoder
 
         opened = self.spec.open(side="query", device=place.device, threads=place.cores)
         check_encoder(self.spec.config_of(opened, "query"), self.pinned)
         encoder: Any = opened
         if opened.is_sparse:
-            from retriever.sparse.encoder import SparseEncoder
+            from retriever.encoding.sparse_encoder import SparseEncoder
 
             encoder = SparseEncoder.over(opened)
 

@@ -10,22 +10,22 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from indexing.artifact import Artifact, fingerprint_of
-from indexing.chain import check_lineage
-from indexing.corpus import Corpus
-from indexing.embeddings import holds_impacts
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter
+from indexing.dense.online import Matches, segment_share
+from indexing.embeddings.embeddings import holds_impacts
+from indexing.embeddings.sparse import SparseEmbeddings
 from indexing.exact import Hits, available_threads, nothing
-from indexing.filters import Filter
 from indexing.hit_sources.kind import SearchContext, SourceKind
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.online import Matches, segment_share
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.index import ImpactIndex, search_impacts
+from indexing.lucene.impact_index import ImpactIndex, search_impacts
+from indexing.store.artifact import Artifact, fingerprint_of
+from indexing.store.chain import check_lineage
 from indexing.work.tasks import Place, Runner, ignore
+from retriever.encoding.sparse_vectors import SparseVectors
 from retriever.errors import InputError
-from retriever.sparse.vectors import SparseVectors
 
 
 @dataclass

@@ -1,1 +1,15 @@
-"""Measures beyond judged passages: vectors of embeddings, pages of hits (KILT), length of hits (GTR)."""
+"""Measures of runs and embeddings.
+
+metrics                  metrics of a run with judgements
+many_relevant            metrics for queries with many relevant passages
+answers                  whether a passage contains an answer
+pages                    R-precision of pages (KILT)
+hits                     the hits of a run as ranked lists
+lengths                  the median length of the first hits
+rates                    queries per second of a source
+vectors                  alignment and uniformity of vectors
+embeddings               embeddings measured with judged pairs
+embeddings_by_category   embeddings measured by category
+attention                the mean attention of query sets to basic prompts
+distributions            similarities of probability distributions
+"""

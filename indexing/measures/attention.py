@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from indexing.encoders import EncoderSpec, spec_of
+from indexing.embeddings.encoders import EncoderSpec, spec_of
 from indexing.measures.distributions import cosines, divergences
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 from retriever.errors import InputError
 from retriever.options import EncoderOptions

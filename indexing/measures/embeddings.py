@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.queries import ALL, Queries
+from indexing.embeddings.embeddings import Embeddings
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.measures.vectors import alignment, mean_cosine, uniformity, unit
-from indexing.pairs.judged import judged_pairs
-from indexing.queries import ALL, Queries
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
 

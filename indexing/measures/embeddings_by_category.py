@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.categories.relevance import CategoryRelevance
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
+from indexing.corpus.category_relevance import CategoryRelevance
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import ALL, Queries
+from indexing.embeddings.embeddings import Embeddings
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.measures.embeddings import SAMPLE, EmbeddingMeasures, Form, VectorMeasures, draw_sample, forms_of
 from indexing.measures.vectors import uniformity, unit
-from indexing.queries import ALL, Queries
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
 

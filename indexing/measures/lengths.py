@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus import Corpus
+from indexing.corpus.corpus import Corpus
 from retriever.errors import InputError
 
 _BLOCK = 8_192  # passages that are in memory at once

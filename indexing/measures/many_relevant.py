@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from indexing.metrics import check_cutoff
+from indexing.measures.metrics import check_cutoff
 from retriever.errors import InputError
 
 DEFAULT_METRICS = ("Acc@1", "Acc@10", "MRR@100", "MAP@10", "MAP@50")  # of Topic-DPR

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from indexing.corpus import Corpus
-from indexing.queries import Queries
-from indexing.raw import clip
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.formats.raw import clip
 from retriever.errors import InputError
 
 PAGE = "wikipedia_id"  # the metadata field of a passage that names its page

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from indexing.folders.writing import whole_file
+from indexing.store.result_files import whole_file
 from indexing.topics.reader import Topics
 from indexing.topics.tree import Node
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.artifact import Artifact
-from indexing.chain import RowPart, row_parts
-from indexing.corpus import contents
-from indexing.store import Store
+from indexing.corpus.corpus import contents
+from indexing.store.artifact import Artifact
+from indexing.store.chain import RowPart, row_parts
+from indexing.store.store import Store
 from indexing.topics.work import KIND
 from retriever.topics.model import NO_TOPIC, TopicModel, with_default
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from indexing.artifact import Artifact
-from indexing.chain import RowPart, check_lineage, row_parts
-from indexing.corpus import Corpus
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.store.artifact import Artifact
+from indexing.store.chain import RowPart, check_lineage, row_parts
+from indexing.store.store import Store
 from indexing.topics.files import read_topics
 from indexing.topics.tree import TopicTree
 from indexing.topics.work import KIND, model_part

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.artifact import Artifact, Draft, Part
-from indexing.chain import RowPart, check_lineage, row_parts
-from indexing.corpus import Corpus, contents, save_array
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus, contents, save_array
+from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.chain import RowPart, check_lineage, row_parts
+from indexing.store.store import Store
 from indexing.topics.files import SUFFIX, read_topics, write_topics
 from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
 from indexing.topics.options import FitOptions

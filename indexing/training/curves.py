@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from indexing.storage import full_disk
+from indexing.store.storage import full_disk
 from indexing.training.messages import StepDone
 
 Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] of steps

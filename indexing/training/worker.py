@@ -13,16 +13,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
-from indexing.artifact import ABANDONED_S, Draft, keep_alive
-from indexing.models import Checkpoints, commit_files, resolve_model
-from indexing.store import Store
+from indexing.store.artifact import ABANDONED_S, Draft, keep_alive
+from indexing.store.models import Checkpoints, commit_files, resolve_model
+from indexing.store.store import Store
 from indexing.training.messages import Message, Resumed, StartMeasured, StepDone, TrainingResult
 from indexing.training.workers import WorkerGroup
 from retriever.errors import InputError
-from retriever.files import describe_backbone, resolve
-from retriever.numerics import choose_dtype
-from retriever.system import Evaluate, Refresh, System
-from retriever.training import Hooks, LoopOptions, StopRequests, Trainer, no_stop_requests
+from retriever.forward.numerics import choose_dtype
+from retriever.model.files import describe_backbone, resolve
+from retriever.training.loop import Hooks, LoopOptions, StopRequests, Trainer, no_stop_requests
+from retriever.training.system import Evaluate, Refresh, System
 
 
 class Maker(Protocol):

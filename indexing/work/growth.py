@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from indexing.artifact import Artifact
-from indexing.store import generation
+from indexing.store.artifact import Artifact
+from indexing.store.store import generation
 from indexing.work.work import Target
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from retriever.categories.options import FIELD, WEIGHT, CategoryOptions
 from retriever.errors import InputError
+from retriever.training.category_options import FIELD, WEIGHT, CategoryOptions
 
 
 @dataclass(frozen=True, kw_only=True)

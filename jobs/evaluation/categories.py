@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus import Corpus
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
 from indexing.measures.hits import ranked_hits
 from indexing.measures.many_relevant import expected_values, metric_values, parse_metric
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.store.store import Store
 
 if TYPE_CHECKING:
-    from indexing.categories.relevance import CategoryRelevance
+    from indexing.corpus.category_relevance import CategoryRelevance
 
 RANDOM = "random ranking"  # the name of the expected values in the table
 
@@ -76,7 +76,7 @@ def category_measure(
     Raises:
         InputError: If a passage or a query has no categories.
     """
-    from indexing.categories.relevance import CategoryRelevance
+    from indexing.corpus.category_relevance import CategoryRelevance
 
     relevance = CategoryRelevance(Corpus.open(store), field)
     measured = sorted(set(ids))

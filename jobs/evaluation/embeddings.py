@@ -7,9 +7,9 @@ from jobs.cli import say
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from indexing.queries import Queries
-from indexing.store import Store
-from retriever.categories.options import FIELD
+from indexing.corpus.queries import Queries
+from indexing.store.store import Store
+from retriever.training.category_options import FIELD
 
 if TYPE_CHECKING:
     from jobs.evaluation.options import Evaluate

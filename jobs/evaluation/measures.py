@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from indexing.answers import answer_ranks, answers_of
-from indexing.corpus import Corpus
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.measures.answers import answer_ranks, answers_of
 from indexing.measures.hits import ranked_hits
 from indexing.measures.many_relevant import parse_metric
+from indexing.measures.metrics import check_cutoff, parse_metrics, per_query
 from indexing.measures.pages import page_r_precision, page_sets
-from indexing.metrics import check_cutoff, parse_metrics, per_query
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 PAGE_R_PRECISION = "PageRprec"  # not Rprec, which ir-measures has: R-precision of judged passages

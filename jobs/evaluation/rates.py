@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from indexing.exact import Hits
     from indexing.measures.rates import SearchRate
-    from indexing.retrieval import SearchQueries
+    from indexing.search.retrieval import SearchQueries
     from indexing.work.tasks import Runner
 
 

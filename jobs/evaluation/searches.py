@@ -7,15 +7,15 @@ from jobs.cli import Stage
 import re
 from typing import TYPE_CHECKING, Any
 
-from indexing.artifact import fingerprint_of
-from indexing.store import MAX_NAME, Store
+from indexing.store.artifact import fingerprint_of
+from indexing.store.store import MAX_NAME, Store
 from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
 
 if TYPE_CHECKING:
     from jobs.evaluation.options import Evaluate
 
-    from indexing.retrieval import SearchQueries
+    from indexing.search.retrieval import SearchQueries
 
 _CUTOFF = re.compile(r"@([1-9]\d*)$")
 
@@ -36,7 +36,7 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     from indexing.hit_sources.grammar import parse
     from indexing.hit_sources.modes import resolve
     from indexing.hit_sources.options import NEEDS, SearchOptions
-    from indexing.retrieval import RUN_HITS, SearchQueries
+    from indexing.search.retrieval import RUN_HITS, SearchQueries
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
     sources = [resolve(source, store) for source in options.source]

@@ -7,8 +7,8 @@ from jobs.cli import Common
 from dataclasses import dataclass, fields
 
 from retriever.errors import InputError
-from retriever.lora.adapter import require_peft
-from retriever.lora.options import LoraOptions
+from retriever.systems.lora import require_peft
+from retriever.training.lora_options import LoraOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from jobs.pictures.points import Panel
 
 import numpy as np
 
-from indexing.categories.rows import categories_of_rows
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
+from indexing.corpus.categories import categories_of_rows
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.embeddings import Embeddings
 from indexing.measures.embeddings import draw_sample
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 WORDS_SHOWN = 3  # words of a topic in the legend

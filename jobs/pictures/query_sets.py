@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.corpus.queries import Queries
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jobs.sweeps.work import SEED, Choice, Outcome
 
-from indexing.storage import full_disk
+from indexing.store.storage import full_disk
 
 
 def table(outcomes: Sequence[Outcome], quality: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jobs.sweeps.grid import Run, Settings
 
-from indexing.artifact import Artifact, Draft, Reference
+from indexing.store.artifact import Artifact, Draft, Reference
 from indexing.work.tasks import Runner
 from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
 from retriever.errors import Diverged, InputError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retriever.errors import InputError
-from retriever.synthesis.options import DivergenceOptions, SynthesisOptions, find_bad_value
+from retriever.prompts.synthesis_options import DivergenceOptions, SynthesisOptions, find_bad_value
 
 # The option of each field of SynthesisOptions.
 _OPTIONS = {

@@ -10,28 +10,36 @@ from typing import Any
 from jobs.training import check_name, count_steps
 from jobs.tuning.options import LEARNING_RATES, SYNTHESIS_LR, WARM_UPS, TrainRetriever
 
-from indexing.artifact import Artifact, Reference
-from indexing.embeddings import Embeddings
-from indexing.encoders import EncoderSpec
-from indexing.models import model_folder
-from indexing.pairs.sets import NO_NEGATIVES, OpenSets, SetCorpus, SetName, open_sets, parse_set, resolve_stores
-from indexing.queries import Queries
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.store import Store
+from indexing.corpus.queries import Queries
+from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.encoders import EncoderSpec
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.store.artifact import Artifact, Reference
+from indexing.store.models import model_folder
+from indexing.store.store import Store
 from indexing.topics.reader import Topics
-from indexing.topics.training import agreement, training_topics
-from indexing.tuning import TuneMaker, open_prompt, passage_embeddings
-from retriever.dual import trained_recipe
+from indexing.training.training_sets import (
+    NO_NEGATIVES,
+    OpenSets,
+    SetCorpus,
+    SetName,
+    open_sets,
+    parse_set,
+    resolve_stores,
+)
+from indexing.training.training_topics import agreement, training_topics
+from indexing.training.tuning import TuneMaker, open_prompt, passage_embeddings
 from retriever.errors import InputError
-from retriever.files import resolve
-from retriever.lora.adapter import adapter_bytes
+from retriever.model.files import resolve
+from retriever.model.recipe import SPLADE, read_recipe
 from retriever.options import SIDES, EncoderOptions
-from retriever.prompts import TaskPrompt, check_initial_prompt, check_offsets, load_prompt
-from retriever.recipe import SPLADE, read_recipe
-from retriever.synthesis.options import SynthesisOptions
+from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_offsets, load_prompt
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.systems.dual import trained_recipe
+from retriever.systems.lora import adapter_bytes
 from retriever.topics.options import TopicOptions
-from retriever.training import LoopOptions
-from retriever.tuning_options import TuneOptions, offsets_of
+from retriever.training.loop import LoopOptions
+from retriever.training.tuning_options import TuneOptions, offsets_of
 
 # The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
 # made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.

@@ -11,16 +11,16 @@ from jobs.synthesis.options import SynthesisTraining
 from jobs.topics.options import TopicTraining
 from jobs.training import Contrastive
 
-from indexing.pairs.sets import NO_NEGATIVES, parse_set
-from retriever.dual import PROMPT_LR, TEMPERATURE_LR
+from indexing.training.training_sets import NO_NEGATIVES, parse_set
 from retriever.errors import InputError
-from retriever.files import resolve
+from retriever.losses.flops import MARGIN_MSE_WEIGHTS, SOFTMAX_WEIGHTS, WARM_UP, FlopsOptions
+from retriever.model.files import resolve
+from retriever.model.recipe import SPLADE, read_recipe
 from retriever.options import PLURALS, EncoderOptions
-from retriever.prompts import Parametrisation, Sides
-from retriever.recipe import SPLADE, read_recipe
-from retriever.sparse.flops import MARGIN_MSE_WEIGHTS, SOFTMAX_WEIGHTS, WARM_UP, FlopsOptions
-from retriever.synthesis.options import SynthesisOptions
-from retriever.tuning_options import Method, TuneOptions
+from retriever.prompts.prompts import Parametrisation, Sides
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.systems.dual import PROMPT_LR, TEMPERATURE_LR
+from retriever.training.tuning_options import Method, TuneOptions
 
 Train = Literal["prompts", "lora", "all"]
 Prompt = Literal["none", "matrix", "mlp", "synthesised", "per-task", "topics"]

@@ -9,8 +9,8 @@ from typing import Any
 from jobs.tuning.opening import Opened
 from jobs.tuning.options import TrainRetriever
 
-from indexing.encoders import differences, differing
-from indexing.store import Store
+from indexing.embeddings.encoders import differences, differing
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from retriever.attention import reach
-from retriever.encoder import is_pooler, load_backbone
+from retriever.encoding.encoder import is_pooler, load_backbone
 from retriever.errors import InputError
-from retriever.prompt_rows import PromptShape
-from retriever.recipe import Recipe
+from retriever.forward.attention import reach
+from retriever.forward.prompt_rows import PromptShape
+from retriever.model.recipe import Recipe
 
 REMEDY = "give the backbone that it was trained with"
 _WRAPPERS = re.compile(r"(module\.)?(lm_[qp]\.)?")  # of distributed training, and of a model for each side

@@ -22,11 +22,11 @@ import torch
 from torch.nn import functional
 
 from retriever.errors import InputError
-from retriever.files import weight_files
 from retriever.interchange.backbone import REMEDY, Backbone
 from retriever.interchange.rows import check_numbers, check_rows
 from retriever.interchange.states import read_state
-from retriever.loading.documents import count, read_object
+from retriever.model.documents import count, read_object
+from retriever.model.files import weight_files
 from retriever.options import SIDES, Side
 
 FOLDERS: dict[Side, str] = {"query": "query_model", "passage": "passage_model"}

@@ -19,7 +19,7 @@ from retriever.errors import InputError
 from retriever.interchange.backbone import REMEDY, Backbone, describe_shape
 from retriever.interchange.rows import check_rows, to_rows
 from retriever.interchange.states import read_state
-from retriever.loading.documents import count, field, read_object, shown
+from retriever.model.documents import count, field, read_object, shown
 
 CONFIG = "adapter_config.json"
 _WEIGHTS, _OLD_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"

@@ -9,15 +9,15 @@ from typing import Literal
 import torch
 
 from retriever.errors import InputError
-from retriever.files import weight_files
+from retriever.forward.pooling import Pooled
 from retriever.interchange.backbone import Backbone
 from retriever.interchange.dptdr import FOLDERS, read_dptdr
 from retriever.interchange.prefix_tuning import CONFIG, read_prefix_tuning, write_prefix_tuning
 from retriever.interchange.rows import from_rows
+from retriever.model.files import weight_files
+from retriever.model.recipe import Recipe, settings_of
 from retriever.options import SIDES, EncoderOptions, Side
-from retriever.pooling import Pooled
-from retriever.prompts import TaskPrompt, backbone_of, check_offsets
-from retriever.recipe import Recipe, settings_of
+from retriever.prompts.prompts import TaskPrompt, backbone_of, check_offsets
 
 PromptFormat = Literal["dptdr", "peft"]
 _WITHOUT_PREFIX_TUNING = ("t5", "mt5", "umt5")

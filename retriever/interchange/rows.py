@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from retriever.errors import InputError
+from retriever.forward.prompt_rows import PromptShape
 from retriever.interchange.backbone import REMEDY, Backbone
-from retriever.prompt_rows import PromptShape
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from retriever.errors import InputError
-from retriever.loading.failures import readable_errors
-from retriever.loading.weights import read_tensors
+from retriever.model.failures import readable_errors
+from retriever.model.weights import read_tensors
 
 _GLOBAL = re.compile(r"\bGLOBAL ([\w.]+)")
 

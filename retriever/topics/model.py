@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from retriever.errors import InputError, listed
-from retriever.loading.documents import shown
+from retriever.model.documents import shown
 from retriever.topics.words import topic_words
 
 NO_TOPIC = -1  # of a text without a known word

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.batching import TextTokenizer
 from retriever.errors import InputError
-from retriever.prompt_rows import PromptInputs, PromptRows, PromptShape, rows_of
+from retriever.forward.batching import TextTokenizer
+from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, rows_of
 
 
 class TopicPrompts(nn.Module):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from retriever.errors import InputError, listed, shortened
-from retriever.loading.documents import has_type, shown
+from retriever.model.documents import has_type, shown
 from retriever.options import Side
 from retriever.topics.model import TopicModel, with_default
 from retriever.topics.options import Wordless

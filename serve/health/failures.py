@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from indexing.cache import CorruptError
+from indexing.store.cache import CorruptError
 from retriever.errors import MOST_MESSAGE, InputError
 
 P = ParamSpec("P")

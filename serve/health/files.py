@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from indexing.artifact import Artifact, Draft, Part
-from indexing.storage import LocalStorage
-from indexing.store import Store
+from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.storage import LocalStorage
+from indexing.store.store import Store
 
 BLOCK = 8 << 20  # bytes per read
 

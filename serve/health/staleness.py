@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.release import Release
 from serve.renewal import newer_artifacts

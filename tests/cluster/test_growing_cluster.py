@@ -21,7 +21,7 @@ from local_cluster import LONG, REPOSITORY, Job, start, submit, wait_for
 from tiny import add_masked_head, make_classifier, save_bert, write_corpus
 from waiting_work import WaitingWork
 
-from indexing.store import Store
+from indexing.store.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
 

@@ -18,8 +18,8 @@ from fake_cloud import NodeType, address_of, growing_cluster
 from local_cluster import PATIENCE, REPOSITORY, LocalCluster, clean_environment, local_cluster, start, submit
 from tiny import make_classifier, save_bert, write_corpus
 
-from indexing.artifact import Artifact
-from indexing.store import Store
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
 

@@ -31,9 +31,9 @@ from local_cluster import (
 )
 from tiny import save_bert, write_corpus
 
-from indexing.artifact import Artifact
-from indexing.runs import read_run
-from indexing.store import Store
+from indexing.search.runs import read_run
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
 

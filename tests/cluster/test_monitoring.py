@@ -33,7 +33,7 @@ from local_cluster import (
 )
 from tiny import save_bert, write_corpus
 
-from indexing.store import Store
+from indexing.store.store import Store
 
 MONITORING = REPOSITORY / "cluster" / "monitoring"
 GENERATED = runpy.run_path(str(MONITORING / "generate.py"))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from indexing.parse import parse_corpus
-from indexing.sources import Source, chunks
+from indexing.formats.parse import parse_corpus
+from indexing.formats.sources import Source, chunks
 from retriever.errors import InputError
 
 DATA = Path(__file__).parents[2].parent / "shared/data"

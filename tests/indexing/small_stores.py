@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 from runners import InlineRunner
 
-from indexing.artifact import Draft
-from indexing.bm25 import Bm25, BuildBm25
-from indexing.corpus import Corpus, write_table
-from indexing.ids import merge_bucket, sorted_hashes
-from indexing.parse import CORPUS_SCHEMA
-from indexing.store import Store, generation
+from indexing.corpus.corpus import Corpus, write_table
+from indexing.corpus.ids import merge_bucket, sorted_hashes
+from indexing.formats.parse import CORPUS_SCHEMA
+from indexing.lucene.bm25 import Bm25, BuildBm25
+from indexing.store.artifact import Draft
+from indexing.store.store import Store, generation
 from indexing.work.work import run_work
 
 

@@ -14,14 +14,14 @@ from runners import InlineRunner, tallied
 from small_stores import build_bm25, extend_corpus, shuffled, shuffling_runner
 from word_passages import assert_same_hits, expected_hits, pairs, word_passages
 
-from indexing import bm25 as module
-from indexing.bm25 import Bm25, BuildBm25, FillLuceneTask, search_alive
-from indexing.bm25 import search_bm25 as search_with
-from indexing.cache import CorruptError
-from indexing.corpus import Corpus, contents
+from indexing.corpus.corpus import Corpus, contents
 from indexing.exact import Hits
-from indexing.lucene import versions
-from indexing.store import Store
+from indexing.lucene import bm25 as module
+from indexing.lucene.bm25 import Bm25, BuildBm25, FillLuceneTask, search_alive
+from indexing.lucene.bm25 import search_bm25 as search_with
+from indexing.lucene.lucene import versions
+from indexing.store.cache import CorruptError
+from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Place, ignore
 from indexing.work.work import Unit, run_work

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from runners import InlineRunner
 
-from indexing.building import DEPTHS, choose_setting, probe, without
-from indexing.faiss_index import fill_shard, train_quantizer, write_index
-from indexing.index import Shard
+from indexing.dense.building import DEPTHS, choose_setting, probe, without
+from indexing.dense.faiss_index import fill_shard, train_quantizer, write_index
+from indexing.dense.index import Shard
 from indexing.work.tasks import Task
 
 TRUTH = np.arange(100)[None].repeat(5, axis=0)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from indexing import cache as cache_module
-from indexing.cache import CorruptError, NodeCache, node_cache
-from indexing.storage import LocalStorage
+from indexing.store import cache as cache_module
+from indexing.store.cache import CorruptError, NodeCache, node_cache
+from indexing.store.storage import LocalStorage
 from retriever.errors import InputError
 
 OLD = 1_000_000_000  # long before KEEP_SECONDS ago

@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 from runners import InlineRunner, tallied
 
-from indexing import candidates as module
-from indexing.artifact import Artifact
-from indexing.candidates import MiningOptions, MiningQueries, PoolCandidates, pool_part, read_queries
-from indexing.corpus import Corpus, write_table
+from indexing.corpus.corpus import Corpus, write_table
+from indexing.corpus.queries import Queries
 from indexing.exact import Hits
+from indexing.formats.parse import CORPUS_SCHEMA, QUERIES_SCHEMA
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
-from indexing.parse import CORPUS_SCHEMA, QUERIES_SCHEMA
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.mining import candidates as module
+from indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandidates, pool_part, read_queries
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
 

@@ -13,9 +13,9 @@ import faiss
 import numpy as np
 import pytest
 
-from indexing.corpus import save_array
-from indexing.faiss_index import write_index
-from indexing.storage import describe_os_error, full_disk
+from indexing.corpus.corpus import save_array
+from indexing.dense.faiss_index import write_index
+from indexing.store.storage import describe_os_error, full_disk
 from retriever.errors import InputError
 
 ARRAY = np.arange(3_060, dtype=np.int64)

@@ -16,11 +16,13 @@ import xxhash
 from local_cluster import LONG
 from runners import InlineRunner, Tally
 
-from indexing import denoising, mining
-from indexing.artifact import Artifact, fingerprint_of
-from indexing.candidates import MiningQueries
-from indexing.corpus import Corpus
-from indexing.denoising import (
+from indexing.corpus.corpus import Corpus
+from indexing.exact import Hits
+from indexing.formats.parse import QUERIES_SCHEMA
+from indexing.mining import denoising
+from indexing.mining import pools as mining
+from indexing.mining.candidates import MiningQueries
+from indexing.mining.denoising import (
     NegativeOptions,
     ScoreCandidates,
     draw_part,
@@ -28,10 +30,9 @@ from indexing.denoising import (
     score_candidates,
     score_part,
 )
-from indexing.exact import Hits
-from indexing.parse import QUERIES_SCHEMA
-from indexing.rescoring import OPTIONS, RerankerSpec
-from indexing.store import Store
+from indexing.search.rescoring import OPTIONS, RerankerSpec
+from indexing.store.artifact import Artifact, fingerprint_of
+from indexing.store.store import Store
 from indexing.work.work import run_work
 from retriever.cuts import Cuts
 from retriever.errors import InputError

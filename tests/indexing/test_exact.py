@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from kernels import must_load
 
-from indexing import kernel
-from indexing.exact import ExactSearch, Hits, OpenPart, exact_search, merge, rescore, search_open
+from indexing.exact import ExactSearch, Hits, OpenPart, exact_search, kernel, merge, rescore, search_open
 from retriever.errors import InputError
 
 NEEDS_KERNEL = pytest.mark.skipif(not must_load(kernel.NEEDED), reason="the CPU lacks AVX-512 BF16")

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from tiny import VOCABULARY, save_bert
 
-from indexing import exports, mining
-from indexing.corpus import Corpus, write_table
+from indexing.corpus.corpus import Corpus, write_table
 from indexing.exact import Hits
-from indexing.exports import Exported, export_sentence_transformers, export_tevatron
-from indexing.parse import CORPUS_SCHEMA
-from indexing.store import Store
+from indexing.formats.parse import CORPUS_SCHEMA
+from indexing.mining import exports
+from indexing.mining import pools as mining
+from indexing.mining.exports import Exported, export_sentence_transformers, export_tevatron
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 PASSAGES = 40

@@ -10,9 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from indexing import faiss_index
-from indexing.exact import exact_search, rescore
-from indexing.faiss_index import (
+from indexing.dense import faiss_index
+from indexing.dense.faiss_index import (
     check_factory,
     choose_factory,
     faiss,
@@ -24,8 +23,9 @@ from indexing.faiss_index import (
     training_size,
     write_index,
 )
+from indexing.exact import exact_search, rescore
 from retriever.errors import InputError
-from retriever.native import processor
+from retriever.forward.native import processor
 
 DIM = 64
 FACTORIES = [
@@ -115,7 +115,7 @@ import hashlib, os, sys
 import numpy as np
 if sys.argv[1] == "one core":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from indexing.faiss_index import faiss, fill_shard, train_quantizer
+from indexing.dense.faiss_index import faiss, fill_shard, train_quantizer
 x = np.random.default_rng(0).standard_normal((3_000, 387), dtype=np.float32)
 trained = train_quantizer(x, "PCA120,IVF4,SQ8", seed=0)
 print(hashlib.sha256(faiss.serialize_index(fill_shard(trained, [x], 0))).hexdigest())

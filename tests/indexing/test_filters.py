@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from indexing.corpus import Corpus, write_table
-from indexing.filters import Filter, filter_columns
-from indexing.parse import CORPUS_SCHEMA, FILTER_TYPES
-from indexing.store import Store, generation
+from indexing.corpus.corpus import Corpus, write_table
+from indexing.corpus.filters import Filter, filter_columns
+from indexing.formats.parse import CORPUS_SCHEMA, FILTER_TYPES
+from indexing.store.store import Store, generation
 from retriever.errors import InputError
 
 YEARS = [2001, None, 2003, 2003, -5, 2010, 2003]

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import ODD, jsonl, odd_text, passages, refused, write
 
-from indexing.parquet import parquet_blocks
-from indexing.parse import CORPUS_SCHEMA
-from indexing.sources import chunks, detect
+from indexing.formats.parquet import parquet_blocks
+from indexing.formats.parse import CORPUS_SCHEMA
+from indexing.formats.sources import chunks, detect
 from retriever.errors import InputError
 
 
@@ -221,8 +221,9 @@ def test_values_that_are_large_together_and_not_in_a_row_are_read(tmp_path, colu
 PEAK = """
 import sys
 import pyarrow as pa
-from indexing import parquet, sources
-from indexing.parse import parse_corpus
+from indexing.formats import parquet
+from indexing.formats import sources
+from indexing.formats.parse import parse_corpus
 parquet.WHOLE_BYTES = sources.CHUNK_BYTES = 2_000_000
 parquet.BUFFER_BYTES = 1 << 20
 found = list(sources.chunks(sources.detect(sys.argv[1]), 1_000))

@@ -13,15 +13,15 @@ from runners import InlineRunner
 from small_stores import build_bm25, extend_corpus
 from word_passages import Best, pairs
 
-from indexing.artifact import Artifact
 from indexing.exact import Hits
 from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
 from indexing.hit_sources.grammar import label
 from indexing.hit_sources.modes import resolve, source_of
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import Mode
-from indexing.rescoring import reranked
-from indexing.store import Store
+from indexing.search.rescoring import reranked
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
 

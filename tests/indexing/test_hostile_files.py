@@ -17,12 +17,12 @@ import pytest
 from raw_files import jsonl, passages, write
 from small_stores import build_corpus
 
-from indexing import limits, raw
-from indexing.parse import read_queries
-from indexing.queries import import_queries
-from indexing.raw import Lines
-from indexing.sources import Source, detect_queries
-from indexing.store import Store
+from indexing.corpus.queries import import_queries
+from indexing.formats import limits, raw
+from indexing.formats.parse import read_queries
+from indexing.formats.raw import Lines
+from indexing.formats.sources import Source, detect_queries
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -127,7 +127,7 @@ STORED: dict[str, tuple[pa.Array, Any]] = {
 
 @pytest.mark.parametrize("kind", STORED)
 def test_parquet_metadata_is_json(tmp_path: Path, kind: str) -> None:
-    """As indexing/parse.py documents it."""
+    """As indexing/formats/parse.py documents it."""
     column, expected = STORED[kind]
     assert one_passage(tmp_path / "x.parquet", column) == {"m": expected}
 

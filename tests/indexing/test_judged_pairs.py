@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from small_stores import build_corpus
 
-from indexing.corpus import Corpus
-from indexing.pairs.judged import judged_pairs
-from indexing.queries import CommitQueries, Queries
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.queries import CommitQueries, Queries
+from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import Target, run_work
 from retriever.errors import InputError

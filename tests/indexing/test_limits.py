@@ -18,10 +18,10 @@ from hostile_files import MIB, Hostile, wide_rows, write_parquet, write_texts
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
-from indexing import limits
-from indexing.parse import parse_corpus
-from indexing.sources import chunks, describe_columns, detect
-from indexing.tables.columns import PassageNames
+from indexing.formats import limits
+from indexing.formats.columns import PassageNames
+from indexing.formats.parse import parse_corpus
+from indexing.formats.sources import chunks, describe_columns, detect
 from retriever.errors import InputError
 
 MOST_MIB = 200  # that a hostile file may add to the memory of the process
@@ -29,12 +29,12 @@ MOST_MIB = 200  # that a hostile file may add to the memory of the process
 MEASURE = """
 import json, re, sys
 from pathlib import Path
-from indexing.corpus import Corpus
-from indexing.importing import rows_to_delete
-from indexing.parse import parse_corpus, read_qrels, read_queries
-from indexing.runs import read_trec
-from indexing.sources import chunks, detect, detect_queries
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.importing import rows_to_delete
+from indexing.formats.parse import parse_corpus, read_qrels, read_queries
+from indexing.search.runs import read_trec
+from indexing.formats.sources import chunks, detect, detect_queries
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 def read(path, reader, store):
@@ -216,7 +216,7 @@ def test_blocks_are_as_the_whole_piece(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_the_longest_list_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Compared with the lengths of random lists, of which some span pages."""
-    monkeypatch.setattr("indexing.parquet_pages.SMALL_LISTS", 0)
+    monkeypatch.setattr("indexing.formats.parquet_pages.SMALL_LISTS", 0)
     draw = np.random.default_rng(1)
     for number in range(20):
         lengths = draw.integers(0, draw.integers(2, 60), 200)

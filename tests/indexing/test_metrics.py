@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from indexing import metrics
-from indexing.metrics import holm, paired_test, parse_metrics, per_query
+from indexing.measures import metrics
+from indexing.measures.metrics import holm, paired_test, parse_metrics, per_query
 from retriever.errors import InputError
 
 

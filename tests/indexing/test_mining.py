@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from indexing import mining
 from indexing.exact import Hits
+from indexing.mining import pools as mining
 from retriever.errors import InputError
 
 SOURCES = ("bm25", "exact:minilm", "a+b:c")

@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from indexing import mining
-from indexing.corpus import Corpus, write_table
+from indexing.corpus.corpus import Corpus, write_table
 from indexing.exact import Hits
-from indexing.mining_report import (
+from indexing.formats.parse import CORPUS_SCHEMA
+from indexing.mining import pools as mining
+from indexing.mining.report import (
     THRESHOLDS,
     Example,
     Histogram,
@@ -27,8 +28,7 @@ from indexing.mining_report import (
     read_examples,
     write_report,
 )
-from indexing.parse import CORPUS_SCHEMA
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 SOURCES = ("bm25", "exact:$a_b$", "<i>c</i>")

@@ -14,13 +14,13 @@ from sentence_transformers import CrossEncoder
 from tiny import save_bert
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
-from indexing.artifact import Artifact
-from indexing.cache import CorruptError
-from indexing.models import Checkpoints, abandoned_checkpoints, commit_files, model_folder, resolve_model
-from indexing.store import Store
-from indexing.verify import verify
+from indexing.store.artifact import Artifact
+from indexing.store.cache import CorruptError
+from indexing.store.models import Checkpoints, abandoned_checkpoints, commit_files, model_folder, resolve_model
+from indexing.store.store import Store
+from indexing.store.verify import verify
+from retriever.encoding.reranker import Reranker, RerankerOptions
 from retriever.errors import InputError
-from retriever.reranker import Reranker, RerankerOptions
 
 
 @pytest.fixture

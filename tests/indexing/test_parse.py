@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from raw_files import DATA, ODD, jsonl, odd_text, passages, refused, write
 
-from indexing.parse import CORPUS_SCHEMA, parse_corpus, read_qrels, read_queries
-from indexing.sources import chunks, detect
+from indexing.formats.parse import CORPUS_SCHEMA, parse_corpus, read_qrels, read_queries
+from indexing.formats.sources import chunks, detect
 from retriever.errors import InputError
 
 

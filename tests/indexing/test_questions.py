@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from raw_files import jsonl, write
 
-from indexing.parse import QRELS_SCHEMA, QUERIES_SCHEMA, read_qrels, read_queries
-from indexing.sources import detect_queries
+from indexing.formats.parse import QRELS_SCHEMA, QUERIES_SCHEMA, read_qrels, read_queries
+from indexing.formats.sources import detect_queries
 from retriever.errors import InputError
 
 

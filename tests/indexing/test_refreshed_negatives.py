@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from tiny import VOCABULARY, save_bert
 
-from indexing import tuning
-from indexing.tuning import RefreshedNegatives
-from retriever.dual import DualSystem, TuneOptions
-from retriever.mixture.sets import TrainingSet, mix
+from indexing.training import tuning
+from indexing.training.tuning import RefreshedNegatives
 from retriever.options import EncoderOptions
-from retriever.reranker_data import TrainingData
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.mixture_sets import TrainingSet, mix
+from retriever.training.reranker_data import TrainingData
 
 BERT = EncoderOptions(pooling="mean", dtype="float32", compile="never")
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from indexing.exact import Hits
-from indexing.runs import SCHEMA, falling, hits_table, read_run, read_trec, write_parquet, write_trec
-from indexing.store import Store
+from indexing.search.runs import SCHEMA, falling, hits_table, read_run, read_trec, write_parquet, write_trec
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 

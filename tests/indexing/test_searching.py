@@ -11,8 +11,8 @@ import pytest
 from kernels import must_load
 from runners import InlineRunner
 
-from indexing import kernel, searching
-from indexing.exact import Hits, exact_search, merge, rescore, rescore_pieces
+from indexing.dense import searching
+from indexing.exact import Hits, exact_search, kernel, merge, rescore, rescore_pieces
 from indexing.exact import candidates as exact_candidates
 from retriever.errors import InputError
 

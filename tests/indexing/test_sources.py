@@ -12,9 +12,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 from raw_files import DATA, write
 
-from indexing import raw, sources
-from indexing.parse import parse_corpus
-from indexing.sources import Source, chunks, detect, detect_queries
+from indexing.formats import raw, sources
+from indexing.formats.parse import parse_corpus
+from indexing.formats.sources import Source, chunks, detect, detect_queries
 from retriever.errors import InputError
 
 BEIR_LINE = '{"_id": "a", "text": "x"}\n'

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 from local_cluster import LONG
 
-from indexing import storage as storage_module
-from indexing import store as store_module
-from indexing.artifact import Draft, Part, keep_alive
-from indexing.cache import CorruptError, NodeCache
-from indexing.s3 import S3Storage
-from indexing.storage import LocalStorage
-from indexing.store import MADE_BY, MAX_NAME, Store, open_storage
-from indexing.verify import verify
+from indexing.store import storage as storage_module
+from indexing.store import store as store_module
+from indexing.store.artifact import Draft, Part, keep_alive
+from indexing.store.cache import CorruptError, NodeCache
+from indexing.store.s3 import S3Storage
+from indexing.store.storage import LocalStorage
+from indexing.store.store import MADE_BY, MAX_NAME, Store, open_storage
+from indexing.store.verify import verify
 from retriever.errors import InputError
 
 JOBS = Path(__file__).parents[2] / "jobs"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from indexing.artifact import FORMAT, seal, unseal
-from indexing.store import Store
+from indexing.store.artifact import FORMAT, seal, unseal
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 

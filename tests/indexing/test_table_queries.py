@@ -14,11 +14,11 @@ import pytest
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
-from indexing.queries import import_queries
-from indexing.sources import detect, detect_queries
-from indexing.store import Store
-from indexing.tables.columns import QueryNames
-from indexing.tables.judgements import read_query_tables
+from indexing.corpus.queries import import_queries
+from indexing.formats.columns import QueryNames
+from indexing.formats.judgements import read_query_tables
+from indexing.formats.sources import detect, detect_queries
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 ROWS = [

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import jsonl, odd_text, write
 
-from indexing import limits, raw
-from indexing.parse import parse_corpus
-from indexing.sources import chunks, describe_columns, detect
-from indexing.tables.columns import PassageNames, Table
-from indexing.tables.delimited import DelimitedRows, line_of_row, read_fields
-from indexing.tables.passages import hash_id
+from indexing.formats import limits, raw
+from indexing.formats.columns import PassageNames, Table
+from indexing.formats.delimited import DelimitedRows, line_of_row, read_fields
+from indexing.formats.parse import parse_corpus
+from indexing.formats.passages import hash_id
+from indexing.formats.sources import chunks, describe_columns, detect
 from retriever.errors import InputError
 
 NAMES = PassageNames(id="key", title="heading", text="story", metadata=("url", "lang"))
@@ -143,7 +143,7 @@ def test_csv_is_cut_at_row_ends_wherever_blocks_end(
 
 
 def test_a_chunk_of_csv_ends_at_a_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexing.sources.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("indexing.formats.sources.CHUNK_BYTES", 1000)
     rows = [{"id": str(n), "text": "x\n" * (200 if n < 4 else 5)} for n in range(20)]
     file = write(tmp_path / "a.csv", delimited_text(rows))
     for block in (10, 1 << 20):

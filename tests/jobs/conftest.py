@@ -19,7 +19,7 @@ from samples import Judgement, make_passages, make_queries, save_tiny_bert, writ
 from serving import make_served
 from tiny import make_classifier
 
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Task
 from serve.local import open_local

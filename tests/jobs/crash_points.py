@@ -44,7 +44,7 @@ class Counter:
 @contextlib.contextmanager
 def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool = False) -> Iterator[Counter]:
     """Within it, the writes to local stores are counted, and write number `at` (from 0) meets a fault."""
-    from indexing.storage import LocalStorage
+    from indexing.store.storage import LocalStorage
 
     counter = Counter(at, fault, after=after)
     originals = {name: getattr(LocalStorage, name) for name in WRITES}

@@ -20,10 +20,10 @@ import torch
 from samples import make_passages, make_queries, write_beir
 from synthesisers import SHAPE, random_synthesis
 
-from indexing.store import Store
-from retriever.encoder import EncoderOptions, describe
-from retriever.prompt_rows import PromptShape
-from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
+from indexing.store.store import Store
+from retriever.encoding.encoder import EncoderOptions, describe
+from retriever.forward.prompt_rows import PromptShape
+from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
 from serve.release import make_current, plan
 
 REPOSITORY = Path(__file__).resolve().parents[2]

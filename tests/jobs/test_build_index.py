@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from samples import files_of
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.faiss_index import faiss
-from indexing.index import Index
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.dense.faiss_index import faiss
+from indexing.dense.index import Index
+from indexing.embeddings.embeddings import Embeddings
+from indexing.store.store import Store
 
 Done = Callable[..., str]
 

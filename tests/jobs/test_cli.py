@@ -14,7 +14,7 @@ import pytest
 from local_cluster import without_progress
 from samples import files_of, make_passages, write_beir
 
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 JOBS = Path(cli.__file__).parent

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from indexing.corpus import Corpus
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.store.store import Store
 
 Done = Callable[..., str]
 

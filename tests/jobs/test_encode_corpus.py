@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from samples import WORDS, files_of, make_passages, save_tiny_bert, write_beir
 
-from indexing.artifact import seal, sum_cuts, unseal
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.encoding import count_pending
-from indexing.store import Store
-from indexing.verify import verify
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.encoding import count_pending
+from indexing.store.artifact import seal, sum_cuts, unseal
+from indexing.store.store import Store
+from indexing.store.verify import verify
 from retriever.cuts import Cuts
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")

@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 from samples import make_passages, make_queries, save_tiny_bert, write_beir
 
-from indexing.artifact import Artifact
-from indexing.building import sample_rows
-from indexing.corpus import Corpus, open_table
-from indexing.embeddings import Embeddings
-from indexing.faiss_index import fill_shard, read_index, train_quantizer, training_size, write_index
-from indexing.store import Store
-from retriever.encoder import Encoder, EncoderOptions
+from indexing.corpus.corpus import Corpus, open_table
+from indexing.dense.building import sample_rows
+from indexing.dense.faiss_index import fill_shard, read_index, train_quantizer, training_size, write_index
+from indexing.embeddings.embeddings import Embeddings
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder, EncoderOptions
 
 FILE = Path(__file__).parent / "golden_store.json"
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from samples import brute_force, make_passages, write_beir
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.runs import read_run
-from indexing.store import Store
-from retriever.encoder import Encoder, EncoderOptions
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.embeddings import Embeddings
+from indexing.search.runs import read_run
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder, EncoderOptions
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")

@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from samples import files_of, make_passages, make_queries, write_beir, write_lines
 
-from indexing import ids, importing, sources
-from indexing.artifact import Draft, Part
-from indexing.corpus import Corpus, Passage
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.corpus import ids, importing
+from indexing.corpus.corpus import Corpus, Passage
+from indexing.corpus.queries import Queries
+from indexing.formats import sources
+from indexing.store.artifact import Draft, Part
+from indexing.store.store import Store
 
 Done = Callable[..., str]
 LINES = [f'{{"_id": "p{number}", "text": "some text"}}' for number in range(10)]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from samples import Judgement, files_of, make_queries, write_beir, write_lines
 
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.corpus.queries import Queries
+from indexing.store.store import Store
 
 Done = Callable[..., str]
 

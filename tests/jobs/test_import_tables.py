@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from samples import files_of
 
-from indexing.corpus import Corpus
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.store.store import Store
 
 Done = Callable[..., str]
 Refused = Callable[..., str]

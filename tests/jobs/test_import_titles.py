@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from indexing.corpus import Corpus
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.store.store import Store
 
 Done = Callable[..., str]
 

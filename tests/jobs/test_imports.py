@@ -20,10 +20,10 @@ HEAVY = (*MODELS, "mteb", "ray", "faiss", "boto3", "matplotlib", "scipy.stats", 
 # Statements -> modules that must not be loaded after them.
 IMPORTS = {
     "import retriever.errors": (*HEAVY, "numpy", "pyarrow"),
-    "import indexing.store": HEAVY,
+    "import indexing.store.store": HEAVY,
     "from riptide import Client, Corpus, EncoderOptions, Hits, Store, exact_search": HEAVY,
     "from riptide import Encoder": ("mteb", "ray", "faiss"),
-    "import retriever.adapters.mteb_encoder": ("mteb", "ray", "faiss"),
+    "import retriever.encoding.mteb_encoder": ("mteb", "ray", "faiss"),
     "import jobs.import_corpus": HEAVY,
     "import jobs.import_queries": HEAVY,
     "import jobs.build_bm25": HEAVY,

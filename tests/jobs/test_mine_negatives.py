@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert, write_beir, write_queries
 
-from indexing import rescoring
-from indexing.artifact import fingerprint_of
-from indexing.corpus import Corpus
-from indexing.models import commit_files
-from indexing.negatives import training_data
-from indexing.queries import Queries
-from indexing.rescoring import OPTIONS
-from indexing.runs import read_run
-from indexing.store import Store
-from retriever.reranker import Reranker, RerankerOptions
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.mining.negatives import training_data
+from indexing.search import rescoring
+from indexing.search.rescoring import OPTIONS
+from indexing.search.runs import read_run
+from indexing.store.artifact import fingerprint_of
+from indexing.store.models import commit_files
+from indexing.store.store import Store
+from retriever.encoding.reranker import Reranker, RerankerOptions
 
 Done = Callable[..., str]
 NUMBER = ("--part-queries", 7)  # 40 queries in 6 parts
@@ -201,7 +201,7 @@ def test_every_pair_is_scored_once_and_kept(
 
 
 def _texts(store: str) -> tuple[list[str], list[str]]:
-    from indexing.queries import Queries
+    from indexing.corpus.queries import Queries
 
     return Queries.open(Store(store)).split("all")
 

@@ -19,8 +19,8 @@ import yaml
 from local_cluster import without_progress
 from samples import files_of, make_passages, make_queries, write_beir
 
-from indexing.artifact import Artifact
-from indexing.store import Store
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 
 JOBS = Path(cli.__file__).parent
 RECIPES = sorted((JOBS / "recipes").glob("pipeline-*.yaml"))

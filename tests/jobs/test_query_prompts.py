@@ -19,16 +19,16 @@ from fastapi.testclient import TestClient
 from ready_client import serving
 from serving import OPTIONS, SHAPE, K, Load, Server, computed_prompt, query_texts, started, task_files, upload
 
-from indexing.models import commit_files
-from indexing.runs import read_run
-from indexing.store import Store
-from indexing.verify import verify
-from retriever.encoder import Encoder
+from indexing.search.runs import read_run
+from indexing.store.models import commit_files
+from indexing.store.store import Store
+from indexing.store.verify import verify
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.prompt_rows import PromptShape
-from retriever.prompts import TaskPrompt
-from retriever.synthesis.options import SynthesisOptions
-from retriever.synthesis.saved import SavedSynthesis
+from retriever.forward.prompt_rows import PromptShape
+from retriever.prompts.prompts import TaskPrompt
+from retriever.prompts.saved_synthesis import SavedSynthesis
+from retriever.prompts.synthesis_options import SynthesisOptions
 from serve.local import open_local
 from serve.queries import Query, Texts
 from serve.registry import MOST_KEPT, check_synthesis

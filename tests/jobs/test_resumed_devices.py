@@ -10,8 +10,8 @@ from jobs import encode_corpus, session
 import pytest
 from samples import files_of
 
-from indexing import rescoring, retrieval
-from indexing.numerics import pinned_gpus
+from indexing.search import rescoring, retrieval
+from indexing.work.numerics import pinned_gpus
 from retriever.errors import InputError
 from retriever.options import RerankerOptions
 

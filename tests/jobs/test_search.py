@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from samples import brute_force, files_of, make_queries, save_tiny_bert, write_beir, write_lines, write_queries
 
-from indexing import retrieval
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.dense.index import Index
+from indexing.embeddings.embeddings import Embeddings
 from indexing.hit_sources.opening import HitSources
-from indexing.index import Index
-from indexing.queries import Queries
-from indexing.runs import read_run
-from indexing.store import Store
+from indexing.search import retrieval
+from indexing.search.runs import read_run
+from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Task
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 
 Done = Callable[..., str]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from samples import WORDS, write_beir
 
-from indexing import retrieval
-from indexing.runs import search_cuts
-from indexing.store import Store
+from indexing.search import retrieval
+from indexing.search.runs import search_cuts
+from indexing.store.store import Store
 from retriever.cuts import Cuts
 
 Done = Callable[..., str]

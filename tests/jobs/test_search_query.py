@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from samples import brute_force, files_of
 
-from indexing import rescoring
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.queries import Queries
-from indexing.runs import read_run
-from indexing.store import Store
-from retriever.encoder import Encoder, EncoderOptions
-from retriever.reranker import Reranker, RerankerOptions
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.embeddings.embeddings import Embeddings
+from indexing.search import rescoring
+from indexing.search.runs import read_run
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder, EncoderOptions
+from retriever.encoding.reranker import Reranker, RerankerOptions
 
 Done = Callable[..., str]
 HIT = re.compile(r" *(\d+) +(\S+) +(\S+) +(.*)")

@@ -36,22 +36,23 @@ from safetensors.torch import load_file, save
 from samples import make_passages, make_queries, write_beir
 from serving import NEW, OPTIONS, SHAPE, K, make_growth, query_texts, started, task_files
 
-from indexing import faiss_index, kernel
-from indexing.chain import RowRange
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.encoders import EncoderSpec
-from indexing.index import Index
-from indexing.models import commit_files
-from indexing.online import DenseShard
-from indexing.releases import retention
-from indexing.runs import read_run
-from indexing.store import Store
-from indexing.verify import verify
-from retriever import encoder
-from retriever.encoder import Encoder
+from indexing.corpus.corpus import Corpus
+from indexing.dense import faiss_index
+from indexing.dense.index import Index
+from indexing.dense.online import DenseShard
+from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.encoders import EncoderSpec
+from indexing.exact import kernel
+from indexing.search.runs import read_run
+from indexing.store import retention
+from indexing.store.chain import RowRange
+from indexing.store.models import commit_files
+from indexing.store.store import Store
+from indexing.store.verify import verify
+from retriever.encoding import encoder
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.prompts import SETTINGS, WEIGHTS, TaskPrompt
+from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.batching import OverloadedError
 from serve.client import Client, ServerError
 from serve.health.failures import LostError
@@ -184,7 +185,7 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
 ) -> None:
     body = {"queries": list(query_texts(root).values())[:8], "mode": mode, "k": K, "filter": {"year": {"lt": 2100}}}
     few = client.post("/v1/search", json=body).json()["results"]
-    monkeypatch.setattr("indexing.online.EXACT_ROWS", 10)
+    monkeypatch.setattr("indexing.dense.online.EXACT_ROWS", 10)
     probed = []
 
     def search_shard(*arguments: Any, **options: Any) -> Any:
@@ -337,7 +338,7 @@ def test_the_only_task_stays(root: Path, model: str, tmp_path: Path) -> None:
 
 
 def load(folder: Path) -> TaskPrompt:
-    from retriever.prompts import load_prompt
+    from retriever.prompts.prompts import load_prompt
 
     return load_prompt(folder)
 

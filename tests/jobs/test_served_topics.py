@@ -19,14 +19,14 @@ from serving import OPTIONS, K, computed_prompt, query_texts, task_files, upload
 from stored_topics import model_of_words, store_topic_task
 from topic_prompts import random_saved_topics
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.store import Store
-from retriever import batching
-from retriever.encoder import Encoder, describe
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.embeddings import Embeddings
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder, describe
 from retriever.errors import InputError
+from retriever.forward import batching
 from retriever.options import Side
-from retriever.prompts import TaskPrompt, backbone_of
+from retriever.prompts.prompts import TaskPrompt, backbone_of
 from serve.local import open_local
 from serve.parts import ExpiredError
 from serve.queries import Query

@@ -18,7 +18,7 @@ from ray.exceptions import RayTaskError
 from ready_client import serving
 from serving import query_texts, task_files
 
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.batching import OverloadedError
 from serve.deployments import Application, open_front

@@ -22,9 +22,9 @@ from local_cluster import LONG
 from samples import save_tiny_bert
 from serving import OPTIONS, REPOSITORY, Load, Server, asked, connect, query_texts, started, task_files
 
-from indexing.store import Store
-from retriever.encoder import Encoder
-from retriever.prompts import SETTINGS, WEIGHTS
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder
+from retriever.prompts.prompts import SETTINGS, WEIGHTS
 from serve.client import Client, ServerError
 from serve.release import Release, plan
 

@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 from ray import serve as ray_serve
 from serving import K, query_texts, started
 
-from indexing.store import Store
+from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client, ServerError
 from serve.deployments import Application, build, http_options, reserved_device, run_application

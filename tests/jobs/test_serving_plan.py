@@ -13,12 +13,12 @@ import pytest
 import torch
 from serving import OPTIONS, SHAPE, computed_prompt
 
-from indexing.encoders import EncoderSpec, check_prompt_settings
-from indexing.models import commit_files
-from indexing.store import Store
-from retriever.encoder import Encoder, EncoderOptions, describe
+from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings
+from indexing.store.models import commit_files
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from retriever.errors import InputError
-from retriever.prompts import TaskPrompt, backbone_of
+from retriever.prompts.prompts import TaskPrompt, backbone_of
 from serve.local import open_local
 from serve.models import EncoderPart
 from serve.release import current, make_current, plan

@@ -18,8 +18,8 @@ import pytest
 from ready_client import serving
 from serving import GONE, NEW, Growth, make_growth, started, task_files
 
-from indexing.corpus import Corpus
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client
 from serve.health import staleness

@@ -9,9 +9,9 @@ from jobs import serve_search
 
 import pytest
 
-from indexing.releases.current import CURRENT
-from indexing.store import Store
-from indexing.verify import verify
+from indexing.store.live_release import CURRENT
+from indexing.store.store import Store
+from indexing.store.verify import verify
 from serve.release import live_release, make_current, plan
 
 DAMAGES: dict[str, Any] = {

@@ -16,7 +16,7 @@ from jobs.stopping import deferred_signals
 import pytest
 
 from retriever.errors import InputError
-from retriever.training import Stopped
+from retriever.training.loop import Stopped
 
 
 @pytest.mark.usefixtures("default_signals")

@@ -14,12 +14,11 @@ from jobs.store import copy_whole
 import pytest
 from samples import files_of, make_passages, write_beir
 
-from indexing import storage
-from indexing.models import Checkpoints, commit_files
-from indexing.releases import retention
-from indexing.releases.current import Current
-from indexing.s3 import S3Storage
-from indexing.store import Store
+from indexing.store import retention, storage
+from indexing.store.live_release import Current
+from indexing.store.models import Checkpoints, commit_files
+from indexing.store.s3 import S3Storage
+from indexing.store.store import Store
 
 
 def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> None:

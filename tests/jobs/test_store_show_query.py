@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from samples import make_passages, write_beir, write_lines
 
-from indexing.artifact import Reference
 from indexing.exact import Hits
-from indexing.runs import hits_table, write_parquet
-from indexing.store import Store
+from indexing.search.runs import hits_table, write_parquet
+from indexing.store.artifact import Reference
+from indexing.store.store import Store
 
 Done = Callable[..., str]
 PASSAGES = [

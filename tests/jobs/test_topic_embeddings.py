@@ -11,11 +11,11 @@ import pytest
 from samples import WORDS, make_passages, write_beir
 from stored_topics import model_of_words, store_topic_task, store_topics
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.runs import read_run
-from indexing.store import Store
-from retriever.encoder import Encoder
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.embeddings import Embeddings
+from indexing.search.runs import read_run
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions
 
 Done = Callable[..., str]

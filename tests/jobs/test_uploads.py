@@ -21,10 +21,10 @@ from local_cluster import LONG
 from serving import OPTIONS, computed_prompt, task_files, upload
 from topic_prompts import random_saved_topics
 
-from indexing.store import Store
-from retriever.encoder import describe
+from indexing.store.store import Store
+from retriever.encoding.encoder import describe
 from retriever.errors import MOST_MESSAGE
-from retriever.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
+from retriever.prompts.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
 from serve import registry
 from serve.http import routes
 from serve.local import GRACE, open_local

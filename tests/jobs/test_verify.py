@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from samples import files_of
 
-from indexing.store import Store
+from indexing.store.store import Store
 from serve.release import make_current, plan
 
 

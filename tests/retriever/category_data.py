@@ -12,10 +12,10 @@ import torch
 import training_cases as cases
 from training_cases import CPU, dual_system, make_data
 
-from retriever.categories.options import CategoryOptions
-from retriever.categories.table import CategoryTable
-from retriever.dual import DualSystem
-from retriever.training import LoopOptions, Trainer
+from retriever.systems.dual import DualSystem
+from retriever.training.category_options import CategoryOptions
+from retriever.training.category_table import CategoryTable
+from retriever.training.loop import LoopOptions, Trainer
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
 

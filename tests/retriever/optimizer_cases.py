@@ -14,9 +14,9 @@ from torch import nn
 from training_cases import Checkpoints
 
 from retriever.losses import contrastive_loss
-from retriever.optimizers.groups import ParameterGroup
-from retriever.system import Batch, Chunk, Output
-from retriever.training import LoopOptions, Progress, Trainer
+from retriever.training.loop import LoopOptions, Progress, Trainer
+from retriever.training.parameter_groups import ParameterGroup
+from retriever.training.system import Batch, Chunk, Output
 
 CPU = torch.device("cpu")
 FEATURES, HIDDEN, WIDTH, PAIRS = 130, 140, 6, 8

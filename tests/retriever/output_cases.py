@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from retriever.losses import contrastive_loss
-from retriever.stepping import trained
-from retriever.system import Batch, Chunk, Output
-from retriever.training import LoopOptions, Trainer
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.stepping import trained
+from retriever.training.system import Batch, Chunk, Output
 
 CPU = torch.device("cpu")
 FEATURES, HIDDEN, DENSE, VOCABULARY, PROMPTS = 6, 16, 5, 40, 3

@@ -12,10 +12,10 @@ import pytest
 import torch
 from training_cases import Checkpoints
 
-from retriever import reranker_training
-from retriever.reranker_data import TrainingData
-from retriever.reranker_training import CrossOptions, CrossSystem
-from retriever.training import LoopOptions, Trainer
+from retriever.systems import cross as reranker_training
+from retriever.systems.cross import CrossOptions, CrossSystem
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.reranker_data import TrainingData
 
 SMALL = CrossOptions(batch=4, negatives_per_query=3, max_length=32, seed=5)
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny import VOCABULARY
 
-from retriever import rip
-from retriever.rip import RipData, RipOptions, RipSystem
-from retriever.training import LoopOptions, Trainer
+from retriever.systems import rip
+from retriever.systems.rip import RipData, RipOptions, RipSystem
+from retriever.training.loop import LoopOptions, Trainer
 
 CPU = torch.device("cpu")
 

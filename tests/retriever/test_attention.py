@@ -9,9 +9,9 @@ import torch
 import transformers
 from transformers import DynamicCache
 
-from retriever.attention import reach
 from retriever.errors import InputError
-from retriever.prompt_rows import PromptRows, PromptShape
+from retriever.forward.attention import reach
+from retriever.forward.prompt_rows import PromptRows, PromptShape
 
 SMALL: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64,

@@ -15,13 +15,13 @@ from tiny import WORDS, add_masked_head, save_bert, save_classifier
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from retriever.batching import TextTokenizer, Tokens, excess
 from retriever.cuts import Cuts
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
+from retriever.encoding.pairs import PairTokenizer
+from retriever.encoding.sparse_encoder import SparseEncoder
+from retriever.forward.batching import TextTokenizer, Tokens, excess
+from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.pairs import PairTokenizer
-from retriever.recipe import read_recipe
-from retriever.sparse.encoder import SparseEncoder
 
 CLS, SEP = ("[CLS]", 1), ("[SEP]", 2)
 LAYOUTS: dict[str, Any] = {

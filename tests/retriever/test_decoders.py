@@ -18,14 +18,14 @@ from sentence_transformers import SentenceTransformer
 from training_cases import CPU, gradients, make_data
 from transformers import DynamicCache
 
-from retriever.dual import DualSystem, TuneOptions
-from retriever.encoder import Encoder, EncoderOptions, describe
+from retriever.encoding.encoder import Encoder, EncoderOptions, describe
+from retriever.encoding.saving import save_encoder
 from retriever.errors import InputError
-from retriever.loading.weights import load_model
-from retriever.prompts import TaskPrompt, backbone_of
-from retriever.recipe import read_recipe
-from retriever.saving import save_encoder
-from retriever.training import LoopOptions, Trainer
+from retriever.model.recipe import read_recipe
+from retriever.model.weights import load_model
+from retriever.prompts.prompts import TaskPrompt, backbone_of
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.loop import LoopOptions, Trainer
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 KINDS: dict[str, Callable[..., Path]] = {"qwen3": save_qwen3_embedding, "mistral": save_e5_mistral}

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from retriever import files
-from retriever.encoder import EncoderOptions, describe, resolve
+from retriever.encoding.encoder import EncoderOptions, describe, resolve
 from retriever.errors import InputError
-from retriever.numerics import cpu_vendor, expected_numerics
+from retriever.forward.numerics import cpu_vendor, expected_numerics
+from retriever.model import files
 
 Tiny = Callable[..., Path]
 

@@ -10,9 +10,9 @@ import torch
 from loss_checks import assert_gradient, assert_gradients, gradient_of, log_sum_exp, random
 
 from retriever.losses import Labels, batch_loss, contrastive_loss, own_loss, symmetric_loss
-from retriever.reranker_training import Loss as CrossLoss
-from retriever.reranker_training import loss_of
-from retriever.rip import rip_loss
+from retriever.systems.cross import Loss as CrossLoss
+from retriever.systems.cross import loss_of
+from retriever.systems.rip import rip_loss
 
 
 def expected_contrastive(

@@ -10,10 +10,10 @@ from tiny import save_bert
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from retriever.batching import TextTokenizer
-from retriever.masking import Masking
+from retriever.forward.batching import TextTokenizer
+from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.recipe import read_recipe
+from retriever.systems.masking import Masking
 
 LETTERS = "abcdefgh"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

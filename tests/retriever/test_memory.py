@@ -108,9 +108,9 @@ PUT_TASKS = """
 import resource
 import torch
 from retriever import memory
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
-from retriever.prompts import TaskPrompt, backbone_of
+from retriever.prompts.prompts import TaskPrompt, backbone_of
 torch.set_num_threads(1)
 encoder = Encoder(sys.argv[2], EncoderOptions(dtype="float32", compile="never"), device="cpu", tasks={})
 used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -30,14 +30,14 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from retriever import files
-from retriever.encoder import Encoder, EncoderOptions, describe
+from retriever.encoding.encoder import Encoder, EncoderOptions, describe
+from retriever.encoding.reranker import Reranker
 from retriever.errors import InputError
-from retriever.masking import MaskedBackbone
+from retriever.model import files
+from retriever.model.recipe import read_recipe
 from retriever.options import DEFAULT_OPTIONS
-from retriever.recipe import read_recipe
-from retriever.reranker import Reranker
-from retriever.reranker_training import CrossOptions, CrossSystem
+from retriever.systems.cross import CrossOptions, CrossSystem
+from retriever.systems.masking import MaskedBackbone
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")

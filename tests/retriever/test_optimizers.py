@@ -17,9 +17,9 @@ from two_workers import TwoWorkers
 
 from retriever.errors import InputError
 from retriever.losses import contrastive_loss
-from retriever.optimizers.adafactor import Adafactor, factored_dimensions
-from retriever.optimizers.groups import ParameterGroup
-from retriever.training import LoopOptions
+from retriever.training.adafactor import Adafactor, factored_dimensions
+from retriever.training.loop import LoopOptions
+from retriever.training.parameter_groups import ParameterGroup
 
 SHAPES = [(130, 140), (140, 130), (128, 128), (127, 200), (3, 130, 150), (7,), (1,)]
 

@@ -11,8 +11,8 @@ import torch
 from output_cases import CPU, DENSE, NUM_QUERIES, NamedSystem, one_graph
 from two_workers import TwoWorkers
 
-from retriever.system import Batch, Chunk, Output, check_outputs
-from retriever.training import LoopOptions, Trainer
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.system import Batch, Chunk, Output, check_outputs
 
 
 def assert_equal(actual: dict[str, Any], expected: dict[str, Any]) -> None:

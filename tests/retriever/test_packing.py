@@ -14,13 +14,13 @@ import torch
 from kernels import must_load
 from transformers import AutoModel, CamembertConfig, ElectraConfig, XLMRobertaConfig
 
-from retriever import packing
-from retriever.batching import plan_packed
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
-from retriever.numerics import expected_numerics
-from retriever.packing import PACKABLE, Team, _Prompts, kernel
-from retriever.prompt_rows import PromptRows
+from retriever.forward import packing
+from retriever.forward.batching import plan_packed
+from retriever.forward.numerics import expected_numerics
+from retriever.forward.packing import PACKABLE, Team, _Prompts, kernel
+from retriever.forward.prompt_rows import PromptRows
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")

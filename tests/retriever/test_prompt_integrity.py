@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from retriever.errors import InputError
-from retriever.files import sha256_of
+from retriever.model.files import sha256_of
 from retriever.options import EncoderOptions
-from retriever.prompts import TaskPrompt, load_prompt
+from retriever.prompts.prompts import TaskPrompt, load_prompt
 
 BACKBONE: dict[str, Any] = {
     "model_type": "bert", "backbone": "0" * 64, "weights": ["1" * 64], "tokenizer": ["2" * 64], "tokenizer_args": {},

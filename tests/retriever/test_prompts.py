@@ -16,13 +16,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
-from retriever import packing
-from retriever.attention import reach
-from retriever.encoder import Encoder, EncoderOptions, load_backbone
+from retriever.encoding.encoder import Encoder, EncoderOptions, load_backbone
 from retriever.errors import InputError
-from retriever.prompt_rows import PromptRows, PromptShape
-from retriever.prompt_table import PromptTable, task_config
-from retriever.prompts import MatrixPrompt, TaskPrompt, backbone_of, check_initial_prompt, load_prompt
+from retriever.forward import packing
+from retriever.forward.attention import reach
+from retriever.forward.prompt_rows import PromptRows, PromptShape
+from retriever.prompts.prompts import MatrixPrompt, TaskPrompt, backbone_of, check_initial_prompt, load_prompt
+from retriever.prompts.table import PromptTable, task_config
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
@@ -317,7 +317,7 @@ def test_what_is_no_prompt_is_refused(tiny: Tiny, tmp_path: Path, damage: str, s
     elif damage == "format":
         settings.write_text(json.dumps({**said, "format": 2}))
     else:
-        from retriever.files import sha256_of
+        from retriever.model.files import sha256_of
 
         [tensor] = load_file(weights).values()
         tensor[0, 0, 0, 0, 0] = float("nan")

@@ -26,13 +26,13 @@ from training_cases import Checkpoints
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from two_workers import TwoWorkers
 
-from retriever import reranker_training
+from retriever.encoding.reranker import Reranker, RerankerOptions
 from retriever.errors import InputError
-from retriever.files import describe_backbone
-from retriever.reranker import Reranker, RerankerOptions
-from retriever.reranker_data import TrainingData, batch_at
-from retriever.reranker_training import CrossOptions, CrossSystem
-from retriever.training import LoopOptions
+from retriever.model.files import describe_backbone
+from retriever.systems import cross as reranker_training
+from retriever.systems.cross import CrossOptions, CrossSystem
+from retriever.training.loop import LoopOptions
+from retriever.training.reranker_data import TrainingData, batch_at
 
 
 def losses_of(checkpoints: Checkpoints) -> list[float]:

@@ -27,19 +27,19 @@ from training_cases import Checkpoints, whole_and_resumed
 from transformers import AutoTokenizer
 from two_workers import TwoWorkers
 
-from retriever import rip
-from retriever.batching import Tokens
-from retriever.condenser.head import HeadShape, describe_head
 from retriever.cuts import Cuts, total
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.masking import MaskedBackbone, Masking, TiedHead
+from retriever.forward.batching import Tokens
+from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.prompts import load_prompt
-from retriever.recipe import read_recipe
-from retriever.rip import RipSystem, eligible, pair_of, passages_at, rip_loss
-from retriever.stepping import trained
-from retriever.training import Hooks, LoopOptions, Trainer
+from retriever.prompts.prompts import load_prompt
+from retriever.systems import rip
+from retriever.systems.condenser import HeadShape, describe_head
+from retriever.systems.masking import MaskedBackbone, Masking, TiedHead
+from retriever.systems.rip import RipSystem, eligible, pair_of, passages_at, rip_loss
+from retriever.training.loop import Hooks, LoopOptions, Trainer
+from retriever.training.stepping import trained
 
 MASK = 4 + VOCABULARY - 1  # the id of the last word, which is the mask token of these tests
 
@@ -303,7 +303,7 @@ def test_a_head_with_operations_after_its_table_gives_the_same_loss(
     losses = []
     for cut in (True, False):
         if not cut:
-            monkeypatch.setattr("retriever.masking._same", lambda *_: False)
+            monkeypatch.setattr("retriever.systems.masking._same", lambda *_: False)
         system = rip_system(tmp_path / "whole")
         assert (system.model.head.decoder is not None) is cut
         chunk = system.batch(0, 0, 1).chunks[0]

@@ -14,13 +14,13 @@ from sentence_transformers import SentenceTransformer
 from tiny import save_bert
 from training_cases import CPU, ENCODER, LONG_AND_SHORT, dual_system, gradients, make_data
 
-from retriever.dual import DualSystem, TuneOptions
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.evaluation.dev import DevSet
-from retriever.reranker_data import batch_at
-from retriever.stepping import trained
-from retriever.training import LoopOptions, Trainer
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.dev import DevSet
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.reranker_data import batch_at
+from retriever.training.stepping import trained
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from retriever.errors import InputError
-from retriever.loading import weights
-from retriever.loading.documents import parse_json, read_object, shown
-from retriever.loading.weights import read_tensors, tensor_shapes
+from retriever.model import weights
+from retriever.model.documents import parse_json, read_object, shown
+from retriever.model.weights import read_tensors, tensor_shapes
 
 EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
 

@@ -29,18 +29,18 @@ from training_cases import (
 )
 from two_workers import TwoWorkers
 
-from retriever import training
 from retriever.cuts import Cuts
-from retriever.dual import DualSystem, TuneOptions
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.evaluation.dev import DevSet
 from retriever.options import EncoderOptions
-from retriever.prompts import DeepPrompt, load_prompt
-from retriever.reranker_data import batch_at
-from retriever.stepping import trained
-from retriever.system import checkpoint_activations
-from retriever.training import LoopOptions, Stopped, Trainer
+from retriever.prompts.prompts import DeepPrompt, load_prompt
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training import loop as training
+from retriever.training.dev import DevSet
+from retriever.training.loop import LoopOptions, Stopped, Trainer
+from retriever.training.reranker_data import batch_at
+from retriever.training.stepping import trained
+from retriever.training.system import checkpoint_activations
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, record_norms
 from two_workers import TwoWorkers
 
-from retriever.dual import DualSystem, TuneOptions
 from retriever.errors import InputError
 from retriever.losses import LearnedTemperature
-from retriever.reranker_data import batch_at
-from retriever.training import LoopOptions, Trainer
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.reranker_data import batch_at
 
 LEARNED = "temperature.log_scale"
 

@@ -18,15 +18,16 @@ import pytest
 import torch
 from tiny import VOCABULARY
 
-from retriever import dual, training
-from retriever.dual import DualSystem, TuneOptions
-from retriever.lora.options import LoraOptions
+from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.recipe import read_recipe
-from retriever.reranker_data import TeacherScores, TrainingData
-from retriever.stepping import trained
+from retriever.systems import dual
+from retriever.systems.dual import DualSystem, TuneOptions
 from retriever.topics.training import TrainingTopics
-from retriever.training import Hooks, LoopOptions, Progress, Stopped, Trainer
+from retriever.training import loop as training
+from retriever.training.loop import Hooks, LoopOptions, Progress, Stopped, Trainer
+from retriever.training.lora_options import LoraOptions
+from retriever.training.reranker_data import TeacherScores, TrainingData
+from retriever.training.stepping import trained
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from indexing.artifact import Artifact
-from indexing.cache import CorruptError
-from indexing.releases import retention
-from indexing.releases.current import CURRENT, Current, parse_current
-from indexing.releases.retention import GIVEN, GRACE_S, expired_prompts, expired_releases, remove_prompt, remove_release
-from indexing.store import Store
-from indexing.verify import verify
+from indexing.store import retention
+from indexing.store.artifact import Artifact
+from indexing.store.cache import CorruptError
+from indexing.store.live_release import CURRENT, Current, parse_current
+from indexing.store.retention import GIVEN, GRACE_S, expired_prompts, expired_releases, remove_prompt, remove_release
+from indexing.store.store import Store
+from indexing.store.verify import verify
 from retriever.errors import InputError
 from serve import release as release_module
 from serve.release import Release, Task, current, discard, last_release, live_release, make_current

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from indexing.artifact import Artifact
-from indexing.store import Store
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 from serve.release import Release, Task
 from serve.renewal import describe_generations, incomplete_generations, newer_artifacts, replaced_artifacts
 

@@ -14,13 +14,13 @@ import torch
 from tiny import save_bert
 
 import riptide
-from indexing.models import commit_files
-from indexing.store import Store
-from retriever.adapters.mteb_encoder import MtebEncoder
-from retriever.encoder import Encoder, EncoderOptions, describe
+from indexing.store.models import commit_files
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder, EncoderOptions, describe
+from retriever.encoding.mteb_encoder import MtebEncoder
 from retriever.errors import InputError
 from retriever.options import Side
-from retriever.prompts import TaskPrompt, backbone_of
+from retriever.prompts.prompts import TaskPrompt, backbone_of
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", query_prefix="w1 ", normalize=True)
 PLAIN = EncoderOptions(dtype="float32", compile="never")

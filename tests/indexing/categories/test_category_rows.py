@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from small_stores import build_corpus_of
 
-from indexing.categories import CategoryTable, categories_of_rows
-from indexing.corpus import Corpus
+from indexing.corpus.categories import CategoryTable, categories_of_rows
+from indexing.corpus.corpus import Corpus
 from retriever.errors import InputError
 
 FIRST = [["wheat", "corn"], ["ship"], ["corn", "corn", "crude"]]

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from runners import InlineRunner
 
-from indexing.copies.search import Copies, commit_copies, find_copies, read_copies, text_hashes
-from indexing.corpus import Corpus, write_table
-from indexing.parse import CORPUS_SCHEMA
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus, write_table
+from indexing.formats.parse import CORPUS_SCHEMA
+from indexing.mining.copies import Copies, commit_copies, find_copies, read_copies, text_hashes
+from indexing.store.store import Store
 
 PART_ROWS = 40
 

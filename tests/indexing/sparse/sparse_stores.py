@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from small_stores import extend_corpus, shuffling_runner
 
-from indexing.corpus import Corpus
-from indexing.sparse.building import BuildImpacts
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.files import SUFFIX, save_vectors
-from indexing.sparse.index import ImpactIndex
-from indexing.store import Store, generation
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.embeddings.sparse_files import SUFFIX, save_vectors
+from indexing.lucene.impact_building import BuildImpacts
+from indexing.lucene.impact_index import ImpactIndex
+from indexing.store.store import Store, generation
 from indexing.work.work import run_work
-from retriever.sparse.vectors import SparseVectors, from_dense
+from retriever.encoding.sparse_vectors import SparseVectors, from_dense
 
 WIDTH = 300
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from indexing.parse import parse_corpus
-from indexing.sources import chunks, detect
+from indexing.formats.parse import parse_corpus
+from indexing.formats.sources import chunks, detect
 from retriever.errors import InputError
 
 

@@ -12,8 +12,8 @@ from planted_topics import SMALL, fit_small, planted_texts, purity
 from runners import InlineRunner, tallied
 from small_stores import build_corpus, extend_corpus, shuffling_runner
 
-from indexing.corpus import Corpus, save_array
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus, save_array
+from indexing.store.store import Store
 from indexing.topics.options import FitOptions
 from indexing.topics.page import render_page
 from indexing.topics.reader import Topics

@@ -13,9 +13,9 @@ import pytest
 import torch
 from tiny import VOCABULARY, save_bert
 
-from indexing.artifact import Draft, begun_document
-from indexing.models import Checkpoints, model_folder
-from indexing.store import Store
+from indexing.store.artifact import Draft, begun_document
+from indexing.store.models import Checkpoints, model_folder
+from indexing.store.store import Store
 from indexing.training.cluster import run_worker
 from indexing.training.local import plan_local_worker, run_local
 from indexing.training.messages import Failed, Finished, InvalidInput, Message, Resumed, Started, StepDone
@@ -23,9 +23,9 @@ from indexing.training.worker import TrainingTask
 from indexing.training.workers import WorkerGroup
 from indexing.work.local import cores_of_process
 from retriever.errors import InputError
-from retriever.reranker_data import TrainingData
-from retriever.reranker_training import CrossOptions, CrossSystem
-from retriever.training import LoopOptions
+from retriever.systems.cross import CrossOptions, CrossSystem
+from retriever.training.loop import LoopOptions
+from retriever.training.reranker_data import TrainingData
 
 CPU = torch.device("cpu")
 

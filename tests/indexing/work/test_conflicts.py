@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indexing.work.conflicts import describe_conflict
+from indexing.store.conflicts import describe_conflict
 
 
 def document(config: dict[str, Any], **inputs: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.work.growth import count_shards, next_target
 
 

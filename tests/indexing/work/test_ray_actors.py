@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from indexing.encoding import CALLS
+from indexing.embeddings.encoding import CALLS
 from indexing.work.nodes import HEAD
 from indexing.work.ray_actors import RayActors, choose_pool
 from indexing.work.tasks import ANY_WORKERS, Place, Report, Resources, WorkerRequest

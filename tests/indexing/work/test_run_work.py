@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from indexing import artifact
-from indexing.artifact import ABANDONED_S, Draft, Part
-from indexing.store import Store
+from indexing.store import artifact
+from indexing.store.artifact import ABANDONED_S, Draft, Part
+from indexing.store.store import Store
 from indexing.work import local
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner

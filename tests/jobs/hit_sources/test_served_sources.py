@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from fixed_hits import fixed_kind, save_fixed
 from serving import K, query_texts, task_files
 
-from indexing.runs import read_run
-from indexing.store import Store
+from indexing.search.runs import read_run
+from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.engine import Engine
 from serve.leaf import Leaf, ask_here

@@ -14,12 +14,12 @@ import pytest
 from samples import write_beir, write_queries
 from serving import OPTIONS, computed_prompt
 
-from indexing.corpus import Corpus
-from indexing.models import commit_files
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.store.models import commit_files
+from indexing.store.store import Store
 from indexing.topics.reader import Topics
-from retriever.encoder import Encoder
-from retriever.prompts import TaskPrompt
+from retriever.encoding.encoder import Encoder
+from retriever.prompts.prompts import TaskPrompt
 
 Done = Callable[..., str]
 WORDLESS = "漢字 ???"

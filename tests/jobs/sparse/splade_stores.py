@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from indexing.corpus import Corpus
-from indexing.models import commit_files
-from indexing.runs import read_run
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.store import Store
-from retriever.encoder import describe
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.search.runs import read_run
+from indexing.store.models import commit_files
+from indexing.store.store import Store
+from retriever.encoding.encoder import describe
+from retriever.encoding.sparse_encoder import SparseEncoder
+from retriever.encoding.sparse_vectors import SparseVectors
+from retriever.forward.prompt_rows import PromptShape
 from retriever.options import EncoderOptions
-from retriever.prompt_rows import PromptShape
-from retriever.prompts import TaskPrompt, backbone_of
-from retriever.sparse.encoder import SparseEncoder
-from retriever.sparse.vectors import SparseVectors
+from retriever.prompts.prompts import TaskPrompt, backbone_of
 
 OPTIONS = EncoderOptions(pooling="splade", dtype="float32", compile="never")
 SHAPE = PromptShape(layers=2, heads=4, head_dim=8)

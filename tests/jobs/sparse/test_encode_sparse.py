@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from samples import files_of, make_passages, write_beir
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.store import Store
-from indexing.verify import verify
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.store.store import Store
+from indexing.store.verify import verify
+from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
-from retriever.sparse.encoder import SparseEncoder
 
 Done = Callable[..., str]
 

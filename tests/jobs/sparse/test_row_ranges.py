@@ -19,7 +19,7 @@ from samples import WORDS
 from serving import OPTIONS, K, computed_prompt, make_growth, query_texts, task_files, upload
 from stored_topics import model_of_words, store_topic_task
 
-from indexing.store import Store
+from indexing.store.store import Store
 from serve.engine import Engine
 from serve.health.failures import LostError
 from serve.leaf import Leaf, ask_here

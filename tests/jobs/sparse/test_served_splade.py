@@ -19,13 +19,13 @@ from samples import make_passages, write_beir
 from serving import OPTIONS, K, computed_prompt, query_texts, started, task_files, upload
 from splade_stores import brute_force, encode_queries, run_of
 
-from indexing.corpus import Corpus
+from indexing.corpus.corpus import Corpus
 from indexing.hit_sources.splade import SpladeKind
-from indexing.models import commit_files
-from indexing.store import Store
-from retriever.encoder import Encoder
+from indexing.store.models import commit_files
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder
+from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.errors import InputError
-from retriever.sparse.encoder import SparseEncoder
 from serve.client import Client
 from serve.health.states import parts_of
 from serve.local import open_local

@@ -13,10 +13,10 @@ import pytest
 from samples import make_passages, make_queries, write_beir
 from splade_stores import Ranking, brute_force, encode_queries, run_of, save_prompt
 
-from indexing.artifact import fingerprint_of
+from indexing.corpus.queries import Queries
 from indexing.hit_sources.modes import default_source
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.store.artifact import fingerprint_of
+from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.release import plan
 from serve.tasks import modes_of, search_of_mode
@@ -150,7 +150,7 @@ def test_a_task_encodes_queries_with_its_prompt(
 def test_a_query_that_cannot_be_searched_is_named_by_its_id(
     store: Store, refused: Done, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indexing.sparse.index.misfits", lambda vectors: {3: "a weight", 5: "another weight"})
+    monkeypatch.setattr("indexing.lucene.impact_index.misfits", lambda vectors: {3: "a weight", 5: "another weight"})
     id = Queries.open(store).split("test").ids[3]
     assert refused("search", "--store", store.url, "--source", source) == f"error: query '{id}': a weight"
 

@@ -10,7 +10,7 @@ import pytest
 from planted_topics import planted_texts
 from samples import write_beir
 
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.topics.reader import Topics
 
 Done = Callable[..., str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mined import mine
 
-from indexing.store import Store
+from indexing.store.store import Store
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from indexing.models import Checkpoints
+from indexing.store.models import Checkpoints
 from indexing.training.worker import Trainer
 
 

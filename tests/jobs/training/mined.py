@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indexing.artifact import Artifact
-from indexing.corpus import Corpus
-from indexing.models import model_folder
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.store.artifact import Artifact
+from indexing.store.models import model_folder
+from indexing.store.store import Store
 
 
 def mine(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from mined import weights
 from training_commands import RERANK, command
 
-from indexing.store import Store
+from indexing.store.store import Store
 from indexing.training.local import LAUNCHER
 
 

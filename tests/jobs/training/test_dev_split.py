@@ -12,13 +12,13 @@ from interruption import interrupt_at
 from mined import mine, weights
 from training_commands import RERANK, RIP, TUNE, command
 
-from indexing.corpus import Corpus
-from indexing.judging.dev import DevSplit, dev_lists, dev_set
-from indexing.negatives import training_data
-from indexing.pairs.judged import judged_pairs
-from indexing.queries import Queries
-from indexing.reranking import open_dev_data
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.queries import Queries
+from indexing.mining.negatives import training_data
+from indexing.store.store import Store
+from indexing.training.dev import DevSplit, dev_lists, dev_set
+from indexing.training.reranking import open_dev_data
 from indexing.training.worker import Trainer
 
 Done = Callable[..., str]

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from mined import mine, weights
 
-from indexing.corpus import Corpus
-from indexing.negatives import mined_corpus, training_data
-from indexing.queries import Queries
-from indexing.rescoring import OPTIONS
-from indexing.store import Store
-from retriever.reranker import Reranker
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.mining.negatives import mined_corpus, training_data
+from indexing.search.rescoring import OPTIONS
+from indexing.store.store import Store
+from retriever.encoding.reranker import Reranker
 
 Done = Callable[..., str]
 SMALL = ("--split", "train", "--batch", 8, "--negatives-per-query", 2, "--length", 4, "--cpus", 1, "--dtype", "float32",

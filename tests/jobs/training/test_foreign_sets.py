@@ -23,16 +23,16 @@ from mined import weights
 from samples import make_passages, save_tiny_bert, write_beir
 from training_commands import command
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.judging.dev import dev_set
-from indexing.models import Checkpoints
-from indexing.queries import Queries
-from indexing.rescoring import OPTIONS
-from indexing.store import Store
-from retriever.dual import DualSystem
-from retriever.reranker import Reranker
-from retriever.reranker_data import batch_at
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.embeddings.embeddings import Embeddings
+from indexing.search.rescoring import OPTIONS
+from indexing.store.models import Checkpoints
+from indexing.store.store import Store
+from indexing.training.dev import dev_set
+from retriever.encoding.reranker import Reranker
+from retriever.systems.dual import DualSystem
+from retriever.training.reranker_data import batch_at
 
 Done = Callable[..., str]
 TUNE = ("tune_prompts", "--task", "NAME", "--length", 4, "--dtype", "float32", "--queries", "tiny",

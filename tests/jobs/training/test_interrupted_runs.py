@@ -17,9 +17,9 @@ from local_cluster import LONG, PATIENCE, start, wait_for, wait_for_its_end, wit
 from mined import weights
 from training_commands import RERANK, RIP, TUNE, command
 
-from indexing.artifact import ABANDONED_S, Draft
-from indexing.models import Checkpoints
-from indexing.store import Store
+from indexing.store.artifact import ABANDONED_S, Draft
+from indexing.store.models import Checkpoints
+from indexing.store.store import Store
 from indexing.training.worker import TrainingTask
 
 Done = Callable[..., str]

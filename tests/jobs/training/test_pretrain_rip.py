@@ -12,14 +12,14 @@ from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM
 
-from indexing.corpus import Corpus
-from indexing.models import model_folder
-from indexing.pretraining import Eligible, count_eligible, training_rows
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from indexing.training.pretraining import Eligible, count_eligible, training_rows
 from indexing.work.local import LocalRunner
-from retriever.condenser.head import HeadShape, choose_shape
-from retriever.encoder import Encoder, EncoderOptions
-from retriever.rip import RipOptions
+from retriever.encoding.encoder import Encoder, EncoderOptions
+from retriever.systems.condenser import HeadShape, choose_shape
+from retriever.systems.rip import RipOptions
 
 Done = Callable[..., str]
 SMALL = ("--batch", 12, "--steps", 4, "--max-length", 32, "--cpus", 1, "--dtype", "float32", "--lr", "1e-3")

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from mined import mine
 
-from indexing import mining
-from indexing.candidates import read_queries
-from indexing.corpus import Corpus
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
 from indexing.exact import Hits
-from indexing.judging.order import DEPTH, LEAST, MOST, RankedLists, compare_orders, count_lists, read_lists
-from indexing.models import Checkpoints, model_folder
-from indexing.queries import Queries
-from indexing.runs import write_parquet
-from indexing.store import Store
+from indexing.mining import pools as mining
+from indexing.mining.candidates import read_queries
+from indexing.search.runs import write_parquet
+from indexing.store.models import Checkpoints, model_folder
+from indexing.store.store import Store
 from indexing.training.local import run_local
+from indexing.training.order import DEPTH, LEAST, MOST, RankedLists, compare_orders, count_lists, read_lists
 from indexing.training.worker import TrainingTask
 from indexing.training.workers import WorkerGroup
-from retriever.reranker import Reranker
+from retriever.encoding.reranker import Reranker
 
 ASKED = 30  # queries of the split `test`
 

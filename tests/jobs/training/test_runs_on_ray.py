@@ -16,7 +16,7 @@ from local_cluster import title_of, wait_for
 from mined import weights
 from training_commands import RERANK, TUNE, command
 
-from indexing.store import Store
+from indexing.store.store import Store
 
 Done = Callable[..., str]
 

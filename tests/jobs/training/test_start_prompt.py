@@ -13,7 +13,7 @@ import torch
 
 from retriever.errors import InputError
 from retriever.options import DEFAULT_OPTIONS
-from retriever.prompts import TaskPrompt
+from retriever.prompts.prompts import TaskPrompt
 
 BACKBONE: dict[str, Any] = {
     "model_type": "bert",

@@ -16,8 +16,8 @@ import pytest
 from mined import mine, weights
 from training_commands import TUNE, command
 
-from indexing.artifact import Artifact
-from indexing.store import Store
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
 from retriever.errors import InputError
 
 Done = Callable[..., str]

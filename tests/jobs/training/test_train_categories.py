@@ -11,11 +11,11 @@ from interruption import interrupt_at
 from mined import weights
 from samples import make_passages, make_queries, write_beir, write_queries
 
-from indexing.corpus import Corpus
-from indexing.judging.dev import dev_set
-from indexing.pairs.sets import SetName, open_sets
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.store.store import Store
+from indexing.training.dev import dev_set
+from indexing.training.training_sets import SetName, open_sets
 from retriever.errors import InputError
 
 Done = Callable[..., str]

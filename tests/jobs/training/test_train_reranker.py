@@ -13,17 +13,17 @@ from mined import mine, weights
 from samples import make_passages, write_beir
 from sentence_transformers import CrossEncoder
 
-from indexing.corpus import Corpus
-from indexing.models import resolve_model
-from indexing.negatives import mined_corpus, read_groups, training_data
-from indexing.queries import Queries
-from indexing.store import Store
-from indexing.verify import verify
-from retriever.numerics import choose_dtype
-from retriever.reranker import Reranker, describe_reranker
-from retriever.reranker_data import batch_at
-from retriever.reranker_training import CrossOptions, CrossSystem
-from retriever.training import Hooks, LoopOptions, Trainer
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.mining.negatives import mined_corpus, read_groups, training_data
+from indexing.store.models import resolve_model
+from indexing.store.store import Store
+from indexing.store.verify import verify
+from retriever.encoding.reranker import Reranker, describe_reranker
+from retriever.forward.numerics import choose_dtype
+from retriever.systems.cross import CrossOptions, CrossSystem
+from retriever.training.loop import Hooks, LoopOptions, Trainer
+from retriever.training.reranker_data import batch_at
 
 Done = Callable[..., str]
 SMALL = ("--split", "all", "--batch", 8, "--negatives-per-query", 3, "--lr", "1e-3", "--max-length", 48, "--seed", 3)

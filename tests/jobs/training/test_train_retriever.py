@@ -17,16 +17,16 @@ from mined import weights
 from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.models import model_folder
-from indexing.queries import Queries
-from indexing.runs import read_run
-from indexing.store import Store
-from retriever.dual import DualSystem
-from retriever.encoder import Encoder, EncoderOptions
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.embeddings.embeddings import Embeddings
+from indexing.search.runs import read_run
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
-from retriever.reranker_data import batch_at
+from retriever.systems.dual import DualSystem
+from retriever.training.reranker_data import batch_at
 from serve.models import EncoderPart
 from serve.release import plan
 

@@ -22,12 +22,12 @@ from t5_folders import save_t5
 from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
-from indexing.corpus import Corpus
-from indexing.models import model_folder
-from indexing.runs import read_run
-from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.store import Store
-from retriever.recipe import read_recipe
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.search.runs import read_run
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from retriever.model.recipe import read_recipe
 
 Done = Callable[..., str]
 

@@ -19,17 +19,17 @@ from mined import weights
 from safetensors.torch import load_file
 from samples import write_queries
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.encoders import EncoderSpec
-from indexing.models import model_folder
-from indexing.runs import read_run
-from indexing.store import Store
-from retriever.encoder import Encoder
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.encoders import EncoderSpec
+from indexing.search.runs import read_run
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
-from retriever.prompts import load_prompt
-from retriever.training import Trainer
+from retriever.prompts.prompts import load_prompt
+from retriever.training.loop import Trainer
 from serve.models import EncoderPart
 from serve.registry import check_prompt
 from serve.release import plan

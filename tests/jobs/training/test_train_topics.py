@@ -15,17 +15,17 @@ from mined import weights
 from samples import WORDS, make_passages, make_queries, save_tiny_bert, write_beir
 from stored_topics import model_of_words, store_topics
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.models import model_folder
-from indexing.pairs.judged import judged_pairs
-from indexing.queries import Queries
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.queries import Queries
+from indexing.embeddings.embeddings import Embeddings
+from indexing.store.models import model_folder
+from indexing.store.store import Store
 from indexing.topics.reader import Topics
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.evaluation.dev import mean_reciprocal_rank
-from retriever.prompts import load_prompt
+from retriever.prompts.prompts import load_prompt
+from retriever.training.dev import mean_reciprocal_rank
 
 Done = Callable[..., str]
 MODEL = model_of_words(WORDS, 3)

@@ -13,9 +13,9 @@ from mined import mine, weights
 from samples import write_beir, write_queries
 from training_commands import command
 
-from indexing.corpus import Corpus
-from indexing.pairs.sets import SetName, open_sets, parse_set, resolve_stores
-from indexing.store import Store
+from indexing.corpus.corpus import Corpus
+from indexing.store.store import Store
+from indexing.training.training_sets import SetName, open_sets, parse_set, resolve_stores
 from retriever.errors import InputError
 
 Done = Callable[..., str]

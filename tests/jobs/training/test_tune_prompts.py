@@ -15,15 +15,15 @@ from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from indexing.corpus import Corpus
-from indexing.embeddings import Embeddings
-from indexing.encoders import EncoderSpec, spec_of
-from indexing.models import model_folder
-from indexing.queries import Queries
-from indexing.runs import read_run
-from indexing.store import Store
-from retriever.encoder import Encoder, EncoderOptions
-from retriever.prompts import load_prompt
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.encoders import EncoderSpec, spec_of
+from indexing.search.runs import read_run
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder, EncoderOptions
+from retriever.prompts.prompts import load_prompt
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "hand", "--split", "train", "--batch", 8, "--negatives-per-query", 2, "--length", 4,

@@ -17,11 +17,11 @@ from mined import weights
 from sentence_transformers import SentenceTransformer
 from t5_folders import save_t5
 
-from indexing.models import model_folder
-from indexing.store import Store
-from retriever.encoder import Encoder, EncoderOptions
-from retriever.stepping import trained
-from retriever.training import Trainer
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder, EncoderOptions
+from retriever.training.loop import Trainer
+from retriever.training.stepping import trained
 
 Done = Callable[..., str]
 GTR = ("train_retriever", "--train", "all", "--loss", "symmetric-sum", "--temperature", "0.01", "--optimizer",

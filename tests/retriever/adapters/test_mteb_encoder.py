@@ -21,12 +21,12 @@ from tiny import save_bert, write_corpus
 
 import riptide
 from indexing.exact import exact_search
-from indexing.metrics import per_query
-from retriever.adapters.mteb_encoder import MtebEncoder
-from retriever.encoder import Encoder, EncoderOptions
+from indexing.measures.metrics import per_query
+from retriever.encoding.encoder import Encoder, EncoderOptions
+from retriever.encoding.mteb_encoder import MtebEncoder
 from retriever.errors import InputError
 from retriever.options import Side
-from retriever.prompts import TaskPrompt, backbone_of
+from retriever.prompts.prompts import TaskPrompt, backbone_of
 
 OPTIONS = EncoderOptions(dtype="float32", compile="never", query_prefix="w1 w2 ", passage_prefix="w3 ", query_length=24)
 PASSAGES, QUERIES = 60, 20

@@ -16,13 +16,13 @@ from tiny import save_bert
 from training_cases import CPU, gradients
 from two_workers import TwoWorkers
 
-from retriever.categories.options import CategoryOptions
-from retriever.dual import DualSystem, TuneOptions
 from retriever.errors import InputError
-from retriever.lora.options import LoraOptions
-from retriever.reranker_data import batch_at
-from retriever.synthesis.options import SynthesisOptions
-from retriever.training import LoopOptions, Trainer
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.category_options import CategoryOptions
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.lora_options import LoraOptions
+from retriever.training.reranker_data import batch_at
 
 
 @pytest.fixture(scope="module")

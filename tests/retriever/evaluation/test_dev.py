@@ -16,14 +16,15 @@ from tiny import VOCABULARY, save_bert
 from training_cases import CPU
 from two_workers import TwoWorkers
 
-from retriever import reranker_training, rip
-from retriever.encoder import Encoder
-from retriever.evaluation import dev as evaluation
-from retriever.evaluation.dev import DevLists, DevSet, mean_reciprocal_rank
-from retriever.evaluation.workers import share_items
+from retriever.encoding.encoder import Encoder
+from retriever.encoding.reranker import Reranker, RerankerOptions
 from retriever.options import EncoderOptions
-from retriever.reranker import Reranker, RerankerOptions
-from retriever.system import Chunk
+from retriever.systems import cross as reranker_training
+from retriever.systems import rip
+from retriever.training import dev as evaluation
+from retriever.training.dev import DevLists, DevSet, mean_reciprocal_rank
+from retriever.training.dev_workers import share_items
+from retriever.training.system import Chunk
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9", "w1 w2 w3", "w7 w8"]
 

@@ -12,10 +12,10 @@ from loss_checks import assert_gradients, log_sum_exp, random
 from t5_folders import save_t5
 from training_cases import CPU, make_data
 
-from retriever.dual import DualSystem, TuneOptions
 from retriever.losses import Labels, batch_loss
 from retriever.options import EncoderOptions
-from retriever.reranker_data import batch_at
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.reranker_data import batch_at
 
 B = 5
 # relevant[i, j]: passage j, the positive of query j, or from B on the hard negative of query j - B, answers query i.

@@ -14,12 +14,12 @@ from sentence_transformers import SentenceTransformer
 from t5_folders import save_t5
 from tiny import add_masked_head, save_bert
 
-from retriever.encoder import open_pooled
+from retriever.encoding.encoder import open_pooled
 from retriever.errors import InputError
+from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.recipe import read_recipe
-from retriever.rip import RipSystem, pair_of, passages_at
-from retriever.training import LoopOptions, Trainer
+from retriever.systems.rip import RipSystem, pair_of, passages_at
+from retriever.training.loop import LoopOptions, Trainer
 
 
 @pytest.fixture(params=["t5", "bert"])

@@ -15,11 +15,11 @@ from t5_folders import save_gtr, save_t5
 from tiny import save_encoder
 from training_cases import CPU, make_data
 
-from retriever.dual import DualSystem, TuneOptions
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.options import SIDES
-from retriever.training import LoopOptions, Trainer
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.loop import LoopOptions, Trainer
 
 ENCODER = EncoderOptions(
     pooling="mean", normalize=True, query_length=24, passage_length=24, dtype="float32", compile="never"

@@ -13,13 +13,13 @@ from t5_folders import save_gtr, save_t5
 from training_cases import CPU, make_data
 from transformers import T5Config
 
-from retriever.attention import reach
-from retriever.dual import DualSystem, TuneOptions
-from retriever.encoder import Encoder, EncoderOptions, load_backbone
-from retriever.prompt_rows import PromptRows, PromptShape
-from retriever.prompts import TaskPrompt, backbone_of
-from retriever.recipe import read_recipe
-from retriever.training import LoopOptions, Trainer
+from retriever.encoding.encoder import Encoder, EncoderOptions, load_backbone
+from retriever.forward.attention import reach
+from retriever.forward.prompt_rows import PromptRows, PromptShape
+from retriever.model.recipe import read_recipe
+from retriever.prompts.prompts import TaskPrompt, backbone_of
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.loop import LoopOptions, Trainer
 
 LAYERS, HEADS, HEAD_DIM, PROMPT = 3, 4, 8, 5
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")

@@ -16,13 +16,13 @@ from tiny import save_bert
 from training_cases import Checkpoints, dual_system, gradients, train, whole_and_resumed
 from transformers import AutoModel
 
-from retriever.dual import DualSystem, TuneOptions
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
-from retriever.lora.adapter import add_adapter, is_adapter
-from retriever.lora.options import LoraOptions
 from retriever.options import SIDES
-from retriever.stepping import trained
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems.lora import add_adapter, is_adapter
+from retriever.training.lora_options import LoraOptions
+from retriever.training.stepping import trained
 
 LORA = LoraOptions(rank=4, alpha=8, dropout=0.1)
 LAYERS = [f"encoder.layer.{layer}.attention.self.{name}" for layer in (0, 1) for name in ("query", "value")]
@@ -97,7 +97,7 @@ def test_gradient_reaches_the_adapter_only(bert: Path, tmp_path: Path, checkpoin
     for name, value in system.pooled.backbone.state_dict().items():
         assert torch.equal(value, backbone[name]) == (not is_adapter(name)), name
     if checkpointing:
-        from retriever.system import checkpoint_activations
+        from retriever.training.system import checkpoint_activations
 
         expected = gradients(system, 3)
         checkpoint_activations(system.pooled.backbone)

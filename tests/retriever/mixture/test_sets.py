@@ -12,11 +12,11 @@ from reranker_cases import make_pairs
 from tiny import save_bert
 from training_cases import dual_system, make_data
 
-from retriever.dual import TuneOptions
 from retriever.errors import InputError
-from retriever.mixture.sets import TrainingSet, mix
-from retriever.reranker_data import batch_at
-from retriever.training import LoopOptions, Trainer
+from retriever.systems.dual import TuneOptions
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.mixture_sets import TrainingSet, mix
+from retriever.training.reranker_data import batch_at
 
 OPTIONS = TuneOptions(batch=6, negatives_per_query=2, seed=1)
 

@@ -7,7 +7,7 @@ import torch
 from loss_checks import assert_gradient, random
 
 from retriever.errors import InputError
-from retriever.sparse.flops import FlopsOptions, flops, mean_words
+from retriever.losses.flops import FlopsOptions, flops, mean_words
 
 
 def slow_flops(vectors: torch.Tensor) -> float:

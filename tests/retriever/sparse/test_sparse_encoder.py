@@ -15,17 +15,17 @@ from sentence_transformers import SparseEncoder as Peer
 from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
-from retriever.attention import reach
-from retriever.encoder import Encoder, open_pooled
+from retriever.encoding.encoder import Encoder, open_pooled
+from retriever.encoding.saving import save_encoder
+from retriever.encoding.sparse_encoder import SparseEncoder
+from retriever.encoding.sparse_model import keep_largest
+from retriever.encoding.sparse_vectors import SparseVectors, from_dense
 from retriever.errors import InputError
+from retriever.forward.attention import reach
+from retriever.forward.prompt_rows import PromptRows
+from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.prompt_rows import PromptRows
-from retriever.prompts import TaskPrompt, backbone_of, load_prompt
-from retriever.recipe import read_recipe
-from retriever.saving import save_encoder
-from retriever.sparse.encoder import SparseEncoder
-from retriever.sparse.model import keep_largest
-from retriever.sparse.vectors import SparseVectors, from_dense
+from retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
 
 Tiny = Callable[..., Path]
 PLAIN = EncoderOptions(pooling="splade", dtype="float32", passage_length=40, query_length=20)

@@ -15,14 +15,14 @@ from tiny import add_masked_head, save_bert
 from training_cases import CPU, ENCODER, dual_system, gradients
 from two_workers import TwoWorkers
 
-from retriever.dual import DualSystem, TuneOptions
+from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.errors import Diverged, InputError
+from retriever.losses.flops import FlopsOptions, mean_words
 from retriever.options import EncoderOptions
-from retriever.reranker_data import batch_at
-from retriever.sparse.encoder import SparseEncoder
-from retriever.sparse.flops import FlopsOptions, mean_words
-from retriever.synthesis.options import SynthesisOptions
-from retriever.training import LoopOptions, Trainer
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.reranker_data import batch_at
 
 FLOPS = FlopsOptions(queries=0.3, passages=0.2, warm_up=3)
 NONE = FlopsOptions(queries=0.0, passages=0.0, warm_up=3)

@@ -12,11 +12,11 @@ import torch
 from loss_checks import assert_gradient, random
 from tiny import add_masked_head
 
-from retriever.encoder import open_pooled
+from retriever.encoding import sparse_model as module
+from retriever.encoding.encoder import open_pooled
+from retriever.encoding.sparse_model import SpladePooled
+from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.recipe import read_recipe
-from retriever.sparse import model as module
-from retriever.sparse.model import SpladePooled
 
 Tiny = Callable[..., Path]
 LENGTHS = [9, 4, 1, 7, 9]

@@ -14,15 +14,15 @@ import torch
 from synthesisers import SHAPE, random_synthesis
 from tiny import add_masked_head
 
-from retriever import encoder as encoder_module
-from retriever.attention import reach
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.encoding import encoder as encoder_module
+from retriever.encoding.encoder import Encoder, EncoderOptions
+from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.errors import InputError, TextsError
-from retriever.prompt_rows import PromptRows, PromptShape
-from retriever.prompt_table import Prompts, task_config
-from retriever.prompts import TaskPrompt, backbone_of, load_prompt
-from retriever.sparse.encoder import SparseEncoder
-from retriever.synthesis.synthesiser import KeptSynthesiser, largest_embedding
+from retriever.forward.attention import reach
+from retriever.forward.prompt_rows import PromptRows, PromptShape
+from retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
+from retriever.prompts.synthesiser import KeptSynthesiser, largest_embedding
+from retriever.prompts.table import Prompts, task_config
 
 Tiny = Callable[..., Path]
 Words = Callable[[np.ndarray], torch.Tensor]
@@ -165,19 +165,19 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     assert prompt.synthesis is not None
     network = KeptSynthesiser(prompt.synthesis.open(SHAPE), encoder.dtype, encoder.device)
     assert network.nbytes == 4 * prompt.synthesis.kept_numbers()
-    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * network.nbytes - 1)
+    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * network.nbytes - 1)
     with pytest.raises(InputError, match=r"^task 'task': what computes its prompts takes 0\.0 GiB, and 0\.0 are free$"):
         encoder.put_task("task", prompt)
-    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * network.nbytes)
+    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * network.nbytes)
     encoder.put_task("task", prompt)
     # The synthesiser fits, and so does the prompt of passages, but not both of them.
     passage = torch.zeros((SHAPE.layers, 2, SHAPE.heads, 64, SHAPE.head_dim))
     both = replace(prompt, passage=passage)
     size = encoder._tables["passage"].growth(64)
-    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * network.nbytes + size - 1)
+    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * network.nbytes + size - 1)
     with pytest.raises(InputError, match=r"^task 'both': with a prompt of 64 tokens the table of all prompts takes"):
         encoder.put_task("both", both)
-    monkeypatch.setattr("retriever.encoder.free_memory", lambda device: 2 * network.nbytes + size)
+    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * network.nbytes + size)
     encoder.put_task("both", both)
 
 

@@ -10,8 +10,8 @@ from divergence_cases import slow_means
 from loss_checks import assert_gradient, random
 
 from retriever.errors import InputError
-from retriever.synthesis.divergence import divergences, mean_divergences, regulariser
-from retriever.synthesis.options import DivergenceOptions
+from retriever.losses.divergence import divergences, mean_divergences, regulariser
+from retriever.prompts.synthesis_options import DivergenceOptions
 
 TASKS = torch.tensor([0, 0, 1, 2, 1, 0])
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from synthesisers import SIZES, random_synthesis
 
-from retriever import encoder as encoder_module
-from retriever.encoder import Encoder, EncoderOptions
+from retriever.encoding import encoder as encoder_module
+from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
-from retriever.prompts import TaskPrompt, backbone_of
-from retriever.synthesis.saved import SavedSynthesis
+from retriever.prompts.prompts import TaskPrompt, backbone_of
+from retriever.prompts.saved_synthesis import SavedSynthesis
 
 
 def plain_weights(words: np.ndarray, saved: SavedSynthesis) -> np.ndarray:

@@ -9,9 +9,9 @@ import torch
 from loss_checks import finite_differences, random
 
 from retriever.errors import InputError
-from retriever.prompt_rows import PromptShape
-from retriever.synthesis.options import SynthesisOptions
-from retriever.synthesis.synthesiser import KeptSynthesiser, Synthesiser, largest_embedding
+from retriever.forward.prompt_rows import PromptShape
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.prompts.synthesiser import KeptSynthesiser, Synthesiser, largest_embedding
 
 SHAPE, WIDTH = PromptShape(layers=2, heads=2, head_dim=3), 5
 MIXES = ["before", "after"]

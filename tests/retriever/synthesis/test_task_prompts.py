@@ -12,14 +12,14 @@ import torch
 from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, train, whole_and_resumed
 
-from retriever.dual import DualSystem, TuneOptions
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.mixture.schedule import Mixture
-from retriever.prompts import load_prompt
-from retriever.reranker_data import batch_at
-from retriever.synthesis.options import SynthesisOptions
-from retriever.training import LoopOptions, Trainer
+from retriever.prompts.prompts import load_prompt
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.mixture_schedule import Mixture
+from retriever.training.reranker_data import batch_at
 
 SYNTHESIS = SynthesisOptions(prompts=2, length=4, hidden=1, bottleneck=5, mix="after", attention="uniform")
 TUNING: dict[str, Any] = {

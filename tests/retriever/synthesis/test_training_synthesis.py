@@ -16,17 +16,17 @@ from tiny import save_bert
 from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, make_data, train, whole_and_resumed
 from two_workers import TwoWorkers
 
-from retriever import dual
-from retriever.dual import DualSystem, TuneOptions
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.mixture.schedule import Mixture
+from retriever.forward.prompt_rows import PromptInputs
 from retriever.options import EncoderOptions
-from retriever.prompt_rows import PromptInputs
-from retriever.prompts import load_prompt
-from retriever.stepping import trained
-from retriever.synthesis.options import DivergenceOptions, SynthesisOptions
-from retriever.training import LoopOptions, Trainer
+from retriever.prompts.prompts import load_prompt
+from retriever.prompts.synthesis_options import DivergenceOptions, SynthesisOptions
+from retriever.systems import dual
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.mixture_schedule import Mixture
+from retriever.training.stepping import trained
 
 SYNTHESIS = SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5, temperature=0.2)
 TUNING: dict[str, Any] = {

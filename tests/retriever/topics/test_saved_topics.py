@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from topic_prompts import random_saved_topics, small_topics
 
 from retriever.errors import InputError
-from retriever.files import sha256_of
 from retriever.interchange.prompts import check_writable
+from retriever.model.files import sha256_of
+from retriever.model.recipe import describe
 from retriever.options import EncoderOptions
-from retriever.prompt_table import task_config
-from retriever.prompts import TaskPrompt, backbone_of, load_prompt
-from retriever.recipe import describe
+from retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
+from retriever.prompts.table import task_config
 from retriever.topics.model import with_default
 from retriever.topics.saved import SavedTopics
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from topic_prompts import SHAPE, TOPIC_WORDS
 
-from retriever.batching import TextTokenizer
 from retriever.errors import InputError
+from retriever.forward.batching import TextTokenizer
+from retriever.forward.prompt_rows import PromptInputs
+from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.prompt_rows import PromptInputs
-from retriever.recipe import read_recipe
 from retriever.topics.network import TopicPrompts, topic_tokens
 
 Tiny = Callable[..., Path]

@@ -17,15 +17,15 @@ from topic_prompts import small_topics
 from training_cases import Checkpoints, dual_system, gradients, train, whole_and_resumed
 from two_workers import TwoWorkers
 
-from retriever.categories.options import CategoryOptions
-from retriever.dual import DualSystem, TuneOptions
-from retriever.encoder import Encoder
+from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.lora.options import LoraOptions
-from retriever.prompts import load_prompt
-from retriever.reranker_data import batch_at
-from retriever.stepping import trained
+from retriever.prompts.prompts import load_prompt
+from retriever.systems.dual import DualSystem, TuneOptions
 from retriever.topics.training import TrainingTopics
+from retriever.training.category_options import CategoryOptions
+from retriever.training.lora_options import LoraOptions
+from retriever.training.reranker_data import batch_at
+from retriever.training.stepping import trained
 
 NAMES = {"prompts.both.residual.0.weight", "prompts.both.residual.2.weight", "prompts.both.out.weight"}
 

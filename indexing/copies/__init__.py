@@ -1,1 +1,0 @@
-"""Copies: passages whose title and text equal those of another passage."""

@@ -1,0 +1,11 @@
+"""The corpus and its query sets.
+
+corpus               corpus/: passages as a chain of generations, for reading
+importing            raw files to a generation of the corpus
+ids                  passage id to row
+filters              conditions on the metadata of passages
+queries              queries/NAME: queries and judgements
+judged_pairs         the relevant passages of each query, as the judgements name them
+categories           the categories of passages, from their metadata
+category_relevance   a passage is relevant for a query if they have a category in common
+"""

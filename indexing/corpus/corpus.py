@@ -1,0 +1,147 @@
+"""The corpus: a chain of generations, each with parts of passages, an id file and the rows it deletes.
+
+A passage's row is its global position, from 0; rows are never reused. Parts are Arrow IPC files, memory-mapped.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from indexing.corpus.ids import candidates, hash_ids
+from indexing.store.artifact import Artifact
+from indexing.store.chain import RowPart, row_parts, split_rows
+from indexing.store.store import Store
+from retriever.errors import InputError
+
+BATCH_ROWS = 1024  # rows a record batch: what one look-up touches
+
+
+class Passage(NamedTuple):
+    """A passage as its owner knows it. `metadata` is JSON text, "" where there is none."""
+
+    row: int
+    id: str
+    title: str
+    text: str
+    metadata: str
+
+
+class Corpus:
+    """All complete generations of a store's corpus, for reading."""
+
+    def __init__(self, generations: Sequence[Artifact]):
+        self.generations = list(generations)
+        self.parts: list[RowPart] = row_parts(generations)
+        self.num_rows = self.parts[-1].end if self.parts else 0
+
+    @classmethod
+    def open(cls, store: Store) -> Corpus:
+        """Raises InputError where the store has no complete corpus."""
+        generations = store.generations("corpus")
+        if not generations:
+            store.open("corpus", "g0000")  # says why it is missing
+        return cls(generations)
+
+    @functools.cached_property
+    def deleted(self) -> np.ndarray:
+        """Rows that are deleted: int64, ascending."""
+        files = [artifact.local("deleted") for artifact in self.generations if _has(artifact, "deleted")]
+        return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
+
+    def table(self, part: RowPart) -> pa.Table:
+        """A part's passages, memory-mapped: columns id, title, text, metadata and the typed filters."""
+        return open_table(part)
+
+    def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
+        """The passages of some rows, in their order. Raises IndexError outside of the corpus."""
+        asked = np.asarray(rows, np.int64)
+        if len(asked) and (asked.min() < 0 or asked.max() >= self.num_rows):
+            raise IndexError(f"rows {asked.min()} to {asked.max()} of a corpus of {self.num_rows}")
+        found: list[Passage | None] = [None] * len(asked)
+        for part, positions, local in split_rows(self.parts, asked):
+            columns = open_table(part).select(["id", "title", "text", "metadata"]).take(pa.array(local)).to_pydict()
+            values = zip(*columns.values(), strict=True)
+            for position, row, fields in zip(positions, asked[positions], values, strict=True):
+                found[position] = Passage(int(row), *fields)
+        return [passage for passage in found if passage is not None]
+
+    def ids(self, rows: np.ndarray) -> np.ndarray:
+        """The ids of some rows: object array of str, any shape of int64; "" for a row of -1."""
+        flat = rows.ravel()
+        wanted, inverse = np.unique(flat, return_inverse=True)
+        names = np.empty(len(wanted), object)
+        names[:] = ""
+        first = int(np.searchsorted(wanted, 0))
+        for part, positions, local in split_rows(self.parts, wanted[first:]):
+            names[positions + first] = (
+                open_table(part).column("id").take(pa.array(local)).to_numpy(zero_copy_only=False)
+            )
+        return names[inverse].reshape(rows.shape)
+
+    def rows_of(self, ids: Sequence[str]) -> np.ndarray:
+        """The row of each id, -1 where there is none (or it is deleted): int64 [n]."""
+        found = np.full(len(ids), -1, np.int64)
+        hashes = hash_ids(ids)
+        for artifact in self.generations:
+            files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
+            positions, rows = candidates(files, hashes)
+            alive = ~np.isin(rows, self.deleted)
+            positions, rows = positions[alive], rows[alive]
+            names = self.ids(rows)
+            same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
+            found[positions[same]] = rows[same]
+        return found
+
+
+def save_array(array: np.ndarray, path: Path) -> None:
+    """Writes a .npy file.
+
+    numpy writes to a real file through C's stdio and ignores an error of the last flush: on a full disk the file would
+    be cut without an error. Here, Python's file writes the bytes.
+
+    Raises:
+        OSError: If the bytes cannot be written.
+    """
+    with open(path, "wb") as file:
+        np.save(types.SimpleNamespace(write=file.write), array)
+
+
+def write_table(table: pa.Table, path: object) -> None:
+    """An Arrow IPC file of uncompressed record batches, as `open_table` maps it."""
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table.combine_chunks(), max_chunksize=BATCH_ROWS)
+
+
+@functools.lru_cache(maxsize=256)
+def _mapped(path: str) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(path)).read_all()
+
+
+def open_table(part: RowPart) -> pa.Table:
+    """An Arrow part as a memory-mapped table. Raises CorruptError, or InputError where rows disagree."""
+    table = _mapped(str(part.artifact.local(part.part)))
+    if len(table) != part.part.rows:
+        raise InputError(f"{part.artifact.url}/{part.part.file}: {len(table)} rows, its record says {part.part.rows}")
+    return table
+
+
+def _has(artifact: Artifact, name: str) -> bool:
+    return any(part.name == name for part in artifact.parts)
+
+
+def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
+    """Yields title and text of each row in [first, end) as one string, as Anserini's flat collections do."""
+    for part in parts:
+        if part.first_row < end and part.end > first:
+            start = max(first, part.first_row)
+            table = open_table(part).slice(start - part.first_row, min(end, part.end) - start)
+            for batch in table.select(["title", "text"]).to_batches():
+                for title, text in zip(batch["title"].to_pylist(), batch["text"].to_pylist(), strict=True):
+                    yield f"{title} {text}" if title else text

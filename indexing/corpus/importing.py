@@ -1,0 +1,422 @@
+"""Imports raw files as a corpus generation: parses chunks in parallel, checks that ids are unique, records deletions.
+
+An import that bad input ends leaves nothing visible and nothing that blocks the next one. The first rows are parsed
+before anything is written; if a later row is refused, the generation is marked as failed, and the next import
+replaces it (indexing/store/artifact.py, Draft). An import that was killed keeps its parts for the same command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import xxhash
+
+from indexing.corpus.corpus import Corpus, save_array, write_table
+from indexing.corpus.ids import candidates, merge_bucket, num_buckets, repeated, sorted_hashes
+from indexing.formats.delimited import line_of_row
+from indexing.formats.parse import check_filter_types, parse_corpus
+from indexing.formats.raw import Lines, Piece, clip, no_rows, open_input
+from indexing.formats.readers import text_lines
+from indexing.formats.sources import Chunk, Source, chunks
+from indexing.formats.titles import title_facts
+from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.conflicts import describe_changes
+from indexing.store.store import Store, generation
+from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
+from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
+from retriever.errors import InputError
+
+FIRST_ROWS = 100  # are parsed before a generation is begun
+MAX_FIELDS = 20  # metadata fields that an error names
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """The options that shape a corpus generation."""
+
+    part_size: int = 10_000  # rows per part at most: 30 to 60 s of one encoding worker
+    filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
+    limit: int | None = None
+
+
+class ImportCorpus(WorkDefaults):
+    """The work that makes a store's first corpus generation, or (append, delete) its next one.
+
+    Attributes:
+        complete: Whether the generation exists already.
+    """
+
+    def __init__(
+        self, store: Store, source: Source | None, options: ImportOptions, *, append: bool, delete: str | None = None
+    ):
+        """Checks the options and the first rows.
+
+        Args:
+            store: The store to import into.
+            source: The raw files; None if passages are only deleted.
+            options: The options that shape the generation.
+            append: Whether the source is added to the existing corpus.
+            delete: A file of ids, one per line; an id may be deleted and added again in one command.
+
+        Raises:
+            InputError: If the store holds another corpus, or if the options or the first rows are bad.
+        """
+        self.previous = store.generations("corpus")
+        if self.previous:
+            options = replace(options, filters=_same_filters(self.previous[0], options.filters))
+        check_filter_types(options.filters)
+        self.source, self.options = source, options
+        self.config = {
+            "format": source.format if source else None,
+            "part_size": options.part_size,
+            "filters": dict(options.filters),
+            "limit": options.limit,
+            "source": [file_identity(file) for file in source.corpus] if source else [],
+            "delete": file_identity(delete) if delete else None,
+        }
+        if source and source.columns:
+            self.config["columns"] = source.columns.config
+        if source and source.titles:
+            self.config["titles"] = [file_identity(source.titles)]
+        grows = append or delete is not None
+        done = self.previous[1:][-1:] if grows else self.previous[:1]
+        self.complete = any(artifact.config == self.config for artifact in done)
+        self.before = Corpus(self.previous)
+        self.deleted: np.ndarray | None = None
+        if self.complete:
+            return
+        if self.previous and not grows:
+            changes = describe_changes(self.previous[0].config, self.config)
+            raise InputError(
+                f"{self.previous[0].url} was imported otherwise ({changes}); append to it, or import into another store"
+            )
+        if not self.previous and grows:
+            raise InputError(f"{store.url} has no corpus yet: import one first, without append and delete")
+        if delete:
+            self.deleted = rows_to_delete(self.before, delete)
+        if source:
+            _parse_first_rows(source, options)
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the generation to be made. After bad input nothing of it counts, and the next import replaces it."""
+        if self.complete:
+            return []
+        target = Target(
+            "corpus",
+            generation(len(self.previous)),
+            {"previous": self.previous[-1]} if self.previous else {},
+            self.config,
+            by_content=True,
+            fails_whole=True,
+        )
+        return [target]
+
+    @property
+    def stages(self) -> list[DeleteStage | ParseStage | MergeIdsStage]:
+        """Returns the stages: recording deletions, parsing, and merging ids, which finds those that occur twice."""
+        found: list[DeleteStage | ParseStage | MergeIdsStage] = []
+        if self.deleted is not None:
+            found.append(DeleteStage(self.deleted))
+        if self.source:
+            found += [ParseStage(self.source, self.options), MergeIdsStage(self.before, self.options.filters)]
+        return found
+
+
+@dataclass(frozen=True)
+class DeleteStage(StageDefaults):
+    """The stage that records the deleted rows, int64."""
+
+    rows: np.ndarray
+    title: str = "delete"
+    noun: str = "passages"
+
+    @property
+    def total(self) -> int:
+        """The number of deleted passages."""
+        return len(self.rows)
+
+    def units(self, committed: Committed) -> list[Unit]:
+        """Returns the one unit."""
+        return [Unit(("deleted",), len(self.rows), None)]
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Commits the rows."""
+        draft.commit("deleted", ".npy", lambda path: save_array(self.rows, path), rows=len(self.rows))
+        counter.count(len(self.rows))
+
+
+@dataclass(frozen=True)
+class ParseStage(StageDefaults):
+    """The stage that parses the source, one unit for each chunk."""
+
+    source: Source
+    options: ImportOptions
+    title: str = "import"
+    noun: str = "passages"
+    total: int | None = None
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each chunk, as a stream: the raw text of few chunks is in memory at a time."""
+        for chunk in chunks(self.source, self.options.part_size, limit=self.options.limit):
+            names = (f"part-{chunk.index:05d}", f"hashes-{chunk.index:05d}")
+            size = sum(len(piece.data) for piece in chunk.pieces if piece.data is not None)
+            part = committed[0].get(names[0])
+            rows = part.rows if part else sum(piece.rows for piece in chunk.pieces)
+            yield Unit(names, rows, chunk, size_bytes=size)
+
+    def check(self, unit: Unit, parts: Sequence[Part]) -> None:
+        """Raises InputError if the raw lines have changed since the part was made from them."""
+        pieces, part = unit.payload.pieces, parts[0]
+        expected = {} if unit.payload.titles is None else title_facts(unit.payload.titles)
+        if [piece[1:] for piece in part.facts["source"]] != [[p.first_line, p.rows, digest(p)] for p in pieces] or (
+            any(part.facts.get(name) != value for name, value in expected.items())
+        ):
+            raise InputError(
+                f"{pieces[0].file}:{pieces[0].first_line}: changed since {part.name} was made; import again to start "
+                "from the beginning"
+            )
+
+    def rows_of(self, unit: Unit, result: int) -> int:
+        """Returns the number of passages of a chunk; a page of KILT has several."""
+        return result
+
+    def task(self, drafts: Sequence[Draft]) -> ParseTask:
+        """Returns the task of a worker."""
+        return ParseTask(drafts[0], self.source.format, dict(self.options.filters))
+
+
+@dataclass(frozen=True)
+class ParseTask:
+    """Parses a chunk and commits its part, then the sorted hashes of its ids."""
+
+    draft: Draft
+    format: Any
+    filters: Mapping[str, str]
+    resources: Resources = PYTHON_CORE
+
+    def open(self, place: Place) -> Callable[[Unit, Report], int]:
+        """Returns the worker."""
+        return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters)
+
+
+@dataclass(frozen=True)
+class MergeIdsStage(StageDefaults):
+    """The stage that merges the hashes of all ids into buckets and finds ids that occur twice."""
+
+    before: Corpus
+    filters: Mapping[str, str]
+    title: str = "check ids"
+    noun: str = "ids"
+    total: int | None = None
+
+    def units(self, committed: Committed) -> list[Unit]:
+        """Returns a unit for each bucket. Raises InputError if there are no passages, or a filter without values."""
+        if not self.before.generations:
+            _refuse_filters_without_values(committed[0], self.filters)
+        total = sum(part.rows for name, part in committed[0].items() if name.startswith("part-"))
+        if total == 0:
+            raise InputError("the source has no passages; nothing is imported")
+        buckets = num_buckets(total)
+        return [Unit((f"ids-{bucket:05d}",), total // buckets, (bucket, buckets)) for bucket in range(buckets)]
+
+    def task(self, drafts: Sequence[Draft]) -> MergeIdsTask:
+        """Returns the task of a worker."""
+        return MergeIdsTask(drafts[0], drafts[0].committed(), self.before.generations)
+
+
+@dataclass(frozen=True)
+class MergeIdsTask:
+    """Merges a bucket of ids and commits it."""
+
+    draft: Draft
+    committed: Mapping[str, Part]
+    previous: Sequence[Artifact]
+    resources: Resources = ONE_CORE
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        """Returns the worker."""
+        return lambda unit, report: merge_ids(
+            unit.payload[0], self.draft, self.committed, self.previous, unit.payload[1]
+        )
+
+
+def import_part(chunk: Chunk, draft: Draft, format: Any, filters: Mapping[str, str]) -> int:
+    """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
+    table = parse_corpus(format, chunk, filters)
+    pieces = [[piece.file, piece.first_line, piece.rows, digest(piece)] for piece in chunk.pieces]
+    facts: dict[str, Any] = {"source": pieces, **_filter_facts(table, filters)}
+    if chunk.titles is not None:
+        facts |= title_facts(chunk.titles)
+    if chunk.columns and chunk.columns.table.delimiter:
+        facts["delimiter"] = chunk.columns.table.delimiter  # its rows may span lines: see _place
+    name = f"{chunk.index:05d}"
+    draft.commit(f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
+    hashes = sorted_hashes(table.column("id").to_pylist())
+    draft.commit(f"hashes-{name}", ".npy", lambda path: save_array(hashes, path), rows=len(table))
+    return len(table)
+
+
+def _parse_first_rows(source: Source, options: ImportOptions) -> None:
+    """Raises InputError where the source has no row, or one of the first FIRST_ROWS is bad."""
+    parse_corpus(source.format, next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS))), options.filters)
+
+
+def _filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
+    """A part's filters of which no passage has a value, and the metadata fields that its passages do have; or {}."""
+    empty = sorted(name for name in filters if table[f"filter.{name}"].null_count == len(table))
+    if not empty:
+        return {}
+    objects = (orjson.loads(text) for text in table["metadata"].to_pylist() if text)
+    fields = sorted({name for metadata in objects for name in metadata})
+    return {"filters_without_values": empty, "fields": [name[:100] for name in fields[:MAX_FIELDS]]}
+
+
+def _refuse_filters_without_values(committed: Mapping[str, Part], filters: Mapping[str, str]) -> None:
+    """Raises InputError for a filter without a value in any passage.
+
+    This holds for a corpus' first generation. Passages that are appended may all lack a field: their column is null.
+    """
+    facts = [part.facts for name, part in committed.items() if name.startswith("part-")]
+    for name in filters:
+        if facts and all(name in fact.get("filters_without_values", ()) for fact in facts):
+            fields = sorted({each for fact in facts for each in fact["fields"]})
+            shown = ", ".join(fields[:MAX_FIELDS]) + (", ..." if len(fields) > MAX_FIELDS else "")
+            raise InputError(
+                f"filter {name}: found no passage with a value in the metadata field {name!r}, expected one of the "
+                f"fields {shown or '(no passage has metadata)'}; correct the name or leave the filter out"
+            )
+
+
+def _same_filters(first: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
+    """The filters of a corpus' first generation, which all later ones have too."""
+    existing = first.config["filters"]
+    if filters and dict(filters) != existing:
+        raise InputError(f"filters {dict(filters)}: {first.url} was imported with {existing}; leave them out")
+    return existing
+
+
+def digest(piece: Piece) -> str:
+    """A hash of a piece's raw lines; "" for Parquet, whose rows only the worker reads."""
+    return xxhash.xxh3_128_hexdigest(piece.data) if piece.data is not None else ""
+
+
+def merge_ids(
+    bucket: int, draft: Draft, committed: Mapping[str, Part], previous: Sequence[Artifact], buckets: int
+) -> None:
+    """Commits one bucket of the generation's id file, from its parts' hashes, all of them `committed`.
+
+    Raises InputError for a duplicate id.
+    """
+    before = Corpus(previous)
+    parts = [part for name, part in committed.items() if name.startswith("part-")]
+    starts = before.num_rows + np.cumsum([0, *(part.rows for part in parts)])
+    files = [
+        (draft.local(committed[part.name.replace("part", "hashes")]), int(start))
+        for part, start in zip(parts, starts, strict=False)
+    ]
+    ids = merge_bucket(files, bucket, buckets)
+    for one, other in repeated(ids):
+        if _id_at(draft, parts, starts, one) == _id_at(draft, parts, starts, other):
+            raise _duplicate(draft, parts, starts, one, other)
+    _refuse_known(draft, parts, starts, ids, before, committed)
+    draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
+
+
+def _refuse_known(
+    draft: Draft, parts: list[Part], starts: np.ndarray, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
+) -> None:
+    deleted = before.deleted if before.generations else np.empty(0, np.int64)
+    if "deleted" in committed:
+        deleted = np.union1d(deleted, np.load(draft.local(committed["deleted"])))
+    for artifact in before.generations:
+        files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
+        positions, rows = candidates(files, ids[0])
+        alive = ~np.isin(rows, deleted)
+        for position, row in zip(positions[alive], rows[alive], strict=True):
+            new = int(ids[1][position])
+            name = _id_at(draft, parts, starts, new)
+            if before.passages([row])[0].id == name:
+                raise InputError(
+                    f"{_place(parts, starts, new)}: id {clip(name)} is in the corpus already, as row {row}; "
+                    "delete it in the same command to replace it, or leave the line out"
+                )
+
+
+def _id_at(draft: Draft, parts: list[Part], starts: np.ndarray, row: int) -> str:
+    index = int(np.searchsorted(starts, row, side="right")) - 1
+    table = pa.ipc.open_file(pa.memory_map(str(draft.local(parts[index])))).read_all()
+    return table.column("id")[int(row - starts[index])].as_py()
+
+
+def _duplicate(draft: Draft, parts: list[Part], starts: np.ndarray, one: int, other: int) -> InputError:
+    first, second = sorted((int(one), int(other)))
+    if (columns := draft.config.get("columns")) and columns["id"] is None:
+        return InputError(
+            f"{_place(parts, starts, second)}: found the title and text of {_place(parts, starts, first)}, expected "
+            "distinct passages, since their ids are hashes of title and text; remove one, or give every passage an id"
+        )
+    id = clip(_id_at(draft, parts, starts, second))
+    return InputError(
+        f"{_place(parts, starts, second)}: id {id} comes a second time, first in "
+        f"{_place(parts, starts, first)}; rename or remove one and import again"
+    )
+
+
+def _place(parts: list[Part], starts: np.ndarray, row: int) -> str:
+    """Returns `file:line` of a row; of the first row of its part if a line holds several passages (KILT)."""
+    index = int(np.searchsorted(starts, row, side="right")) - 1
+    part, offset = parts[index], int(row - starts[index])
+    pieces = part.facts["source"]
+    if sum(rows for _, _, rows, _ in pieces) != part.rows:
+        return f"{pieces[0][0]}:{pieces[0][1]} or after"
+    for file, first_line, rows, _ in pieces:
+        if offset < rows:
+            if delimiter := part.facts.get("delimiter"):
+                return f"{file}:{line_of_row(file, delimiter, first_line, offset)}"
+            return f"{file}:{first_line + offset}"
+        offset -= rows
+    raise AssertionError("a row beyond its part")
+
+
+def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
+    """Returns the rows, int64 ascending, of the ids in a file, one per line; an id with a line break cannot be given.
+
+    Raises InputError that names the line of an unknown id.
+    """
+    lines = Lines(delete)
+    found: list[np.ndarray] = []
+    first, num_unknown = "", 0
+    while piece := lines.take(1 << 20):
+        ids = [id for _, id in text_lines(piece)]
+        rows = before.rows_of(ids)
+        unknown = np.flatnonzero(rows < 0)
+        if len(unknown) and not num_unknown:
+            line = int(unknown[0])
+            first = f"{delete}:{piece.first_line + line}: id {clip(ids[line])}"
+        num_unknown += len(unknown)
+        found.append(rows)
+    if not found:
+        raise no_rows(delete)
+    if num_unknown:
+        more = f", nor are {num_unknown - 1} more" if num_unknown > 1 else ""
+        raise InputError(f"{first} is not in the corpus (or deleted already){more}; remove the line")
+    return np.unique(np.concatenate(found))
+
+
+def file_identity(file: str) -> dict[str, Any]:
+    """Returns name, size and a hash of three samples of a raw file, which a resume compares."""
+    with open_input(file) as source:
+        size = source.size()
+        digest = hashlib.sha256()
+        for offset in (0, size // 2, max(0, size - (1 << 20))):
+            source.seek(offset)
+            digest.update(source.read(1 << 20))
+    return {"file": Path(file).name, "bytes": size, "samples": digest.hexdigest()}

@@ -1,0 +1,403 @@
+"""Query sets: queries/NAME holds the queries, and the judgements (qrels) of each split."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from indexing.corpus.corpus import Corpus, write_table
+from indexing.corpus.importing import file_identity
+from indexing.formats.judgements import read_query_tables
+from indexing.formats.parse import read_qrels, read_queries
+from indexing.formats.raw import clip
+from indexing.formats.sources import Source
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.conflicts import describe_changes
+from indexing.store.store import Store, artifact_key
+from indexing.work.local import LocalRunner
+from indexing.work.tasks import Runner
+from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults, run_work
+from retriever.errors import InputError, printable
+
+ALL = "all"  # the split that every query set has: all of its queries
+
+
+class Split(NamedTuple):
+    """The queries of a split, in the order of their file."""
+
+    ids: list[str]
+    texts: list[str]
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Queries that an import moves from one split to a new one, which chooses among models and is not reported.
+
+    Attributes:
+        queries: Number of queries. Only queries with a relevant passage are taken.
+        split: The split that they are taken from.
+        seed: The seed of the draw.
+        name: The new split.
+    """
+
+    queries: int
+    split: str = "train"
+    seed: int = 0
+    name: str = "held-out"
+
+    def __post_init__(self) -> None:
+        """Raises InputError for numbers that are too small."""
+        if self.queries < 1:
+            raise InputError(f"parameter hold_out {self.queries}: expected at least 1")
+        if self.seed < 0:
+            raise InputError(f"parameter hold_out_seed {self.seed}: expected 0 or more")
+
+    def apply(self, qrels: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Returns the judgements by split, with those of the drawn queries in the new split.
+
+        The draw is a function of the seed and of the ids of the queries, regardless of the order of the file.
+
+        Raises:
+            InputError: If the split is missing or has too few queries, or if the new split exists already.
+        """
+        if self.split not in qrels:
+            have = ", ".join(qrels) or "no split"
+            raise InputError(
+                f"parameter hold_out_split {self.split!r}: found no such split, expected one of {have}; name one of "
+                "them or leave parameter hold_out out"
+            )
+        if self.name in qrels:
+            raise InputError(
+                f"parameter hold_out {self.queries}: found a split {self.name!r} in the source, which the held-out "
+                "queries would get; rename its file or leave the parameter out"
+            )
+        table = qrels[self.split]
+        ids = sorted(set(table.filter(pc.field("score") > 0)["query_id"].to_pylist()))
+        if len(ids) <= self.queries:
+            raise InputError(
+                f"parameter hold_out {self.queries}: the split {self.split!r} has {len(ids):,} queries with a relevant "
+                "passage, expected more than are held out; lower it"
+            )
+        chosen = np.random.default_rng(self.seed).choice(len(ids), self.queries, replace=False)
+        is_chosen = pc.is_in(table["query_id"], pa.array([ids[number] for number in chosen], table["query_id"].type))
+        return {**qrels, self.split: table.filter(pc.invert(is_chosen)), self.name: table.filter(is_chosen)}
+
+
+class Queries:
+    """A complete query set, opened for reading."""
+
+    def __init__(self, artifact: Artifact):
+        self.artifact = artifact
+        self.splits = sorted(part.name.removeprefix("qrels-") for part in _qrels_parts(artifact))
+
+    @classmethod
+    def open(cls, store: Store, name: str | None = None) -> Queries:
+        """Opens a query set. `name` may be left out if the store has only one. Raises InputError if it is missing."""
+        return cls(store.open("queries", store.only("queries", name)))
+
+    @property
+    def table(self) -> pa.Table:
+        """The queries as columns id, text, metadata (JSON text or "")."""
+        parts = [
+            pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all() for p in self.artifact.group("part")
+        ]
+        return pa.concat_tables(parts)
+
+    def split(self, split: str, limit: int | None = None) -> Split:
+        """Returns the queries that the qrels of a split judge, in the order of their file.
+
+        Args:
+            split: A split of the query set, or "all" for every query.
+            limit: Number of queries to take from the start; None: all.
+
+        Raises:
+            InputError: If the query set has no such split.
+        """
+        table = self.table.select(["id", "text"])
+        if split != ALL:
+            table = table.filter(pc.is_in(table["id"], self.qrels(split)["query_id"].combine_chunks().unique()))
+        table = table.slice(0, limit)
+        return Split(table["id"].to_pylist(), table["text"].to_pylist())
+
+    def qrels(self, split: str) -> pa.Table:
+        """Returns the judgements of a split: columns query_id, corpus_id, score (int32).
+
+        Raises:
+            InputError: If the query set has no such split.
+        """
+        if split not in self.splits:
+            have = ", ".join(self.splits) or "no split"
+            raise InputError(
+                f"{self.artifact.url}: no split {split!r} with qrels; it has {have} (and {ALL}, without qrels)"
+            )
+        # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
+        with pq.ParquetFile(self.artifact.local(f"qrels-{split}")) as file:
+            return file.read()
+
+
+@dataclass(frozen=True)
+class JudgedQueries:
+    """Queries and their judgements, before the judged passages are looked up in a corpus.
+
+    Attributes:
+        queries: The queries, as `parse.read_queries` returns them.
+        qrels: The judgements of these queries by split, as `parse.read_qrels` returns them, without repetitions.
+    """
+
+    queries: pa.Table
+    qrels: Mapping[str, pa.Table]
+
+
+def read_judged_queries(source: Source, *, limit: int | None = None, partial: bool = False) -> JudgedQueries:
+    """Reads the query and qrels files of a source and checks all that needs no corpus.
+
+    Args:
+        source: The source of the queries.
+        limit: Number of queries to take from the start; None: all.
+        partial: Whether to leave out judgements of unknown queries, because the import is limited, instead of refusing
+            them.
+
+    Raises:
+        InputError: With file and line, for a bad row, a repeated query id, an unknown query, and if one split judges
+            a query and a passage twice with different scores.
+    """
+    check_splits(source)
+    tables: dict[str, pa.Table] = {}  # split -> judgements that a table of queries contains
+    if source.query_columns:
+        queries, tables = read_query_tables(source)
+    else:
+        queries = pa.concat_tables(read_queries(source))
+    queries = queries.slice(0, limit)
+    ids = queries["id"].to_pylist()
+    _refuse_doubles(source, ids)
+    qrels = {}
+    for split, file in sorted(source.qrels.items()):
+        table = _without_repetitions(file, tables[split] if split in tables else read_qrels(file))
+        known = pc.is_in(table["query_id"], pa.array(ids, pa.string())).to_numpy()
+        if not partial:
+            _refuse_unknown(file, table, "query_id", known, "query", "the query file")
+        qrels[split] = table.filter(pa.array(known))
+    return JudgedQueries(queries, qrels)
+
+
+def import_queries(
+    store: Store,
+    source: Source,
+    name: str,
+    *,
+    limit: int | None = None,
+    hold_out: HoldOut | None = None,
+    judged: JudgedQueries | None = None,
+) -> Queries:
+    """Commits queries/NAME from the query and qrels files of a source, or returns it if it is complete.
+
+    Every judged query and passage must be known. With `limit`, or over a corpus that was imported with one, judgements
+    of excluded queries and passages are excluded too. A judgement that is repeated with the same score counts once.
+
+    Everything is read and checked before the artifact is begun: bad input leaves nothing that blocks the next import.
+
+    Args:
+        store: The store, with its corpus.
+        source: The source of the queries.
+        name: Name of the query set.
+        limit: Number of queries to take from the start; None: all.
+        hold_out: Queries that are moved to a new split; None: none.
+        judged: The result of `read_judged_queries` for this source and limit; None: the files are read here.
+
+    Returns:
+        The query set.
+
+    Raises:
+        InputError: With file and line, for a bad row, for an unknown query or passage, and if one split judges a query
+            and a passage twice with different scores. Also if `name` or a split is not a valid artifact name.
+    """
+    artifact_key("queries", name)
+    check_splits(source)
+    corpus = Corpus.open(store)
+    if (existing := complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
+        return existing
+    config = _config(source, limit, hold_out)
+    partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
+    judged = judged or read_judged_queries(source, limit=limit, partial=partial)
+    qrels = {
+        split: _checked_qrels(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
+    }
+    if hold_out:
+        qrels = hold_out.apply(qrels)
+    inputs = {"corpus": _judged_generation(corpus, qrels.values())}
+    target = Target("queries", name, inputs, config, by_content=True)
+    run_work(store, CommitQueries(target, judged.queries, qrels), LocalRunner(cores=1))
+    return Queries.open(store, name)
+
+
+def complete_queries(
+    store: Store, source: Source, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
+) -> Queries | None:
+    """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
+    if name not in store.names("queries"):
+        return None
+    existing, config = Queries.open(store, name), _config(source, limit, hold_out)
+    if existing.artifact.config != config:
+        changed = describe_changes(existing.artifact.config, config)
+        raise InputError(
+            f"{existing.artifact.url} was imported otherwise ({changed}): give it another name, or remove it: "
+            f"python jobs/store.py remove queries/{name} --store {shlex.quote(store.url)}"
+        )
+    return existing
+
+
+def _config(source: Source, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
+    """Returns the settings of a query set."""
+    files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
+    identities = [file_identity(file) for file in files]
+    config: dict[str, Any] = {"format": source.format, "limit": limit, "source": identities}
+    if source.query_columns:
+        config["columns"] = source.query_columns.config | {"splits": sorted(source.qrels)}
+    if hold_out:
+        config |= {
+            "hold_out": hold_out.queries,
+            "hold_out_split": hold_out.split,
+            "hold_out_seed": hold_out.seed,
+        }
+    return config
+
+
+@dataclass(frozen=True)
+class CommitQueries(WorkDefaults, StageDefaults):
+    """The work that commits checked queries and their judgements, by split, as one unit."""
+
+    target: Target
+    queries: pa.Table
+    qrels: Mapping[str, pa.Table]
+    title: str = "import queries"
+    noun: str = "queries"
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the query set."""
+        return [self.target]
+
+    @property
+    def stages(self) -> list[CommitQueries]:
+        """Returns the one stage."""
+        return [self]
+
+    @property
+    def total(self) -> int:
+        """The number of queries."""
+        return len(self.queries)
+
+    def units(self, committed: Committed) -> list[Unit]:
+        """Returns the one unit."""
+        splits = (f"qrels-{split}" for split, table in self.qrels.items() if len(table))
+        return [Unit(("part-00000", *splits), len(self.queries), None)]
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Commits the missing tables."""
+        for name in missing:
+            if name == "part-00000":
+                draft.commit(name, ".arrow", lambda path: write_table(self.queries, path), rows=len(self.queries))
+            else:
+                table = self.qrels[name.removeprefix("qrels-")]
+                draft.commit(name, ".parquet", _parquet_writer(table), rows=len(table))
+        counter.count(unit.rows)
+
+
+def check_splits(source: Source) -> None:
+    """Raises InputError if the split name of a judgements file is not a valid file name in a store."""
+    for split, file in source.qrels.items():
+        try:
+            artifact_key("qrels", split)
+        except InputError as error:
+            raise InputError(f"{printable(file)}: its split has no valid name: {error}; rename the file") from None
+
+
+def _judged_generation(corpus: Corpus, qrels: Iterable[pa.Table]) -> Artifact:
+    """Returns the first corpus generation that, with all earlier ones, contains all judged passages.
+
+    The query set needs no later generation.
+    """
+    judged = [table["corpus_id"].combine_chunks().unique().to_pylist() for table in qrels]
+    last = max((int(corpus.rows_of(ids).max()) for ids in judged if ids), default=0)
+    end = 0
+    for artifact in corpus.generations:
+        end += artifact.rows
+        if last < end:
+            return artifact
+    return corpus.generations[-1]
+
+
+def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
+    return lambda path: pq.write_table(table, path, compression="zstd")
+
+
+def _checked_qrels(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
+    """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error."""
+    passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
+    known = (corpus.rows_of(passages.dictionary.to_pylist()) >= 0)[passages.indices.to_numpy()]
+    if not partial:
+        _refuse_unknown(file, qrels, "corpus_id", known, "passage", "the corpus")
+    return qrels.filter(pa.array(known)).drop_columns(["line"])
+
+
+def _refuse_unknown(file: str, qrels: pa.Table, column: str, known: np.ndarray, what: str, where: str) -> None:
+    """Raises InputError that names the first line whose query or passage is not known (`known`: bool [lines])."""
+    if known.all():
+        return
+    first = int(np.flatnonzero(~known)[0])
+    more = int((~known).sum()) - 1
+    raise InputError(
+        f"{file}:{qrels['line'][first]}: judges {what} {clip(qrels[column][first].as_py())}, which is not in "
+        f"{where}{f' (and {more} more lines like it)' if more else ''}; add the {what} or remove the line"
+    )
+
+
+def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:
+    """Returns the judgements with each pair of query and passage once, in the order of the file.
+
+    Raises:
+        InputError: If two lines give the same pair different scores.
+    """
+    queries, passages = (
+        qrels[name].combine_chunks().dictionary_encode().indices.to_numpy() for name in ("query_id", "corpus_id")
+    )
+    scores = qrels["score"].to_numpy()
+    order = np.lexsort((passages, queries))  # stable: equal pairs stay in the order of the file
+    same = (np.diff(queries[order]) == 0) & (np.diff(passages[order]) == 0)
+    differ = np.flatnonzero(same & (np.diff(scores[order]) != 0))
+    if len(differ):
+        at = differ[np.argmin(order[differ + 1])]  # the first such line of the file
+        first, second = int(order[at]), int(order[at + 1])
+        query, passage = qrels["query_id"][second].as_py(), qrels["corpus_id"][second].as_py()
+        raise InputError(
+            f"{file}:{qrels['line'][second]}: judges query {clip(query)} and passage {clip(passage)} with score "
+            f"{scores[second]}, line {qrels['line'][first]} with score {scores[first]}, expected one score; remove "
+            "one of the lines"
+        )
+    repeated = np.zeros(len(order), bool)
+    repeated[order[1:][same]] = True
+    return qrels.filter(pa.array(~repeated)) if repeated.any() else qrels
+
+
+def _refuse_doubles(source: Source, ids: Sequence[str]) -> None:
+    """Raises InputError if a query id occurs twice."""
+    seen: dict[str, int] = {}
+    for number, id in enumerate(ids, 1):
+        if id in seen:
+            name = Path(source.queries[0]).name if len(source.queries) == 1 else source.name
+            raise InputError(
+                f"{name}: query id {clip(id)} comes a second time (as query {number}, first as {seen[id]}); rename one"
+            )
+        seen[id] = number
+
+
+def _qrels_parts(artifact: Artifact) -> list:
+    return [part for part in artifact.parts if part.name.startswith("qrels-")]

@@ -1,0 +1,349 @@
+"""Builds a FAISS index from embeddings: trains a quantizer, fills shards in parallel, measures recall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from indexing.dense.faiss_index import (
+    TRAINING_THREADS,
+    check_factory,
+    choose_factory,
+    draw_queries,
+    fill_shard,
+    num_lists,
+    read_index,
+    recall_at,
+    search_shard,
+    train_quantizer,
+    training_size,
+    write_index,
+)
+from indexing.dense.index import Index, Shard
+from indexing.dense.searching import folded, rescore_pieces, search_exact
+from indexing.embeddings.embeddings import Embeddings
+from indexing.exact import Hits
+from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.chain import check_lineage
+from indexing.store.store import Store
+from indexing.work.growth import count_shards, next_target
+from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner
+from indexing.work.work import Committed, Progress, RangeStage, StageDefaults, Target, Unit, check_same_options
+
+SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
+SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts
+SEED = 0
+DEPTHS = (200, 400, 800, 1600)
+KS = (10, 100, 200)
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """The options that shape an index.
+
+    Attributes:
+        factory: FAISS' factory string (`check_factory`); auto: chosen by size, memory and recall.
+        shards: Number of shards of the first generation.
+        recall: Recall of the exact top 100 to reach, after candidates were scored again.
+        memory_bytes: With auto, the largest size of the first generation.
+        training_threads: Threads that share a product in training; they may shape the bytes of the quantizer.
+    """
+
+    factory: str = "auto"
+    shards: int = 4
+    recall: float = 0.95
+    memory_bytes: int | None = None
+    training_threads: int = TRAINING_THREADS
+
+    def chosen(self, embeddings: Embeddings) -> str:
+        """Returns the factory of a new index. Raises InputError if none fits the memory."""
+        if self.factory != "auto":
+            return self.factory
+        return choose_factory(embeddings.num_rows, embeddings.dim, self.recall, self.memory_bytes, self.shards)
+
+
+@dataclass(frozen=True)
+class SearchSetting:
+    """Search parameters, and the recall that was measured with them."""
+
+    nprobe: int
+    depth: int  # candidates of each shard that are scored again
+    recall: dict[int, float]  # k -> recall@k against exact search
+    at: float  # recall@100, which is compared with the requested value
+    reached: bool
+
+
+class BuildIndex:
+    """The work that makes index/NAME, or its next generation: train a quantizer, fill shards, measure recall.
+
+    Attributes:
+        factory: FAISS' factory string.
+        first_row, end: The rows to be indexed.
+        complete: Whether the existing generations cover the embeddings.
+    """
+
+    def __init__(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions):
+        """Checks the options, also against those of the existing generations.
+
+        Raises:
+            InputError: If the factory does not fit the embeddings, or if the existing generations have other options.
+        """
+        self.embeddings, self.name = embeddings, name
+        self.previous = store.generations("index", name)
+        check_lineage(self.previous, embeddings.generations)
+        first = self.previous[0].config if self.previous else None
+        factory = options.factory
+        if factory == "auto":
+            factory = first["factory"] if first else options.chosen(embeddings)
+        check_factory(factory, embeddings.dim)
+        self.config: dict[str, Any] = {
+            "embeddings": embeddings.name,
+            "factory": factory,
+            "shards": options.shards,
+            "recall": options.recall,
+            "seed": SEED,
+        }
+        if options.memory_bytes is not None:
+            self.config["memory_gb"] = options.memory_bytes / 1e9
+        # Flat needs no training, and an older index grows without this key: only its first generation was trained.
+        if factory != "Flat" and (first is None or "training_threads" in first):
+            self.config["training_threads"] = options.training_threads
+        if self.previous:
+            check_same_options(self.previous[0], {"memory_gb": None, **self.config})
+        self.factory, self.recall, self.training_threads = factory, options.recall, options.training_threads
+        self.first_row = Index(name, self.previous).num_rows if self.previous else 0
+        self.end = embeddings.num_rows
+        self.complete = bool(self.previous) and self.first_row >= self.end
+        first_rows = Index(name, self.previous[:1]).num_rows if self.previous else 0
+        self.num_shards = count_shards(options.shards, self.end - self.first_row, first_rows)
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the generation to be made."""
+        if self.complete:
+            return []
+        return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
+
+    @property
+    def stages(self) -> list[TrainStage | FillStage]:
+        """Returns the stages: training, unless there is a quantizer, and filling the shards."""
+        quantizer = Index(self.name, self.previous).quantizer if self.previous else None
+        fill = FillStage(
+            embeddings=self.embeddings,
+            quantizer=quantizer,
+            first_row=self.first_row,
+            end=self.end,
+            num_shards=self.num_shards,
+        )
+        return [fill] if self.previous else [TrainStage(self.embeddings, self.factory, self.training_threads), fill]
+
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Measures recall and notes the search parameters that reach the requested value."""
+        [draft] = drafts
+        queries = min(SAMPLE_QUERIES, self.end)
+        with progress("measure recall", queries, "queries", draft.key) as counter:
+            setting = self._measure(draft, runner)
+            counter.count(queries)
+        recall = {str(k): round(value, 6) for k, value in setting.recall.items()}
+        draft.note(nprobe=setting.nprobe, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
+
+    def _measure(self, draft: Draft, runner: Runner) -> SearchSetting:
+        """Measures recall against exact search with the corpus' own vectors as queries, each without itself."""
+        shards = list(Index(self.name, self.previous).shards) if self.previous else []
+        for part in draft.committed().values():
+            if part.name.startswith("shard-"):
+                shards.append(Shard(draft, part, part.facts["first_row"], part.facts["end"]))
+        own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
+        queries = self.embeddings.take(own_rows).astype(np.float32)
+        width = min(201, self.end)
+        exact = search_exact(self.embeddings, queries, width, np.empty(0, np.int64), runner, end=self.end)
+
+        def search(nprobe: int) -> dict[int, np.ndarray]:
+            found = probe(shards, self.embeddings, queries, width, nprobe, runner)
+            return {depth: without(rows, own_rows) for depth, rows in found.items()}
+
+        return choose_setting(search, without(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall)
+
+
+@dataclass(frozen=True)
+class TrainStage(StageDefaults):
+    """The stage that trains the quantizer, in one unit."""
+
+    embeddings: Embeddings
+    factory: str
+    threads: int
+    noun: str = "vectors"
+
+    @property
+    def title(self) -> str:
+        """The name of the stage."""
+        return f"train {self.factory}"
+
+    @property
+    def total(self) -> int:
+        """The number of vectors in the training sample."""
+        return training_size(self.factory, self.embeddings.num_rows)
+
+    def units(self, committed: Committed) -> list[Unit]:
+        """Returns the one unit."""
+        return [Unit(("quantizer",), self.total, self.factory)]
+
+    def task(self, drafts: Sequence[Draft]) -> TrainTask:
+        """Returns the task of the worker."""
+        return TrainTask(drafts[0], self.embeddings, self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillStage(RangeStage):
+    """The stage that fills the shards. quantizer: of the previous generation, None if this one trains it."""
+
+    embeddings: Embeddings
+    quantizer: tuple[Artifact, Part] | None
+    title: str = "fill"
+    noun: str = "vectors"
+
+    def task(self, drafts: Sequence[Draft]) -> FillTask:
+        """Returns the task of a worker."""
+        quantizer = self.quantizer or (drafts[0], drafts[0].committed()["quantizer"])
+        return FillTask(drafts[0], self.embeddings, quantizer)
+
+
+def choose_setting(
+    search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, max_nprobe: int, recall: float
+) -> SearchSetting:
+    """Returns the smallest nprobe (a power of two), then the smallest depth, that reach a recall@100.
+
+    Args:
+        search: search(nprobe) returns the rows found, int64 [q, k], for each depth.
+        truth: The exact rows, int64 [q, k].
+        max_nprobe: The number of lists.
+        recall: The recall to reach.
+
+    Returns:
+        The setting; the one with the best recall if none reaches it.
+    """
+    best: SearchSetting | None = None
+    for nprobe in sorted({min(1 << i, max_nprobe) for i in range(max_nprobe.bit_length() + 1)}):
+        for depth, rows in sorted(search(nprobe).items()):
+            measured = recall_at(rows, truth, [k for k in KS if k <= truth.shape[1]] or [truth.shape[1]])
+            at = measured.get(100, list(measured.values())[-1])
+            if best is None or at > best.at:
+                best = SearchSetting(nprobe, depth, measured, at, at >= recall)
+            if best.reached:
+                return best
+    assert best is not None
+    return best
+
+
+def without(rows: np.ndarray, own_rows: np.ndarray) -> np.ndarray:
+    """Removes each query's own row [q] from rows, int64 [q, k]; returns int64 [q, k - 1]."""
+    own = rows == own_rows[:, None]
+    return np.take_along_axis(rows, np.argsort(own, axis=1, kind="stable"), axis=1)[:, : max(1, rows.shape[1] - 1)]
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """Trains the quantizer on a seeded sample of the vectors and commits the empty index."""
+
+    draft: Draft
+    embeddings: Embeddings
+    threads: int
+    resources: Resources = ALL_CORES
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        """Returns the worker."""
+        return self._train
+
+    def _train(self, unit: Unit, report: Report) -> None:
+        factory = unit.payload
+        rows = sample_rows(self.embeddings, training_size(factory, self.embeddings.num_rows))
+        sample = self.embeddings.take(rows).astype(np.float32)
+        trained = train_quantizer(sample, factory, seed=SEED, threads=self.threads)
+        self.draft.commit("quantizer", ".faiss", lambda path: write_index(trained, path), rows=len(rows))
+
+
+def sample_rows(embeddings: Embeddings, count: int) -> np.ndarray:
+    """Draws `count` rows, int64 ascending, with SEED from at most SAMPLE_PARTS parts, or more if those are too few."""
+    random = np.random.default_rng(SEED)
+    chosen: list[np.ndarray] = []
+    available = 0
+    for number, index in enumerate(random.permutation(len(embeddings.parts))):
+        if number >= SAMPLE_PARTS and available >= count:
+            break
+        part = embeddings.parts[index]
+        chosen.append(np.arange(part.first_row, part.end))
+        available += part.part.rows
+    rows = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
+    return np.sort(random.choice(rows, min(count, len(rows)), replace=False))
+
+
+@dataclass(frozen=True)
+class FillTask:
+    """Adds the vectors of a range of rows to a copy of the trained, empty index, and commits the shard."""
+
+    draft: Draft
+    embeddings: Embeddings
+    quantizer: tuple[Artifact | Draft, Part]
+    resources: Resources = ONE_CORE
+    reports: bool = True
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        """Returns the worker."""
+        return self._fill
+
+    def _fill(self, unit: Unit, report: Report) -> None:
+        [name] = unit.names
+        first, end = unit.payload
+        owner, part = self.quantizer
+        vectors = (piece for _, piece in self.embeddings.between(first, end))
+        filled = fill_shard(read_index(owner.local(part)), counted(vectors, report), first, threads=1)
+        self.draft.commit(
+            name, ".faiss", lambda path: write_index(filled, path), rows=end - first, first_row=first, end=end
+        )
+
+
+def counted(pieces: Iterable[np.ndarray], report: Report) -> Iterator[np.ndarray]:
+    """Yields the pieces and reports the number of their rows."""
+    rows = 0
+    for piece in pieces:
+        report(rows)
+        yield piece
+        rows += len(piece)
+
+
+def probe(
+    shards: Sequence[Shard], embeddings: Embeddings, queries: np.ndarray, k: int, nprobe: int, runner: Runner
+) -> dict[int, np.ndarray]:
+    """Returns the rows of the best k over all shards, int64 [q, k], for each of DEPTHS.
+
+    The hits of only one shard are in memory at a time.
+    """
+    task = ProbeTask(embeddings, queries, k, nprobe, DEPTHS)
+    best = folded((hits for _, hits in runner.run(task, shards)), k)
+    return dict(zip(DEPTHS, np.split(best.rows, len(DEPTHS)), strict=True))
+
+
+@dataclass(frozen=True)
+class ProbeTask:
+    """Searches a shard and scores its candidates again, once for each depth: Hits [depths * q, k]."""
+
+    embeddings: Embeddings
+    queries: np.ndarray
+    k: int
+    nprobe: int
+    depths: Sequence[int]
+    resources: Resources = ALL_CORES
+
+    def open(self, place: Place) -> Callable[[Shard, Report], Hits]:
+        """Returns the worker."""
+        return lambda shard, report: self._probe(shard, place.cores)
+
+    def _probe(self, shard: Shard, threads: int) -> Hits:
+        index = read_index(shard.artifact.local(shard.part))
+        rows = search_shard(index, self.queries, max(self.depths), nprobe=self.nprobe, threads=threads)
+        pieces = self.embeddings.between(shard.first_row, shard.end)
+        found = [rescore_pieces(self.queries, rows[:, :depth], pieces, self.k, threads) for depth in self.depths]
+        return Hits(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))

@@ -1,0 +1,404 @@
+"""FAISS indexes over plain arrays: choose, train, fill, search, measure.
+
+The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search
+returns candidates only: `indexing.exact.rescore` scores them from the float16 embeddings, so compression costs no
+precision.
+
+Training and filling give the same bytes for the same input on one kind of CPU. If several threads share a product, its
+sums may depend on their number. So training uses a number of threads that is part of the index's configuration, and
+filling runs in parallel over fixed blocks of rows, each of which is one thread's.
+
+A process that also uses torch should import torch first: then both share one pool of OpenMP threads, which is about
+10% faster when they alternate.
+"""
+
+import importlib
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from indexing.exact import available_threads
+from retriever.errors import InputError
+from retriever.forward.native import processor
+
+
+def _import_faiss() -> Any:
+    """Returns the module faiss, with the kernels of OpenBLAS that suit this CPU.
+
+    faiss-cpu 1.15.1 contains OpenBLAS 0.3.15, which treats a CPU newer than itself (Sapphire Rapids) as the oldest one
+    that it knows: SSE3, products at a quarter of the speed. It reads this variable when it is loaded. Without AVX-512
+    the kernels for Haswell are avoided: their sums depend on the number of threads (`_search_threads`).
+    """
+    unset = "OPENBLAS_CORETYPE" not in os.environ
+    flags = processor()[0]
+    if unset and "avx2" in flags:
+        os.environ["OPENBLAS_CORETYPE"] = "SKYLAKEX" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "SANDYBRIDGE"
+    try:
+        return importlib.import_module("faiss")
+    finally:
+        if unset:
+            os.environ.pop("OPENBLAS_CORETYPE", None)
+
+
+faiss = _import_faiss()
+
+SMALL = 50_000  # below this number of vectors, scoring all takes as long as probing lists, and less for many queries
+POINTS_PER_CENTROID = 64  # FAISS recommends 39 to 256
+TRAINING_THREADS = 2  # threads that share a product in training: part of the configuration, not of the machine
+ADD_ROWS = 65_536  # rows per block that one thread adds: bounds the float32 copy
+# With these variables OpenMP may grant fewer threads than requested, and OpenBLAS would wait for the others forever.
+_RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
+
+
+def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None, shards: int = 1) -> str:
+    """Returns a FAISS factory string.
+
+    Args:
+        num_vectors: Number of vectors.
+        dim: Their dimensions.
+        recall: The recall@100, after re-scoring, that the index should reach.
+        memory_bytes: Bound on the whole index, with the centroids of every shard and without the embeddings, which stay
+            on disk; None: no bound.
+        shards: Number of shards.
+
+    Raises:
+        InputError: If no index fits.
+    """
+    if num_vectors < 1 or dim < 1 or not 0 < recall <= 1:
+        raise InputError(f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}")
+    if memory_bytes is None:
+        memory_bytes = 1 << 62
+    if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
+        return "Flat"
+    count = _lists_for(num_vectors)
+    lists, links = (f"IVF{count}", 0) if count < 32_768 else (f"IVF{count}_HNSW32", 2 * 32 * 4)
+    centroids = (4 * dim + links) * count * shards
+    codes = _codes(dim, recall)
+    for code, code_bytes in codes:
+        if centroids + num_vectors * (code_bytes + 8) <= memory_bytes:
+            return f"{lists},{code}"
+    least = centroids + num_vectors * (codes[-1][1] + 8)
+    raise InputError(
+        f"no index of {num_vectors} vectors of {dim} dimensions fits {memory_bytes} bytes: the smallest takes {least}"
+    )
+
+
+def _lists_for(num_vectors: int) -> int:
+    """Returns a power of two near 4 sqrt(n), with enough vectors to train each centroid."""
+    wanted = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
+    most = 2 ** int(math.log2(max(2, num_vectors / 39)))
+    return min(wanted, most, 1 << 18)
+
+
+def _codes(dim: int, recall: float) -> list[tuple[str, int]]:
+    """Returns (code, bytes per vector), from the code with the best recall to the smallest one."""
+    one_bit = ("RaBitQ", dim // 8 + 8)
+    codes = [one_bit] if recall <= 0.99 else [("SQ8", dim), one_bit]
+    for sub in (4, 8, 16):  # dimensions per 4-bit code
+        if dim % sub == 0 and dim // sub // 2 < one_bit[1]:
+            codes.append((f"PQ{dim // sub}x4fs", dim // sub // 2))
+    return codes
+
+
+def check_factory(factory: str, dim: int) -> None:
+    """Raises InputError unless an index of this factory is reproducible, can be sharded and can skip rows."""
+    _create(factory, dim)
+
+
+def training_size(factory: str, num_vectors: int) -> int:
+    """Returns the size of the training sample: 64 vectors per list, at least 65,536, at most all; 0 for Flat."""
+    if factory == "Flat":
+        return 0
+    return min(num_vectors, max(POINTS_PER_CENTROID * num_lists(factory), 65_536))
+
+
+def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int = TRAINING_THREADS) -> Any:
+    """Returns an empty, trained faiss.Index (inner product); the same bytes for the same arguments.
+
+    Args:
+        sample: float32 [n, dim].
+        factory: FAISS's factory string.
+        seed: Seed of k-means.
+        threads: Threads that share a product. They may shape the bytes, so they belong to the configuration of an index
+            and do not follow the number of cores: with fewer cores, training takes longer.
+
+    Raises:
+        InputError: If the sample is too small for the factory, or if OpenMP may not grant the threads.
+    """
+    if threads > 1 and (variables := sorted(_RATIONED & os.environ.keys())):
+        raise InputError(f"{variables[0]} is set, so training may get fewer than its {threads} threads: unset it")
+    sample = np.ascontiguousarray(sample, dtype=np.float32)
+    _check_finite(sample, "the training sample")
+    index = _create(factory, sample.shape[1])
+    inner = _inner(index)
+    needed = 0 if factory == "Flat" else max(num_lists(factory), *(1 << b for b in _code_bits(inner)))
+    if len(sample) < needed:
+        remedy = f"Flat, IVF{max(1, len(sample) // 39)},Flat" if num_lists(factory) else "Flat"
+        raise InputError(
+            f"{factory} needs {needed} vectors or more to train on, found {len(sample)}: take {remedy} or add vectors"
+        )
+    for clustering in _clusterings(inner):
+        clustering.seed = seed
+        clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which a build measures
+    if hasattr(inner, "do_polysemous_training"):
+        inner.do_polysemous_training = False  # minutes of training for a search mode that is never used here
+    with _threads(threads):
+        for transform in _transforms(index):
+            if not transform.is_trained:
+                transform.train(sample)
+            sample = transform.apply(sample)
+        inner.train(sample)
+    index.is_trained = inner.is_trained
+    return index
+
+
+def write_index(index: Any, path: str | Path) -> None:
+    """Writes a FAISS file. It has no checksum, so the caller stores its hash.
+
+    FAISS ignores an error when it closes a file: on a full disk the file would be cut without an error. Here, Python's
+    file writes the bytes.
+
+    Raises:
+        OSError: If the bytes cannot be written.
+    """
+    with open(path, "wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+
+
+def read_index(path: str | Path, *, mmap: bool = False) -> Any:
+    """Reads a FAISS file, or maps it into memory (shared between processes, read on demand). Raises InputError."""
+    try:
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+    except RuntimeError as error:
+        raise InputError(f"{path}: not a FAISS index that can be read ({_reason(error)})") from error
+
+
+def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
+    """Returns a new index with the quantizer of `trained` and the given vectors; the same bytes for any threads.
+
+    Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained`, and the copies are merged in the
+    order of the rows. Flat indexes, and fast-scan codes (`fs`), whose packed lists cannot be merged to the same bytes,
+    are filled by one thread.
+
+    Args:
+        trained: The result of `train_quantizer`; it stays empty.
+        parts: Vectors, float [n, dim] each.
+        first_row: Id of the first vector; the others follow it.
+        threads: Blocks that are added at the same time; None: one for each core.
+
+    Raises:
+        InputError: For vectors of another shape, NaN and Inf.
+    """
+    index = faiss.clone_index(trained)
+    is_list_index = isinstance(_inner(index), faiss.IndexIVF)
+    if not is_list_index or isinstance(_inner(index), faiss.IndexIVFFastScan):
+        index = index if is_list_index else faiss.IndexIDMap2(index)
+        with _threads(1):
+            for row, block in _blocks(parts, first_row, index.d):
+                index.add_with_ids(*_finite(row, block))
+        return index
+    workers = threads or available_threads()
+    spare = [faiss.clone_index(trained) for _ in range(workers)]
+
+    def add(copy: Any, row: int, block: np.ndarray) -> Any:
+        with _threads(1):  # a setting of this thread alone
+            copy.add_with_ids(*_finite(row, block))
+        return copy
+
+    def merge(filled: Any) -> None:
+        _inner(index).merge_from(_inner(filled), 0)
+        index.ntotal, filled.ntotal = _inner(index).ntotal, 0
+        spare.append(filled)
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="fill") as pool:
+        pending: deque[Future[Any]] = deque()
+        for row, block in _blocks(parts, first_row, index.d):
+            if not spare:
+                merge(pending.popleft().result())
+            pending.append(pool.submit(add, spare.pop(), row, block))
+        while pending:
+            merge(pending.popleft().result())
+    return index
+
+
+def _blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (first row, vectors) of blocks of at most ADD_ROWS rows, which are cut alike for any number of threads."""
+    row = first_row
+    for part in parts:
+        for start in range(0, len(part), ADD_ROWS):
+            block = part[start : start + ADD_ROWS]
+            if block.ndim != 2 or block.shape[1] != dim:
+                raise InputError(f"vectors from row {row} have shape {block.shape}, expected [n, {dim}]")
+            yield row, block
+            row += len(block)
+
+
+def _finite(row: int, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a block as float32, and its rows. Raises InputError for NaN and Inf."""
+    block = np.ascontiguousarray(block, dtype=np.float32)
+    _check_finite(block, f"the part with row {row}")
+    return block, np.arange(row, row + len(block), dtype=np.int64)
+
+
+def search_shard(
+    index: Any,
+    queries: np.ndarray,
+    depth: int,
+    *,
+    nprobe: int,
+    deleted: np.ndarray | None = None,
+    allowed: np.ndarray | None = None,
+    threads: int | None = None,
+) -> np.ndarray:
+    """Returns the candidates of each query, best first by the index's approximate score: int64 [q, depth], -1 for none.
+
+    Args:
+        index: A filled shard.
+        queries: float32 [q, dim].
+        depth: Number of candidates per query.
+        nprobe: Lists to probe; a flat index scores all vectors.
+        deleted: int64 rows that are excluded.
+        allowed: int64 rows that alone are considered, without deleted ones.
+        threads: None: one for each core.
+
+    Raises:
+        InputError: For queries of another shape, and for a depth or nprobe below 1.
+    """
+    queries = np.ascontiguousarray(queries, dtype=np.float32)
+    if queries.ndim != 2 or queries.shape[1] != index.d:
+        raise InputError(f"queries have shape {queries.shape}, expected [q, {index.d}] like the index")
+    if depth < 1 or nprobe < 1:
+        raise InputError(f"depth is {depth} and nprobe is {nprobe}, expected 1 or more")
+    options: dict[str, Any] = {}
+    if allowed is not None:
+        options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed, dtype=np.int64))
+    elif deleted is not None and len(deleted):
+        excluded = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
+        options["sel"] = faiss.IDSelectorNot(excluded)
+    inner = _inner(index)
+    if isinstance(inner, faiss.IndexIVF):
+        parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, inner.nlist), **options)
+    else:
+        parameters = faiss.SearchParameters(**options)
+    if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
+        parameters = faiss.SearchParametersPreTransform(index_params=parameters, **options)
+    with _threads(_search_threads(threads, index)):
+        return index.search(queries, depth, params=parameters)[1]
+
+
+def draw_queries(num_vectors: int, count: int, seed: int) -> np.ndarray:
+    """Returns sorted int64 rows whose vectors serve as queries when recall is measured without real queries."""
+    return np.sort(np.random.default_rng(seed).choice(num_vectors, min(count, num_vectors), replace=False))
+
+
+def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
+    """Returns recall@k by k: the mean share of the exact top k among the first k found; rows int64 [q, >= k]."""
+    recalls = {}
+    for k in ks:
+        shares = []
+        for found, exact in zip(found_rows[:, :k], exact_rows[:, :k], strict=True):
+            wanted = exact[exact >= 0]
+            if len(wanted):
+                shares.append(np.isin(wanted, found).mean())
+        recalls[k] = float(np.mean(shares)) if shares else 1.0
+    return recalls
+
+
+def _create(factory: str, dim: int) -> Any:
+    lists = re.search(r"IVF(\d+)", factory)
+    if lists and not 1 <= int(lists[1]) <= 1 << 22:
+        raise InputError(f"index {factory!r}: expected 1 to {1 << 22} lists")
+    try:
+        index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise InputError(f"index {factory!r} cannot be made for {dim} dimensions: {_reason(error)}") from error
+    inner = _inner(index)
+    kinds = (faiss.IndexIVF, faiss.IndexFlat, faiss.IndexScalarQuantizer)
+    plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
+    linear = all(isinstance(transform, faiss.LinearTransform) for transform in _transforms(index))
+    if not plain or not linear or not isinstance(inner, kinds):
+        # Graphs differ from run to run, refinement and id maps are added here, and the others cannot skip deleted rows.
+        raise InputError(f"index {factory!r} is not supported: expected Flat, SQ… or IVF…, after PCA, OPQ or RR")
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise InputError(f"index {factory!r} is not made for inner products")
+    return index
+
+
+def _inner(index: Any) -> Any:
+    """Returns the index that holds the codes, below a transform or an id map."""
+    index = faiss.downcast_index(index)
+    while isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
+        index = faiss.downcast_index(index.index)
+    return index
+
+
+def _transforms(index: Any) -> Iterator[Any]:
+    index = faiss.downcast_index(index)
+    while isinstance(index, faiss.IndexIDMap):
+        index = faiss.downcast_index(index.index)
+    if isinstance(index, faiss.IndexPreTransform):
+        yield from (faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size()))
+
+
+def num_lists(factory: str) -> int:
+    """Returns the number of inverted lists of a factory string; 0: none."""
+    lists = re.search(r"IVF(\d+)", factory)
+    return int(lists[1]) if lists else 0
+
+
+def _clusterings(inner: Any) -> Iterator[Any]:
+    if isinstance(inner, faiss.IndexIVF):
+        yield inner.cp
+    if hasattr(inner, "pq"):
+        yield inner.pq.cp
+
+
+def _code_bits(inner: Any) -> Iterator[int]:
+    yield 0
+    if hasattr(inner, "pq"):
+        yield inner.pq.nbits
+
+
+def _search_threads(threads: int | None, index: Any) -> int:
+    """Returns the number of threads of a search: `threads`, or 1 if several would change a sum.
+
+    OpenBLAS splits sums over more than 320 dimensions (the number depends on the kernel): for one thread into halves
+    that are multiples of its registers (16 numbers), for several threads into plain halves. Multiples of 32 are split
+    alike by the kernels that `_import_faiss` selects; a user may select others.
+    """
+    wanted = threads or available_threads()
+    if _RATIONED & os.environ.keys() or "OPENBLAS_CORETYPE" in os.environ:
+        return 1
+    inner = _inner(index)
+    dims = [inner.d, *(transform.d_in for transform in _transforms(index))]
+    dims += [inner.pq.dsub] if hasattr(inner, "pq") else []
+    return wanted if all(dim <= 320 or dim % 32 == 0 for dim in dims) else 1
+
+
+@contextmanager
+def _threads(threads: int) -> Iterator[None]:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(threads)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def _check_finite(vectors: np.ndarray, what: str) -> None:
+    if not np.isfinite(vectors).all():
+        raise InputError(f"{what} has NaN or Inf: encode it again")
+
+
+def _reason(error: RuntimeError) -> str:
+    """Returns the message of FAISS without its source position, in one line."""
+    text = " ".join(str(error).split())
+    return re.sub(r"^Error in .*?: (Error: )?", "", text)[:160]

@@ -1,0 +1,58 @@
+"""An index: a quantiser trained once, and shards of contiguous rows; grows with its embeddings by more shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from indexing.embeddings.embeddings import Embeddings, check_coverage, holds_faiss
+from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.chain import check_lineage
+from indexing.store.store import Store
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One FAISS file, which holds the rows [first_row, end)."""
+
+    artifact: Artifact | Draft
+    part: Part
+    first_row: int
+    end: int
+
+
+class Index:
+    """All complete generations of index/NAME, for reading."""
+
+    def __init__(self, name: str, generations: Sequence[Artifact]):
+        self.name = name
+        self.generations = list(generations)
+        self.shards = [
+            Shard(artifact, part, part.facts["first_row"], part.facts["end"])
+            for artifact in generations
+            for part in artifact.group("shard")
+        ]
+        self.num_rows = self.shards[-1].end if self.shards else 0
+        self.factory: str = generations[0].config["factory"]
+        self.nprobe: int = generations[-1].notes["nprobe"]
+        self.depth: int = generations[-1].notes["depth"]
+        self.recall: dict[str, float] = generations[-1].notes["recall"]
+
+    @property
+    def quantizer(self) -> tuple[Artifact, Part]:
+        """The trained, empty index that all shards were filled from."""
+        return self.generations[0], self.generations[0].part("quantizer")
+
+    @classmethod
+    def open(cls, store: Store, name: str | None, embeddings: Embeddings) -> Index:
+        """Opens index/NAME; `name` may be left out if the store has only one FAISS index.
+
+        Raises:
+            InputError: If it was built from other embeddings, or lacks rows that they have.
+        """
+        name = store.only("index", name, holds_faiss)
+        generations = store.generations("index", name)
+        check_lineage(generations, embeddings.generations)
+        index = cls(name, generations)
+        check_coverage(store, name, index.num_rows, embeddings)
+        return index

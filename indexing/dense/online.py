@@ -1,0 +1,224 @@
+"""Searchers that stay open in one process and answer batches, for a service; they start no Ray tasks.
+
+Their hits equal those of `search` over the same artifacts with the same search parameters. FAISS is imported when a
+shard with an index is opened: a process that also uses torch should import torch first (see `indexing.dense.faiss_index`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter
+from indexing.dense.index import Index, Shard
+from indexing.embeddings.embeddings import Embeddings
+from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, nothing, rescore_pieces, search_open
+from indexing.exact import kernel as kernels
+from indexing.lucene.bm25 import Bm25, search_alive, search_among, segment_rows
+from indexing.store.artifact import Artifact, Part
+from indexing.store.chain import RowPart, RowRange
+
+EXACT_ROWS = 100_000  # a filtered search scores all matching rows of a shard up to this number
+OPEN_ROWS = 200_000  # rows of a shard without an index up to which its vectors stay converted in memory
+FILTERS = 64  # filters whose matching rows are cached
+PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index are searched by several threads
+
+
+class Matches:
+    """The rows of one range that match a filter, with a cache of the latest filters. Thread-safe."""
+
+    def __init__(self, corpus: Corpus, range: RowRange):
+        self.corpus, self.range = corpus, range
+        self._kept: OrderedDict[Filter, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def rows(self, filter: Filter) -> np.ndarray:
+        """Returns the matching rows, int64, ascending."""
+        with self._lock:
+            if filter in self._kept:
+                self._kept.move_to_end(filter)
+                return self._kept[filter]
+        rows = filter.rows(self.corpus, *self.range)
+        with self._lock:
+            self._kept[filter] = rows
+            while len(self._kept) > FILTERS:
+                self._kept.popitem(last=False)
+        return rows
+
+
+def passage_parts(corpus: Corpus, rows: RowRange) -> list[RowPart]:
+    """Returns the parts of a corpus that hold passages of a range of rows."""
+    return [part for part in corpus.parts if part.first_row < rows.end and rows.first < part.end]
+
+
+class OpenPassages:
+    """The passages of a range of rows, with their files kept open: a lookup takes time in proportion to its passage."""
+
+    def __init__(self, corpus: Corpus, rows: RowRange):
+        self.rows, parts = rows, passage_parts(corpus, rows)
+        self._starts = [part.first_row for part in parts]
+        self._columns = [
+            [table.column(name) for name in ("id", "title", "text", "metadata")] for table in map(corpus.table, parts)
+        ]
+
+    def fetch(self, rows: np.ndarray) -> list[tuple[int, str, str, str, str]]:
+        """Returns (row, id, title, text, metadata as JSON) of those of the rows, int64 [n], that are in the range."""
+        found = []
+        for row in rows[(rows >= self.rows.first) & (rows < self.rows.end)].tolist():
+            number = bisect.bisect_right(self._starts, row) - 1
+            local = row - self._starts[number]
+            found.append((row, *(column[local].as_py() for column in self._columns[number])))
+        return found
+
+
+def index_share(index: Index, rows: RowRange) -> list[Shard]:
+    """Returns the shards of an index that belong to a range of rows."""
+    return index.shards[rows.share([(shard.first_row, shard.end) for shard in index.shards])]
+
+
+def dense_stretches(embeddings: Embeddings, index: Index | None, rows: RowRange) -> list[tuple[int, int]]:
+    """Returns the rows that a DenseShard of a range searches, as (first row, end): of each shard of the index."""
+    if index is not None:
+        return [(shard.first_row, shard.end) for shard in index_share(index, rows)]
+    return [(min(rows.first, embeddings.num_rows), min(rows.end, embeddings.num_rows))]
+
+
+class DenseShard:
+    """Dense search in a range of rows: in the FAISS files of an index that belong to it, or in exactly these rows.
+
+    Args:
+        corpus: The corpus, for its deleted rows and for filters.
+        embeddings: The vectors.
+        index: The index over them; None: every vector is scored.
+        rows: The range of rows.
+        threads: Threads of one search; None: one for each core.
+
+    Raises:
+        InputError: If the artifacts do not belong together.
+    """
+
+    def __init__(
+        self, corpus: Corpus, embeddings: Embeddings, index: Index | None, rows: RowRange, threads: int | None = None
+    ):  # fmt: skip
+        self.corpus, self.embeddings, self.index = corpus, embeddings, index
+        stretches = dense_stretches(embeddings, index, rows)
+        if index is None:
+            self._opened: list[Any] = [None]
+        else:
+            from indexing.dense.faiss_index import read_index
+
+            # A Flat index is scored from the embeddings, whose kernel is faster than that of FAISS.
+            self._opened = [
+                None if index.factory == "Flat" else read_index(shard.artifact.local(shard.part), mmap=True)
+                for shard in index_share(index, rows)
+            ]
+        cores = threads or available_threads()
+        together = min(cores, len(self._opened))
+        if None in self._opened and kernels.load() is None:
+            together = 1  # torch uses its own threads, whose number is a setting of the process
+        self.threads = max(1, cores // max(1, together))  # of each file
+        self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
+        deleted = corpus.deleted
+        self._stretches = [
+            (
+                Matches(corpus, RowRange(first, end)),
+                embeddings.between(first, end),
+                deleted[(deleted >= first) & (deleted < end)],
+            )
+            for first, end in stretches
+        ]
+        self._parts = [
+            [OpenPart(vectors, row, gone) for row, vectors in pieces]
+            if opened is None and sum(end - first for first, end in stretches) <= OPEN_ROWS
+            else None
+            for opened, (matches, pieces, gone) in zip(self._opened, self._stretches, strict=True)
+        ]
+
+    def search(self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False) -> Hits:
+        """Returns the top k of each query among this shard's rows that are not deleted.
+
+        Args:
+            queries: float32 [q, dim].
+            k: Number of hits per query.
+            filter: Consider matching rows only. Up to EXACT_ROWS of them are all scored; if more match, the number of
+                probed lists grows by the ratio of rows to matching rows.
+            exact: Score every vector even if there is an index.
+        """
+
+        def search(number: int) -> Hits:
+            parts = self._parts[number]
+            if parts is not None and filter is None:
+                return search_open(queries, parts, k)
+            return self._search(self._opened[number], *self._stretches[number], queries, k, filter, exact=exact)
+
+        # Probing for a few queries takes less time than waking threads.
+        is_parallel = len(queries) >= PARALLEL_QUERIES or None in self._opened
+        each = self._pool.map if self._pool and is_parallel else map
+        found = list(each(search, range(len(self._opened))))
+        return merge(found, k) if found else nothing(len(queries), k)
+
+    def _search(
+        self, opened: Any, matches: Matches, pieces: Sequence[tuple[int, np.ndarray]], deleted: np.ndarray,
+        queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool,
+    ) -> Hits:  # fmt: skip
+        allowed = None if filter is None else matches.rows(filter)
+        if allowed is not None and len(allowed) <= EXACT_ROWS:
+            return self._all_of(allowed, queries, k)
+        if opened is None or exact:
+            if allowed is not None:
+                deleted = np.setdiff1d(np.arange(*matches.range), allowed, assume_unique=True)
+            return exact_search(queries, pieces, k, deleted=deleted, threads=self.threads)
+        from indexing.dense.faiss_index import search_shard
+
+        assert self.index is not None
+        nprobe, depth = self.index.nprobe, max(k, self.index.depth)
+        if allowed is not None:
+            nprobe = -(-nprobe * (matches.range.end - matches.range.first) // len(allowed))
+        rows = search_shard(
+            opened, queries, depth, nprobe=nprobe, deleted=deleted, allowed=allowed, threads=self.threads
+        )
+        return rescore_pieces(queries, rows, pieces, k, self.threads)
+
+    def _all_of(self, rows: np.ndarray, queries: np.ndarray, k: int) -> Hits:
+        """Returns the top k among the given rows, int64, ascending."""
+        if not len(rows):
+            return nothing(len(queries), k)
+        found = exact_search(queries, [(0, self.embeddings.take(rows))], k, threads=self.threads)
+        return Hits(found.scores, np.where(found.rows >= 0, rows[found.rows], -1))
+
+
+def segment_share(shards: Sequence[tuple[Artifact, Part]], rows: RowRange) -> tuple[slice, RowRange]:
+    """Returns which of some Lucene segments belong to a range of rows, and the rows that these hold."""
+    held = segment_rows(shards)
+    share = rows.share(held)
+    first, *_, last = [*held[share], *held[share]] or [RowRange(0, 0)] * 2
+    return share, RowRange(first.first, last.end)
+
+
+class Words:
+    """The segments of an open bm25/NAME that belong to a range of rows; their statistics are those of all segments.
+
+    Raises InputError if it belongs to another corpus, or if there is no Java.
+    """
+
+    def __init__(self, corpus: Corpus, bm25: Bm25, rows: RowRange, threads: int = 1):
+        self.threads = threads
+        self._corpus = corpus
+        share, held = segment_share(bm25.shards, rows)
+        self._searcher = bm25.searcher(share) if bm25.shards[share] else None
+        self._matches = Matches(corpus, held)
+
+    def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
+        """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
+        if self._searcher is None:
+            return nothing(len(queries), k)
+        if filter is None:
+            return search_alive(self._searcher, queries, k, self._corpus.deleted, self.threads)
+        return search_among(self._searcher, queries, k, self._matches.rows(filter), self.threads)

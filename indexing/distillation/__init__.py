@@ -1,1 +1,0 @@
-"""Teacher scores for training by distillation."""

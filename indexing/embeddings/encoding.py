@@ -1,0 +1,393 @@
+"""Encodes a corpus: each part of it gives one part of embeddings."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus, open_table, save_array
+from indexing.embeddings.embeddings import TOPICS
+from indexing.embeddings.encoders import EncoderSpec, differing
+from indexing.embeddings.sparse_files import SUFFIX, open_spool
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.chain import RowPart
+from indexing.store.store import Store, artifact_key, generation
+from indexing.topics.passages import PassageTopics, passage_topics
+from indexing.work.tasks import Place, Report, Resources, Runner
+from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit
+from retriever.errors import InputError
+from retriever.options import EncoderOptions
+
+if TYPE_CHECKING:
+    from retriever.encoding.encoder import Encoder
+    from retriever.forward.batching import Tokens
+
+CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
+MOST_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
+
+
+@dataclass(frozen=True)
+class PartDone:
+    """A worker's report of a part that it committed.
+
+    Attributes:
+        rows, tokens: Number of passages, and of their tokens.
+        ready: The time at which the encoder was ready, in seconds since the epoch.
+        startup: Seconds that the encoder took to start.
+        size_bytes: The size of the file; 0 if an earlier attempt had committed the part.
+    """
+
+    rows: int
+    tokens: int
+    ready: float
+    startup: float
+    size_bytes: int
+
+
+class EncodeCorpus:
+    """The work that makes embeddings/NAME: one part of vectors for each part of the corpus.
+
+    Args:
+        store: The store with the corpus.
+        spec: The encoder.
+        name: The name of the embeddings.
+        resources: The resources of an encoder.
+        numerics: The numerics class of the workers; see `numerics_of`.
+        limit: Encodes only the first passages of the corpus.
+        allow_unknown_tokens: Whether a part may consist mostly of tokens that the tokenizer does not know. Affects no
+            vector, so it does not enter the fingerprint.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spec: EncoderSpec,
+        name: str,
+        *,
+        resources: Resources,
+        numerics: str,
+        limit: int | None = None,
+        allow_unknown_tokens: bool = False,
+    ):
+        self.corpus, self.spec, self.name = Corpus.open(store), spec, name
+        self.described = spec.describe("passage")
+        self.config = {"encoder": self.described, "numerics": numerics, "limit": limit}
+        total = min(limit or self.corpus.num_rows, self.corpus.num_rows)
+        prompt = spec.prompt()
+        has_topics = prompt is not None and prompt.topics is not None
+        self.topics = passage_topics(store, spec.task) if spec.task is not None and has_topics else None
+        self._stage = EncodeStage(self.corpus, spec, resources, numerics, total, allow_unknown_tokens, self.topics)
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns one generation of embeddings for each generation of the corpus."""
+        own = self.spec.inputs()
+        return [
+            Target(
+                "embeddings",
+                f"{self.name}/{generation(number)}",
+                {"corpus": artifact, **own, **self._topics_of(artifact)},
+                self.config,
+            )
+            for number, artifact in enumerate(self.corpus.generations)
+        ]
+
+    def _topics_of(self, corpus: Artifact) -> dict[str, Artifact]:
+        """Returns the fitted topics of a generation of the corpus, if its passages are encoded by them."""
+        if self.topics is None or self.topics.fitted is None or not self.topics.covers(corpus):
+            return {}
+        return {"topics": self.topics.fitted}
+
+    @property
+    def stages(self) -> list[EncodeStage]:
+        """Returns the one stage: encoding."""
+        return [self._stage]
+
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes what readers of the embeddings need to open the encoder."""
+        spec = self.spec
+        for draft in drafts:
+            draft.note(
+                encoder=spec.name,
+                options=spec.options.stored(),
+                task=spec.task,
+                dim=self.described["dim"],
+                similarity=similarity_of(self.described),
+            )
+
+
+@dataclass(frozen=True)
+class EncodeStage(StageDefaults):
+    """The stage that encodes the first `total` passages of a corpus.
+
+    topics: where their topics are from; None unless the task has prompts of topics.
+    """
+
+    corpus: Corpus
+    spec: EncoderSpec
+    resources: Resources
+    numerics: str
+    total: int
+    allow_unknown_tokens: bool = False
+    topics: PassageTopics | None = None
+    title: str = "encode"
+    noun: str = "passages"
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each part of the corpus."""
+        numbers = {artifact.key: number for number, artifact in enumerate(self.corpus.generations)}
+        for index, part in enumerate(self.corpus.parts):
+            rows = min(part.part.rows, self.total - part.first_row)
+            if rows > 0:
+                names = (part.part.name,) if self.topics is None else (topics_name(part), part.part.name)
+                yield Unit(names, rows, index, target=numbers[part.artifact.key])
+
+    def task(self, drafts: Sequence[Draft]) -> EncodeTask:
+        """Returns the task of a worker."""
+        return EncodeTask(
+            self.corpus,
+            tuple(drafts),
+            self.spec,
+            self.resources,
+            self.numerics,
+            self.allow_unknown_tokens,
+            self.topics,
+        )
+
+
+@dataclass(frozen=True)
+class EncodeTask:
+    """Encodes parts of a corpus and commits their vectors."""
+
+    corpus: Corpus
+    drafts: tuple[Draft, ...]
+    spec: EncoderSpec
+    resources: Resources
+    numerics: str
+    allow_unknown_tokens: bool
+    topics: PassageTopics | None = None
+    reports: bool = True
+
+    def open(self, place: Place) -> EncodeWorker:
+        """Returns the worker. Raises InputError if its encoder or numerics class is not the pinned one."""
+        return EncodeWorker(self, place)
+
+
+class EncodeWorker:
+    """An open encoder that takes two calls at once: one part is read or written while the other is encoded."""
+
+    def __init__(self, task: EncodeTask, place: Place):
+        started = time.time()
+        self.task, self.place = task, place
+        # The model runs in this one thread only. OpenMP keeps a pool of threads for each thread that calls it; if these
+        # exceed the number of cores, its workers sleep between steps instead of spinning.
+        self.model_thread = ThreadPoolExecutor(1, "riptide-model")
+        self.encoder = self.model_thread.submit(self._open).result()
+        self.ready = 0.0
+        self.startup = time.time() - started
+
+    def _open(self) -> Encoder:
+        task, pinned = self.task, self.task.drafts[0]
+        encoder = task.spec.open(side="passage", device=self.place.device, threads=self.place.cores)
+        check_encoder(task.spec.config_of(encoder, "passage"), pinned.config["encoder"])
+        if encoder.numerics != task.numerics:
+            raise InputError(
+                f"{pinned.url} is of the numerics class `{task.numerics}`, this worker's is `{encoder.numerics}`: one "
+                "artifact has one class; use workers of one kind, or set parameter dtype and parameter compile"
+            )
+        return encoder
+
+    def __call__(self, unit: Unit, report: Report) -> PartDone:
+        """Encodes and commits a part of the corpus.
+
+        Raises:
+            InputError: As `tokenize_part` does, or if a vector is not finite, or does not fit float16 if it is dense.
+        """
+        self.ready = self.ready or time.time()
+        task, part = self.task, self.task.corpus.parts[unit.payload]
+        draft = task.drafts[unit.target]
+        if draft.find(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
+            return PartDone(unit.rows, 0, self.ready, self.startup, 0)
+        tokens = tokenize_part(
+            self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
+        )
+        topics = self._commit_topics(draft, part, unit.rows)
+        write, suffix = (self._write_sparse, SUFFIX) if self.encoder.is_sparse else (self._write_dense, ".npy")
+        encode = functools.partial(write, tokens, topics, part, report)
+        committed = draft.commit(
+            part.part.name,
+            suffix,
+            encode,
+            rows=unit.rows,
+            corpus_sha256=part.part.sha256,
+            cuts=tokens.cuts().stored(),
+        )
+        return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
+
+    def _commit_topics(self, draft: Draft, part: RowPart, rows: int) -> np.ndarray | None:
+        """Commits the topics of a part's passages, int32 [rows], and returns them as int64.
+
+        They are committed before the vectors, so that a part with vectors has topics. None: the task has no topics.
+        """
+        inferred = self.encoder.text_topics(self.task.spec.task or "")
+        if inferred is None or self.task.topics is None:
+            return None
+        topics = self.task.topics.of_part(inferred.model, part, rows)
+        draft.commit(topics_name(part), ".npy", functools.partial(save_array, topics.astype(np.int32)), rows=rows)
+        return topics
+
+    def _write_dense(
+        self, tokens: Tokens, topics: np.ndarray | None, part: RowPart, report: Report, path: Path
+    ) -> None:
+        """Writes the vectors of a part's passages to a file, float16 [rows, dim]."""
+        task = self.task.spec.task
+        forward = functools.partial(
+            self.encoder.forward, tokens, side="passage", task=task, topics=topics, report=report
+        )
+        vectors = self.model_thread.submit(forward).result()
+        half = vectors.astype(np.float16)
+        if not np.isfinite(half).all():
+            row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
+            raise InputError(
+                f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit "
+                f"float16 (largest {np.abs(vectors[row]).max():.3g}); normalise it (parameter normalize)"
+            )
+        save_array(half, path)
+
+    def _write_sparse(
+        self, tokens: Tokens, topics: np.ndarray | None, part: RowPart, report: Report, path: Path
+    ) -> None:
+        """Writes the sparse vectors of a part's passages to a file.
+
+        They leave memory batch by batch, because those of a model that was trained without a regulariser have almost as
+        many numbers as the vocabulary has words.
+        """
+        from retriever.encoding.sparse_encoder import SparseEncoder
+
+        sparse, task = SparseEncoder.over(self.encoder), self.task.spec.task
+        with open_spool(path.parent, sparse.dim) as spool:
+
+            def forward() -> None:
+                for rows, vectors in sparse.batches(tokens, side="passage", task=task, topics=topics, report=report):
+                    spool.add(rows, vectors)
+
+            self.model_thread.submit(forward).result()
+            spool.save(path)
+
+
+def topics_name(part: RowPart) -> str:
+    """Returns the name of the part of embeddings with the topics of the passages of a part of the corpus."""
+    return f"{TOPICS}-{part.part.name.rpartition('-')[2]}"
+
+
+def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
+    """Raises InputError unless this worker's encoder is the pinned one: another node may have other weights."""
+    if differ := differing(pinned, config):
+        names = ", ".join(differ)
+        raise InputError(
+            f"the encoder on {platform.node()} is not the pinned one ({names} differ): give all nodes the same"
+        )
+
+
+def tokenize_part(
+    encoder: Encoder, part: RowPart, rows: int, model_thread: Executor, *, allow_unknown_tokens: bool
+) -> Tokens:
+    """Returns the tokens of the first `rows` passages of a part.
+
+    On a GPU node, one part is tokenised while another is on the GPU. On the CPU both would compete for all cores, so
+    tokenising runs on the model's thread too.
+
+    Args:
+        encoder: The encoder.
+        part: The part of the corpus.
+        rows: The number of passages.
+        model_thread: An executor with a single thread.
+        allow_unknown_tokens: Whether the part may consist mostly of tokens that the tokenizer does not know.
+
+    Raises:
+        InputError: If more than half of the tokens (special tokens excluded) are unknown.
+    """
+    table = open_table(part).slice(0, rows)
+    texts = encoder.compose(table.column("title").to_pylist(), table.column("text").to_pylist())
+    if encoder.device.type == "cpu":
+        tokens = model_thread.submit(encoder.tokenize, texts, side="passage").result()
+    else:
+        tokens = encoder.tokenize(texts, side="passage")
+    if not allow_unknown_tokens:
+        check_known(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
+    return tokens
+
+
+def check_known(unknown: int, total: int, part: str) -> None:
+    """Raises InputError if more than MOST_UNKNOWN of a part's tokens are unknown to the tokenizer."""
+    if unknown > MOST_UNKNOWN * total:
+        raise InputError(
+            f"{part}: the tokenizer does not know {unknown:,} of {total:,} tokens ({unknown / total:.0%}), so the "
+            "vectors say little about the texts: use another encoder, or set parameter allow_unknown_tokens"
+        )
+
+
+@dataclass(frozen=True)
+class EncoderNumerics:
+    """Returns the numerics class of a worker's encoder, without loading weights.
+
+    kind: the backbone's model_type; None for sparse vectors, whose batches are neither packed nor compiled.
+    """
+
+    options: EncoderOptions
+    kind: str | None
+    resources: Resources
+
+    def open(self, place: Place) -> Callable[[None, Report], str]:
+        """Returns the worker."""
+        from retriever.forward.numerics import expected_numerics
+
+        options = self.options if self.kind is not None else replace(self.options, compile="never")
+        return lambda item, report: expected_numerics(options, place.device, self.kind)
+
+
+def numerics_of(runner: Runner, options: EncoderOptions, kind: str | None, resources: Resources, count: int) -> str:
+    """Returns the numerics class of the encoders that the runner opens; waits until there is room for one.
+
+    Args:
+        runner: The runner.
+        options: The options of the encoder.
+        kind: As of `EncoderNumerics`.
+        resources: The resources of an encoder.
+        count: The number of encoders that can work at the same time: of pending parts.
+    """
+    numerics: str = runner.first(EncoderNumerics(options, kind, resources), None, count)
+    return numerics
+
+
+def similarity_of(described: Mapping[str, Any]) -> str:
+    """Returns what the inner product of an encoder's vectors is: cosine if its head normalises them, else dot."""
+    return "cosine" if described["head"] and described["head"][-1] == "normalize" else "dot"
+
+
+def count_pending(store: Store, name: str, limit: int | None) -> int:
+    """Returns how many parts of the corpus (of its first `limit` passages) have no record among the embeddings."""
+    corpus, key = Corpus.open(store), artifact_key("embeddings", name)
+    files = {path for path, _ in store.storage.list(key)}
+    parts = [part for part in corpus.parts if limit is None or part.first_row < limit]
+    return sum(f"{key}/{part.label}.json" not in files for part in parts)
+
+
+def is_encoded(store: Store, name: str, described: Mapping[str, Any], limit: int | None) -> bool:
+    """Whether every generation of the corpus has complete embeddings of this encoder, in any numerics class."""
+    corpus = Corpus.open(store)
+    made = store.generations("embeddings", name)
+    return len(made) == len(corpus.generations) and all(
+        one.inputs["corpus"]["fingerprint"] == other.fingerprint
+        and one.config["encoder"] == described
+        and one.config["limit"] == limit
+        for one, other in zip(made, corpus.generations, strict=True)
+    )

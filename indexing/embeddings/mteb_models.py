@@ -1,0 +1,55 @@
+"""Opens an encoder or a task of a store for the package mteb."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from indexing.embeddings.encoders import spec_of
+from indexing.store.store import Store
+from retriever.encoding.encoder import Encoder
+from retriever.encoding.mteb_encoder import MtebEncoder, require_mteb
+from retriever.options import DEFAULT_OPTIONS, EncoderOptions
+from retriever.prompts.prompts import TaskPrompt
+
+
+def open_mteb_encoder(
+    store: Store,
+    *,
+    encoder: str | None = None,
+    task: str | None = None,
+    options: EncoderOptions = DEFAULT_OPTIONS,
+    device: str | None = None,
+    threads: int | None = None,
+    **settings: Any,
+) -> MtebEncoder:
+    """Returns the encoder or task that the jobs name by `--encoder` or `--task`, for `mteb.evaluate`.
+
+    Its name in mteb's results is riptide/TASK, or riptide/NAME for models/NAME.
+
+    Args:
+        store: The store.
+        encoder: A Hugging Face name, a folder, or models/NAME of the store.
+        task: prompts/TASK or models/TASK of the store, which may have an encoder of each side.
+        options: The options of the encoder. A task has its own, except for dtype and compile.
+        device: As in Encoder.
+        threads: As in Encoder.
+        **settings: Further arguments of MtebEncoder, except `task` and `passage_encoder`.
+
+    Raises:
+        InputError: If mteb is not installed, if not exactly one of encoder and task is named, if it does not exist, or
+            if it cannot be opened.
+    """
+    require_mteb()
+    spec = spec_of(store, encoder, task, options)
+    spec.describe("passage")  # raises if the encoder of queries was trained over another backbone
+    prompt = spec.prompt()
+    tasks: dict[str, TaskPrompt] | None = None if prompt is None else {}
+
+    def open_folder(folder: str) -> Encoder:
+        return Encoder(folder, spec.options, device=device, threads=threads, tasks=tasks)
+
+    query = open_folder(spec.folder_of("query"))
+    passage = open_folder(spec.folder_of("passage")) if spec.is_untied else None
+    in_store = task or (spec.name.partition("/")[2] if spec.name.startswith("models/") else None)
+    names = {"name": f"riptide/{in_store}"} if in_store else {}
+    return MtebEncoder(query, task=prompt, passage_encoder=passage, **{**names, **settings})

@@ -1,1 +1,0 @@
-"""Folders of result files on this machine that appear whole; a command that writes one can be repeated."""

@@ -1,0 +1,233 @@
+"""The columns of a table: which one holds the id, the title, the text, the metadata or a judgement.
+
+A column is named by the caller or recognised by a well-known name, in any case. Messages name a parameter as
+`parameter NAME`, so that a job can put its option in that place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from indexing.formats import limits
+from indexing.formats.raw import clip
+from retriever.errors import InputError
+
+ID_NAMES = ("_id", "id", "docid", "doc_id", "pid", "passage_id", "document_id")
+TITLE_NAMES = ("title",)
+TEXT_NAMES = ("text", "contents", "content", "passage", "body")
+QUERY_ID_NAMES = ("query_id", "query-id", "qid", "_id", "id")
+QUERY_NAMES = ("query", "question", "text")
+RELEVANT_NAMES = ("relevant", "passage_id", "corpus_id", "corpus-id", "docid", "doc_id", "pid", "document_id")
+SCORE_NAMES = ("score", "relevance", "label", "grade")
+SHOWN_COLUMNS = 20
+SHOWN_CHARACTERS = 30  # of a column's name: without a header, a row of data stands in its place
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of a file in their order, and the delimiter of CSV or TSV ("" for other formats)."""
+
+    names: tuple[str, ...]
+    delimiter: str = ""
+
+
+@dataclass(frozen=True)
+class PassageNames:
+    """The caller's names for the columns of a corpus. None: recognise the column; "": the table has none.
+
+    metadata: The columns to keep; None: all remaining ones.
+    """
+
+    id: str | None = None
+    title: str | None = None
+    text: str | None = None
+    metadata: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class QueryNames:
+    """The caller's names for the columns of a table of queries, as in `PassageNames`.
+
+    relevant: The column of the relevant passage's id, or of several ids. score: The column of their grade.
+    """
+
+    id: str | None = None
+    text: str | None = None
+    relevant: str | None = None
+    score: str | None = None
+    metadata: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class PassageColumns:
+    """The columns of a corpus table. Without `id`, a passage's id is a hash of its title and text.
+
+    id: None if no column is known as an id, "" if the caller wants none. title: "" or None: no titles.
+    metadata: None: all remaining columns.
+    """
+
+    table: Table
+    text: str
+    id: str | None = None
+    title: str | None = None
+    metadata: tuple[str, ...] | None = None
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The columns that are not metadata."""
+        return tuple(name for name in (self.id, self.title, self.text) if name)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What an artifact pins."""
+        metadata = None if self.metadata is None else list(self.metadata)
+        return {"id": self.id or None, "title": self.title or None, "text": self.text, "metadata": metadata}
+
+
+@dataclass(frozen=True)
+class QueryColumns:
+    """The columns of a table of queries. Without `id`, a query's id is a hash of its text."""
+
+    text: str
+    id: str | None = None
+    relevant: str | None = None
+    score: str | None = None
+    metadata: tuple[str, ...] | None = None
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The columns that are not metadata."""
+        return tuple(name for name in (self.id, self.text, self.relevant, self.score) if name)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What an artifact pins."""
+        named = {"id": self.id, "text": self.text, "relevant": self.relevant, "score": self.score}
+        metadata = None if self.metadata is None else list(self.metadata)
+        return {name: value or None for name, value in named.items()} | {"metadata": metadata}
+
+
+def choose_passage_columns(file: str, table: Table, names: PassageNames) -> PassageColumns:
+    """Returns the columns of a corpus file.
+
+    Raises:
+        InputError: If a named column does not exist, several columns may be meant, or no column is known as the text.
+    """
+    id = _choose(file, table, "id", names.id, ID_NAMES)
+    title = _choose(file, table, "title", names.title, TITLE_NAMES)
+    text = _choose(file, table, "text", names.text, TEXT_NAMES)
+    return PassageColumns(
+        table, _required(file, table, text, TEXT_NAMES), id, title, _named_metadata(file, table, names)
+    )
+
+
+def choose_query_columns(file: str, table: Table, names: QueryNames) -> QueryColumns:
+    """Returns the columns of a file of queries. Raises InputError as `choose_passage_columns` does."""
+    id = _choose(file, table, "id", names.id, QUERY_ID_NAMES)
+    text = _required(file, table, _choose(file, table, "text", names.text, QUERY_NAMES), QUERY_NAMES)
+    relevant = _choose(file, table, "relevant", names.relevant, RELEVANT_NAMES)
+    score = _choose(file, table, "score", names.score, SCORE_NAMES) if relevant or names.score else None
+    if score and not relevant:
+        raise InputError(
+            f"parameter score {score}: {file} has {listed(table.names)}, none known as {', '.join(RELEVANT_NAMES)}; "
+            "name the column of the relevant passages by parameter relevant"
+        )
+    return QueryColumns(text, id, relevant, score, _named_metadata(file, table, names))
+
+
+def is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str]) -> bool:
+    """Returns True if the fields of a first line are a header.
+
+    They are if all differ and two of them are well known, one as a text; a row such as "17, text" is not a header.
+    """
+    lower = [field.strip().lower() for field in fields]
+    has_text = any(name in texts for name in lower)
+    return all(lower) and len(set(lower)) == len(lower) and has_text and any(name in others for name in lower)
+
+
+def describe_passage_columns(file: str, columns: PassageColumns) -> str:
+    """Returns one line that says which column is taken as what."""
+    id = columns.id or "a hash of title and text"
+    return (
+        f"columns of {file}: id = {id}, title = {columns.title or 'none'}, text = {columns.text}, "
+        f"metadata = {_describe_rest(columns.table, columns.used, columns.metadata)}"
+    )
+
+
+def describe_query_columns(file: str, table: Table, columns: QueryColumns) -> str:
+    """Returns one line that says which column is taken as what."""
+    judged = f"relevant = {columns.relevant or 'none'}"
+    if columns.relevant:
+        judged += f", score = {columns.score or '1'}"
+    return (
+        f"columns of {file}: id = {columns.id or 'a hash of the text'}, text = {columns.text}, {judged}, "
+        f"metadata = {_describe_rest(table, columns.used, columns.metadata)}"
+    )
+
+
+def refuse_repeated(place: str, names: Sequence[str]) -> None:
+    """Raises InputError if there are too many columns, or two of the same name."""
+    if len(names) > limits.MAX_COLUMNS:
+        raise limits.too_many_columns(place, len(names))
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{place}: found the column {clip(name)} twice, expected distinct names; rename one")
+        seen.add(name)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns the names of columns for a message: "the columns a, b"."""
+    return f"the column{'s' if len(names) != 1 else ''} {shortened(names)}"
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Returns the names of columns, as many and as much of each as fit into a message."""
+    shown = [name if len(name) <= SHOWN_CHARACTERS else f"{name[: SHOWN_CHARACTERS - 1]}…" for name in names]
+    more = f" and {len(shown) - SHOWN_COLUMNS} more" if len(shown) > SHOWN_COLUMNS else ""
+    return ", ".join(shown[:SHOWN_COLUMNS]) + more
+
+
+def _describe_rest(table: Table, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
+    rest = [name for name in table.names if name not in used]
+    kept = frozenset(rest if metadata is None else metadata)
+    dropped = [name for name in rest if name not in kept]
+    shown = shortened(rest if metadata is None else metadata) or "none"
+    return shown + (f", left out = {shortened(dropped)}" if dropped else "")
+
+
+def _choose(file: str, table: Table, role: str, name: str | None, known: Sequence[str]) -> str | None:
+    """The column of a role: the caller's, or the only one with a well-known name."""
+    if name == "":
+        return ""
+    if name is not None:
+        if name not in table.names:
+            raise InputError(f"parameter {role} {name}: {file} has {listed(table.names)}; give one of these")
+        return name
+    candidates = [column for column in table.names if column.lower() in known]
+    if len(candidates) > 1:
+        raise InputError(
+            f"{file}: found {listed(candidates)}, expected one that may be the {role}; "
+            f"name it by parameter {role}, for example {candidates[0]}"
+        )
+    return candidates[0] if candidates else None
+
+
+def _required(file: str, table: Table, text: str | None, known: Sequence[str]) -> str:
+    if not text:
+        header = ", or add a header line if the first line is a row" if table.delimiter else ""
+        raise InputError(
+            f"{file}: found {listed(table.names)}, expected one called {', '.join(known)}; "
+            f"name the column of the text by parameter text{header}"
+        )
+    return text
+
+
+def _named_metadata(file: str, table: Table, names: PassageNames | QueryNames) -> tuple[str, ...] | None:
+    existing = frozenset(table.names)
+    for name in names.metadata or ():
+        if name not in existing:
+            raise InputError(f"parameter metadata {name}: {file} has {listed(table.names)}; give some of these")
+    return names.metadata

@@ -1,0 +1,468 @@
+"""Checks of a Parquet file before Arrow reads it: the shape of its footer, and the headers of its pages.
+
+The sizes in a footer may be wrong, but Arrow allocates what the header of a page says. A column of one repeated text
+compresses 30,000 times and more; its dictionary tells how large a value can become.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from indexing.formats import limits
+from indexing.formats.raw import open_input
+from retriever.errors import InputError
+
+MAX_HEADER_BYTES = 16 << 20  # of a page, as in Arrow
+SMALL_LISTS = 32 << 20  # bytes of all lists of a column in a row group, below which they need not be measured
+LEVELS_STEP = 1 << 18  # bytes of repetition levels that are unpacked at once
+DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # kinds of pages
+SMALL_VALUE = 2048  # bytes: a whole batch of such values is small
+DICTIONARY_ENCODINGS = (2, 8)
+PREFIX_ENCODING = 7  # DELTA_BYTE_ARRAY: a value repeats the beginning of the one before
+CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4_RAW": "lz4_raw"}
+
+
+class Malformed(Exception):
+    """Bytes that are not what Thrift's compact protocol allows."""
+
+
+class Page(NamedTuple):
+    """The header of a page."""
+
+    kind: int  # DICTIONARY, DATA or DATA_V2
+    offset: int  # of the page's bytes, after the header
+    size: int
+    compressed_size: int
+    num_values: int
+    encoding: int
+    levels_size: int  # bytes of the repetition levels; 0 in DATA, where they begin with their size
+
+
+class Thrift:
+    """Reads Thrift's compact protocol from bytes."""
+
+    def __init__(self, data: bytes):
+        self.data, self.at = data, 0
+
+    def byte(self) -> int:
+        if self.at >= len(self.data):
+            raise Malformed
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def varint(self) -> int:
+        value = shift = 0
+        while shift < 70:
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise Malformed
+
+    def fields(self) -> Iterator[tuple[int, int]]:
+        """Yields (number, type) of each field of a struct; the caller reads or skips its value."""
+        number = 0
+        while header := self.byte():
+            number = number + (header >> 4) if header >> 4 else self.integer()
+            yield number, header & 15
+
+    def integer(self) -> int:
+        value = self.varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def list_header(self) -> tuple[int, int]:
+        """Returns (number of elements, their type)."""
+        header = self.byte()
+        return (header >> 4 if header >> 4 < 15 else self.varint()), header & 15
+
+    def skip(self, kind: int, depth: int = 0) -> None:
+        """Skips a value."""
+        if depth > 16:
+            raise Malformed
+        if kind in (3, 4, 5, 6):
+            self.varint() if kind != 3 else self.byte()
+        elif kind == 8:
+            length = self.varint()
+            self.at += length
+        elif kind in (7, 13):
+            self.at += 8 if kind == 7 else 16
+        elif kind in (9, 10):
+            size, element = self.list_header()
+            for _ in range(size):
+                self.skip_element(element, depth)
+        elif kind == 11:
+            if size := self.varint():
+                kinds = self.byte()
+                for _ in range(size):
+                    self.skip_element(kinds >> 4, depth)
+                    self.skip_element(kinds & 15, depth)
+        elif kind == 12:
+            for _, field in self.fields():
+                self.skip(field, depth + 1)
+        elif kind not in (1, 2):
+            raise Malformed
+
+    def skip_element(self, kind: int, depth: int) -> None:
+        """Skips an element of a list or map; a boolean takes a byte there."""
+        if kind in (1, 2):
+            self.byte()
+        else:
+            self.skip(kind, depth + 1)
+
+
+def check_footer(file: str, opened: Any) -> None:
+    """Raises InputError if a footer exceeds the limits on columns, nesting depth or row groups.
+
+    Arrow reports other faults of the file.
+    """
+    size = opened.size()
+    if size < 12:
+        return
+    opened.seek(size - 8)
+    tail = opened.read(8)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != b"PAR1" or length > size - 8:
+        return
+    if length > limits.MAX_FOOTER_BYTES:
+        raise InputError(
+            f"{file}: found a Parquet footer of {length:,} bytes, expected at most {limits.MAX_FOOTER_BYTES >> 20} "
+            "MiB; write the file with larger row groups or fewer columns"
+        )
+    opened.seek(size - 8 - length)
+    thrift = Thrift(opened.read(length))
+    columns = 0
+    try:
+        for number, kind in thrift.fields():
+            if number == 2:
+                columns = _check_schema(file, thrift)
+            elif number == 4:
+                groups, _ = thrift.list_header()
+                if groups * columns > limits.MAX_COLUMN_CHUNKS:
+                    raise InputError(
+                        f"{file}: found {groups:,} row groups of {columns:,} columns, expected at most "
+                        f"{limits.MAX_COLUMN_CHUNKS:,} together; write the file with larger row groups or fewer columns"
+                    )
+                return
+            else:
+                thrift.skip(kind)
+    except Malformed:
+        return
+
+
+def _check_schema(file: str, thrift: Thrift) -> int:
+    """Returns the number of columns, those within structs and lists counted one by one."""
+    size, _ = thrift.list_header()
+    columns = 0
+    pending: list[int] = []  # children that the open groups still lack
+    for _ in range(size):
+        children = 0
+        for number, kind in thrift.fields():
+            if number == 5:
+                children = thrift.integer()
+            else:
+                thrift.skip(kind)
+        if pending:
+            pending[-1] -= 1
+        if children > 0:
+            pending.append(children)
+        else:
+            columns += 1
+        while pending and pending[-1] <= 0:
+            pending.pop()
+        if len(pending) > limits.MAX_DEPTH:
+            raise InputError(
+                f"{file}: found a Parquet schema of more than {limits.MAX_DEPTH} levels, expected fewer; write the "
+                "nested column as JSON text"
+            )
+        if columns > limits.MAX_COLUMNS:
+            raise limits.too_many_columns(file)
+    return columns
+
+
+class GroupSizes(NamedTuple):
+    """What the pages of a row group say about the columns that are read.
+
+    Attributes:
+        row: A bound of the bytes of a row, as Arrow decodes it; where texts are stored one by one, an average.
+        coded_row: The same if Arrow keeps the values of dictionaries apart (read_dictionary), as indices of 4 bytes.
+        pages: Bytes of all pages, decompressed.
+    """
+
+    row: int
+    coded_row: int
+    pages: int
+
+
+def group_sizes(file: str, footer: Any, group: int, names: Sequence[str] | None) -> GroupSizes:
+    """Returns the sizes of a row group by the headers of its pages.
+
+    Args:
+        file: A Parquet file that passed `check_footer`.
+        footer: Its metadata, by pyarrow.
+        group: Number of the row group.
+        names: The top-level columns that are read; None: all.
+
+    Raises:
+        InputError: If a page, a dictionary, a list or a value is too large.
+    """
+    return _group_sizes(_Key(file, footer.serialized_size, footer), group, None if names is None else frozenset(names))
+
+
+def has_dictionary(column: Any) -> bool:
+    """Whether Arrow can keep the values of a column's dictionary apart: texts that are not in lists."""
+    return column.physical_type == "BYTE_ARRAY" and not column.max_repetition_level
+
+
+class _Key(NamedTuple):
+    """Stands for a file in the cache of `_group_sizes`, by its name and the size of its footer."""
+
+    file: str
+    size: int
+    footer: Any
+
+    def __hash__(self) -> int:
+        return hash((self.file, self.size))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and (self.file, self.size) == (other.file, other.size)
+
+
+@functools.lru_cache(maxsize=16)
+def _group_sizes(key: _Key, group: int, names: frozenset[str] | None) -> GroupSizes:
+    metadata = key.footer.row_group(group)
+    row = coded_row = pages = 0
+    with open_input(key.file) as opened:
+        for number in range(metadata.num_columns):
+            chunk = metadata.column(number)
+            path = chunk.path_in_schema
+            if names is None or path in names or any(path.startswith(f"{name}.") for name in names):
+                sizes = _ColumnPages(key, group, opened, chunk, key.footer.schema.column(number)).sizes()
+                row, coded_row, pages = row + sizes.row, coded_row + sizes.coded_row, pages + sizes.pages
+    if coded_row > limits.MAX_DECODED_ROW:
+        raise InputError(
+            f"{key.file}: row group {group + 1}: the longest values and lists of all columns add up to {coded_row:,} "
+            f"bytes per row, expected at most {limits.MAX_DECODED_ROW >> 20} MiB; leave out columns, or cut the texts "
+            "into passages"
+        )
+    return GroupSizes(max(row, 1), max(coded_row, 1), pages)
+
+
+class _ColumnPages:
+    """The pages of a column in a row group."""
+
+    def __init__(self, key: _Key, group: int, opened: Any, chunk: Any, column: Any):
+        self.place = f"{key.file}: row group {group + 1}, column {chunk.path_in_schema[:60]!r}"
+        self.opened, self.chunk, self.column = opened, chunk, column
+        self.num_rows = key.footer.row_group(group).num_rows
+
+    def sizes(self) -> GroupSizes:
+        """Returns the sizes of this column alone."""
+        pages = list(self._pages())
+        width, coded_width = self._value_bytes(pages)
+        values = self._values_per_row(pages, width)
+        coded_width = coded_width if has_dictionary(self.column) else width
+        return GroupSizes(values * width, values * coded_width, sum(page.size for page in pages))
+
+    def _values_per_row(self, pages: Sequence[Page], width: int) -> int:
+        """Returns a bound of the number of values of a row. width: bytes of a value."""
+        if not self.column.max_repetition_level:
+            return 1
+        num_values = sum(page.num_values for page in pages if page.kind != DICTIONARY)
+        if num_values <= limits.MAX_VALUES and num_values * width <= SMALL_LISTS:
+            return num_values // max(self.num_rows, 1) + 1
+        longest = self._longest_list(pages)
+        if longest > limits.MAX_VALUES:
+            raise InputError(
+                f"{self.place}: found a list of {longest:,} values, expected at most {limits.MAX_VALUES:,}; leave the "
+                "column out, or shorten its lists"
+            )
+        return longest
+
+    def _value_bytes(self, pages: Sequence[Page]) -> tuple[int, int]:
+        """Returns bounds of the bytes of a value: decoded, and with the values of dictionaries kept apart.
+
+        Raises InputError for a page or a value that is too large.
+        """
+        widest = coded = self.column.length if self.chunk.physical_type == "FIXED_LEN_BYTE_ARRAY" else 8
+        dictionary = 0
+        for page in pages:
+            self._check(page)
+            if self.chunk.physical_type == "BYTE_ARRAY":
+                if page.kind == DICTIONARY:
+                    dictionary = self._longest_value(page)
+                elif page.encoding in DICTIONARY_ENCODINGS:
+                    widest = max(widest, dictionary)
+                elif page.encoding == PREFIX_ENCODING:
+                    coded = max(coded, page.size)
+                else:
+                    coded = max(coded, page.size // max(page.num_values, 1))
+            widest = max(widest, coded)
+            if widest > limits.MAX_ROW_BYTES:
+                raise limits.too_long(self.place, widest)
+        return widest, coded
+
+    def _pages(self) -> Iterator[Page]:
+        """Yields the header of each page, as Arrow finds them."""
+        chunk = self.chunk
+        offset, seen = chunk.data_page_offset, 0
+        if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < offset:
+            offset = chunk.dictionary_page_offset
+        size = self.opened.size()
+        while seen < chunk.num_values and 0 < offset < size:
+            page = self._header(offset)
+            yield page
+            offset = page.offset + page.compressed_size
+            seen += 0 if page.kind == DICTIONARY else page.num_values
+
+    def _header(self, offset: int) -> Page:
+        length = 256
+        while True:
+            self.opened.seek(offset)
+            data = self.opened.read(length)
+            try:
+                return _parse_header(data, offset)
+            except Malformed:
+                if len(data) < length or length >= MAX_HEADER_BYTES:
+                    raise self._damaged(offset) from None
+                length *= 16
+
+    def _damaged(self, offset: int) -> InputError:
+        return InputError(f"{self.place}: found damaged Parquet (no page at byte {offset}); fetch the file again")
+
+    def _check(self, page: Page) -> None:
+        if page.size > limits.MAX_ROW_BYTES and page.num_values == 1:
+            raise limits.too_long(self.place, page.size)
+        if page.size > max(limits.MAX_PAGE_BYTES, limits.MAX_PAGE_GROWTH * page.compressed_size):
+            raise InputError(
+                f"{self.place}: found a page of {page.size:,} bytes, more than {limits.MAX_PAGE_GROWTH} times its "
+                f"compressed size, expected at most {limits.MAX_PAGE_BYTES >> 20} MiB; write the file with smaller "
+                "pages (pyarrow: write_batch_size=1)"
+            )
+        if page.kind == DICTIONARY and page.num_values > limits.MAX_DICTIONARY:
+            raise InputError(
+                f"{self.place}: found a dictionary of {page.num_values:,} values, expected at most "
+                f"{limits.MAX_DICTIONARY:,}; write the file without dictionaries"
+            )
+
+    def _read(self, page: Page) -> bytes | None:
+        """Returns the bytes of a page, decompressed; None if that is not possible."""
+        self.opened.seek(page.offset)
+        data = self.opened.read(page.compressed_size)
+        if self.chunk.compression == "UNCOMPRESSED":
+            return data
+        try:
+            return pa.Codec(CODECS[self.chunk.compression]).decompress(data, page.size, asbytes=True)
+        except (KeyError, pa.ArrowException, OSError, ValueError):
+            return None
+
+    def _longest_value(self, page: Page) -> int:
+        """Returns the bytes of the longest value of a dictionary; of the whole page if it is small or unreadable."""
+        if page.size <= SMALL_VALUE or (data := self._read(page)) is None:
+            return page.size
+        at = longest = 0
+        for _ in range(page.num_values):
+            length = int.from_bytes(data[at : at + 4], "little")
+            if length > longest:
+                longest = length
+            at += 4 + length
+        return longest if at == len(data) else page.size
+
+    def _longest_list(self, pages: Sequence[Page]) -> int:
+        """Returns the largest number of values in a row, by the repetition levels: 0 begins a row."""
+        width = self.column.max_repetition_level.bit_length()
+        longest = current = 0
+        for page in pages:
+            if page.kind == DICTIONARY:
+                continue
+            if page.kind == DATA_V2:
+                self.opened.seek(page.offset)
+                levels = self.opened.read(page.levels_size)
+            elif (data := self._read(page)) is None:
+                raise self._damaged(page.offset)
+            else:
+                levels = data[4 : 4 + int.from_bytes(data[:4], "little")]
+            try:
+                for run in _runs(levels, width, page.num_values):
+                    longest = max(longest, current + run.before, run.longest)
+                    current = run.after if run.longest else current + run.before
+            except Malformed:
+                raise self._damaged(page.offset) from None
+        return max(longest, current)
+
+
+class _Run(NamedTuple):
+    """Consecutive repetition levels."""
+
+    before: int  # levels before the first row that begins in the run
+    longest: int  # values of the longest row that begins and ends in the run; 0: no row begins
+    after: int  # levels of the last row
+
+
+def _runs(data: bytes, width: int, num_values: int) -> Iterator[_Run]:
+    """Yields repetition levels in Parquet's hybrid of run lengths and packed bits.
+
+    Args:
+        data: The levels.
+        width: Bits of a level.
+        num_values: Number of levels.
+    """
+    thrift = Thrift(data)  # its varints are Parquet's
+    while num_values > 0:
+        header = thrift.varint()
+        if header & 1:
+            for start in range(0, header >> 1, LEVELS_STEP):
+                size = min(LEVELS_STEP, (header >> 1) - start) * width
+                packed = np.frombuffer(data[thrift.at : thrift.at + size], np.uint8)
+                if not len(packed):
+                    raise Malformed
+                thrift.at += size
+                bits = np.unpackbits(packed, bitorder="little")
+                levels = bits[: len(bits) // width * width].reshape(-1, width)[:num_values]
+                num_values -= len(levels)
+                starts = np.flatnonzero(~levels.any(axis=1))
+                if len(starts):
+                    yield _Run(int(starts[0]), int(np.diff(starts).max(initial=1)), len(levels) - int(starts[-1]))
+                else:
+                    yield _Run(len(levels), 0, 0)
+                if num_values <= 0:
+                    return
+        else:
+            count = min(header >> 1, num_values)
+            is_zero = not any(thrift.byte() for _ in range(-(-width // 8)))
+            num_values -= count
+            yield _Run(0, 1, 1) if is_zero and count else _Run(count, 0, 0)
+
+
+def _parse_header(data: bytes, offset: int) -> Page:
+    thrift = Thrift(data)
+    kind = size = compressed_size = num_values = encoding = levels_size = 0
+    for number, field in thrift.fields():
+        if number == 1:
+            kind = thrift.integer()
+        elif number == 2:
+            size = thrift.integer()
+        elif number == 3:
+            compressed_size = thrift.integer()
+        elif number in (5, 7, 8):
+            for inner, inner_field in thrift.fields():
+                if inner == 1:
+                    num_values = thrift.integer()
+                elif inner == (4 if number == 8 else 2):
+                    encoding = thrift.integer()
+                elif inner == 6:
+                    levels_size = thrift.integer()
+                else:
+                    thrift.skip(inner_field)
+        else:
+            thrift.skip(field)
+    if thrift.at > len(data):
+        raise Malformed
+    if min(size, compressed_size, num_values, levels_size) < 0:
+        raise Malformed
+    return Page(kind, offset + thrift.at, size, compressed_size, num_values, encoding, levels_size)

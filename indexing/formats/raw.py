@@ -1,0 +1,225 @@
+"""Raw text files, local or on S3, plain or .gz: read in blocks and given out as whole lines, any number at a time."""
+
+import csv
+import gzip
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pyarrow.fs as pafs
+
+from indexing.formats import limits
+from indexing.store.s3 import s3_filesystem
+from retriever.errors import InputError, StorageError, printable, shortened
+
+BLOCK = 1 << 20  # bytes read at a time
+BOM = b"\xef\xbb\xbf"
+
+
+class _GapError(Exception):
+    """More than MAX_GAP_BYTES of line ends lie between two rows."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of one file: raw lines, or for Parquet (`data` None) a range of rows to read.
+
+    A row is a line, except in CSV and TSV, where a quoted field may hold newlines.
+    """
+
+    file: str
+    first_line: int  # 1-based line of the file, for Parquet its 1-based row
+    rows: int
+    size: int  # bytes of the rows; for Parquet, the size of a row group spread evenly over its rows
+    data: bytes | None  # whole rows, the last one without its newline
+    batch: Any = None  # the rows of Parquet as a record batch, once they are read
+
+
+class Lines:
+    """A text file's lines, given out in pieces of any number of lines."""
+
+    def __init__(self, file: str):
+        self.file, self.line = file, 1  # the next line to give
+        self.blocks = read_blocks(file)
+        self.block, self.start = b"", 0  # the part of the block before start is given
+        self.ends: np.ndarray = np.empty(0, np.int64)  # the block's newlines, of which `used` are given
+        self.used = 0
+
+    def take(self, num_lines: int, max_bytes: int = limits.PIECE_BYTES) -> Piece | None:
+        """The next `num_lines` lines, fewer at the end of the file, then None.
+
+        Fewer too where a line brings them to `max_bytes`: it is the last, so that every piece has one.
+
+        Raises:
+            InputError: If a line is longer than MAX_ROW_BYTES.
+        """
+        parts, rows, size, length = [], 0, 0, 0  # length: bytes of the line at the end of the parts
+        while (last := self._last(num_lines - rows, max_bytes - size)) == len(self.ends):
+            parts.append(self.block[self.start :] if self.start else self.block)
+            has_end = len(self.ends) > self.used
+            length = len(self.block) - int(self.ends[-1]) - 1 if has_end else length + len(parts[-1])
+            if length > limits.MAX_ROW_BYTES:
+                raise limits.too_long(f"{self.file}:{self.line + rows + len(self.ends) - self.used}")
+            rows, size = rows + len(self.ends) - self.used, size + len(parts[-1])
+            self.block, self.start, self.used = self._next_block(self.line + rows), 0, 0
+            self.ends = self._row_ends(self.block)
+            if not self.block:  # read_blocks leaves no newline at the end
+                rest = b"".join(parts)
+                return self._give(rest, rows + 1) if rest else None
+        end = int(self.ends[last])
+        parts.append(self.block[self.start : end])
+        rows, self.used, self.start = rows + last + 1 - self.used, last + 1, end + 1
+        return self._give(b"".join(parts), rows)
+
+    def _next_block(self, line: int) -> bytes:
+        """The next block, empty at the end of the file. line: the line that the previous block broke off in."""
+        try:
+            return next(self.blocks, b"")
+        except _GapError:
+            raise InputError(
+                f"{self.file}:{line}: found more than {limits.MAX_GAP_BYTES >> 20} MiB of line ends after this line, "
+                "expected empty lines at the end of the file only; remove them"
+            ) from None
+
+    def _last(self, num_lines: int, max_bytes: int) -> int:
+        """Index of the newline that ends the lines to give; the number of newlines if the block does not hold it."""
+        full = len(self.ends)
+        if max_bytes < len(self.block):
+            full = max(self.used, int(np.searchsorted(self.ends, self.start + max_bytes)))
+        return min(self.used + num_lines - 1, full)
+
+    def _row_ends(self, block: bytes) -> np.ndarray:
+        """The positions of the newlines that end a row; of b"" at the end of the file."""
+        return np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+
+    def _give(self, data: bytes, rows: int) -> Piece:
+        self.line += rows
+        return Piece(self.file, self.line - rows, rows, len(data), data)
+
+
+def open_input(file: str) -> Any:
+    """Opens a local or s3:// file for random access (pyarrow.NativeFile).
+
+    Raises:
+        InputError: If it is missing or unreadable, or neither on S3 nor a regular file: a pipe or a device can be
+            read once only, and an import reads a file several times.
+    """
+    check_path(file)
+    filesystem, key = filesystem_of(file)
+    try:
+        if not file.startswith("s3://"):
+            refuse_irregular(file)
+        return filesystem.open_input_file(key)
+    except OSError as error:
+        raise unreadable(file, error) from None
+
+
+def refuse_irregular(path: str) -> None:
+    """Raises InputError for a local path that is neither a regular file nor a folder; OSError where nothing is."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        return
+    if not stat.S_ISREG(mode):
+        raise InputError(
+            f"{path}: found a pipe, a socket or a device, expected a regular file; write its contents to a file"
+        )
+
+
+def check_path(path: str) -> None:
+    """Raises InputError for a path with a zero byte or with bytes that are not UTF-8, and for S3 without a bucket."""
+    if path.startswith("s3:") and not path.removeprefix("s3://").strip("/:"):
+        raise InputError(f"{path}: found no bucket, expected s3://bucket/prefix; name the bucket")
+    if "\0" in path:
+        shown = path.replace("\0", "\\0")
+        raise InputError(f"{shown}: found a zero byte in the path, expected the path of a file or folder; correct it")
+    if (shown := printable(path)) != path:
+        raise InputError(f"{shown}: found a path that is not UTF-8, expected UTF-8; rename the file or folder")
+
+
+def read_blocks(file: str) -> Iterator[bytes]:
+    """The file's bytes in blocks, unzipped where its name ends with .gz.
+
+    A byte-order mark is left out, and so are the ends of line, thus any empty lines, at the end of the file: in
+    memory that does not grow with their number. Raises InputError for a file that is missing, unreadable, truncated
+    or damaged, and _GapError for more than MAX_GAP_BYTES of empty lines before its last line.
+    """
+    with open_input(file) as raw:
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
+        start = True
+        held: list[bytes] = []  # ends of line that a later block may show to lie within the file
+        held_bytes = 0
+        while block := _read(stream, file):
+            if start:
+                while len(block) < len(BOM) and (more := _read(stream, file)):
+                    block += more
+                block, start = block.removeprefix(BOM), False
+            body = block.rstrip(b"\r\n")
+            if body:
+                if held_bytes > limits.MAX_GAP_BYTES:
+                    raise _GapError
+                yield b"".join([*held, body]) if held else body
+                held, held_bytes = [], 0
+            if len(body) < len(block):
+                held_bytes += len(block) - len(body)
+                if held_bytes <= limits.MAX_GAP_BYTES:
+                    held.append(block[len(body) :])
+
+
+def _read(stream: BinaryIO, file: str) -> bytes:
+    try:
+        return stream.read(BLOCK)
+    except EOFError:
+        raise InputError(
+            f"{file}: found a gzip stream that breaks off, expected its end; fetch the file again"
+        ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{file}: found damaged gzip data ({error}), expected a .gz file; fetch it again") from None
+    except OSError as error:
+        raise unreadable(file, error) from None
+
+
+def filesystem_of(path: str) -> tuple[Any, str]:
+    """Returns the pyarrow filesystem of a path and the path in it."""
+    if not path.startswith("s3://"):
+        return pafs.LocalFileSystem(), path
+    return s3_filesystem(), path.removeprefix("s3://")
+
+
+def tsv_fields(place: str, line: str) -> list[str]:
+    """Returns a line's tab-separated fields, quoted as by Python's csv module.
+
+    Raises InputError that names the place if there are too many.
+    """
+    limits.check_columns(place, line, "\t")
+    allow_long_fields()
+    return next(csv.reader([line.removesuffix("\r")], delimiter="\t"), [""])
+
+
+def allow_long_fields() -> None:
+    """Raises csv's limit of 128 KiB per field, since passages may be longer."""
+    csv.field_size_limit(2**31 - 1)
+
+
+def clip(value: object) -> str:
+    """Returns a value's repr, short enough for a one-line error."""
+    if isinstance(value, bytes | str):
+        value = value[:200]
+    return shortened(repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value), 60)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def unreadable(path: str, error: OSError) -> InputError:
+    return StorageError(
+        f"{path}: found nothing readable ({one_line(error)}), expected a file; check the path and its permissions"
+    )
+
+
+def no_rows(*files: str) -> InputError:
+    return InputError(f"{' and '.join(files)}: found no rows, expected at least one; check that the file is complete")

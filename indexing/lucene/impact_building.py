@@ -1,0 +1,124 @@
+"""Builds an index of sparse embeddings: the work that fills Lucene shards with their impacts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.embeddings.sparse_files import blocks
+from indexing.lucene.bm25 import check_versions, commit_segment, find_versions
+from indexing.lucene.impact_lucene import write_impacts
+from indexing.lucene.impacts import SCALE, document_texts, quantised
+from indexing.store.artifact import Draft
+from indexing.store.chain import check_lineage
+from indexing.store.store import Store
+from indexing.work.growth import count_shards, next_target
+from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
+from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
+
+
+class BuildImpacts(WorkDefaults):
+    """The work that makes index/NAME of sparse embeddings, or its next generation.
+
+    Attributes:
+        first_row, end: The rows to be indexed.
+        num_shards: The number of shards that are filled in parallel.
+        complete: Whether the existing generations cover the embeddings.
+
+    Args:
+        store: The store.
+        embeddings: The sparse embeddings.
+        name: The name of the index.
+        shards: Number of shards of the first generation.
+
+    Raises:
+        InputError: If the existing generations were built from other embeddings, or with other options.
+    """
+
+    def __init__(self, store: Store, embeddings: SparseEmbeddings, name: str, *, shards: int):
+        self.embeddings, self.name = embeddings, name
+        self.previous = store.generations("index", name)
+        check_lineage(self.previous, embeddings.generations)
+        self.config: dict[str, Any] = {"embeddings": embeddings.name, "impacts": SCALE, "shards": shards}
+        if self.previous:
+            check_same_options(self.previous[0], self.config)
+        rows = [sum(part.rows for part in made.group("shard")) for made in self.previous]
+        self.first_row, self.end = sum(rows), embeddings.num_rows
+        self.complete = bool(self.previous) and self.first_row >= self.end
+        self.num_shards = count_shards(shards, self.end - self.first_row, rows[0] if rows else 0)
+
+    def pin_versions(self, runner: Runner) -> None:
+        """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `find_versions` does."""
+        self.config |= find_versions(runner, self.previous, "en", self.num_shards)
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the generation to be made."""
+        if self.complete:
+            return []
+        return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
+
+    @property
+    def stages(self) -> list[FillImpacts]:
+        """Returns the one stage: filling the shards."""
+        return [
+            FillImpacts(embeddings=self.embeddings, first_row=self.first_row, end=self.end, num_shards=self.num_shards)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillImpacts(RangeStage):
+    """The stage that fills the shards."""
+
+    embeddings: SparseEmbeddings
+    title: str = "index impacts"
+    noun: str = "vectors"
+
+    def task(self, drafts: Sequence[Draft]) -> FillImpactsTask:
+        """Returns the task of a worker."""
+        return FillImpactsTask(drafts[0], self.embeddings)
+
+
+@dataclass(frozen=True)
+class FillImpactsTask:
+    """Writes the impacts of a range of rows to a Lucene segment and commits it."""
+
+    draft: Draft
+    embeddings: SparseEmbeddings
+    resources: Resources = JVM_CORE
+    reports: bool = True
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
+        check_versions(self.draft)
+        return self._fill
+
+    def _label(self, first_row: int, number: int) -> str:
+        return f"embeddings/{self.embeddings.name}: passage {first_row + number}"
+
+    def _fill(self, unit: Unit, report: Report) -> None:
+        [name] = unit.names
+        first, end = unit.payload
+        if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
+            return
+        largest = postings = 0
+
+        def texts() -> Iterator[str]:
+            nonlocal largest, postings
+            for first_row, vectors in self.embeddings.between(first, end):
+                for start, stop in blocks(vectors.offsets):
+                    row = first_row + start
+                    report(row - first)
+                    impacts = quantised(vectors.between(start, stop), partial(self._label, row))
+                    largest = max(largest, int(impacts.impacts.max(initial=0)))
+                    postings += len(impacts.words)
+                    yield from document_texts(impacts)
+
+        with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
+            made = write_impacts(texts(), Path(folder))
+            commit_segment(self.draft, name, made, Path(folder), first, end, largest=largest, postings=postings)

@@ -1,0 +1,183 @@
+"""An index of sparse embeddings: their impacts in Lucene shards, searched exactly."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexing.embeddings.embeddings import check_coverage, holds_impacts
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.exact import Hits
+from indexing.lucene.bm25 import (
+    SegmentFiles,
+    check_versions,
+    search_alive,
+    search_among,
+    search_blocks,
+    segment_files,
+    segment_rows,
+    segments_of,
+)
+from indexing.lucene.impact_lucene import ImpactSearch
+from indexing.lucene.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
+from indexing.store.artifact import Artifact
+from indexing.store.chain import check_lineage
+from indexing.store.store import Store
+from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from retriever.encoding.sparse_vectors import SparseVectors
+from retriever.errors import TextsError
+
+
+class ImpactIndex:
+    """All complete generations of index/NAME over sparse embeddings, for reading.
+
+    Attributes:
+        num_rows: The number of passages.
+        num_postings: The number of impacts.
+        largest: The largest impact.
+    """
+
+    def __init__(self, name: str, generations: Sequence[Artifact], embeddings: SparseEmbeddings):
+        self.name, self.embeddings = name, embeddings
+        self.generations = list(generations)
+        self.shards = [(artifact, part) for artifact in generations for part in artifact.group("shard")]
+        self.num_rows = sum(part.rows for _, part in self.shards)
+        self.num_postings = sum(int(part.facts["postings"]) for _, part in self.shards)
+        self.largest = max(int(part.facts["largest"]) for _, part in self.shards)
+
+    @classmethod
+    def open(cls, store: Store, name: str | None, embeddings: SparseEmbeddings) -> ImpactIndex:
+        """Opens index/NAME; `name` may be left out if the store has only one index of impacts.
+
+        Raises:
+            InputError: If it was built from other embeddings, or lacks rows that they have.
+        """
+        name = store.only("index", name, holds_impacts)
+        generations = store.generations("index", name)
+        check_lineage(generations, embeddings.generations)
+        index = cls(name, generations, embeddings)
+        check_coverage(store, name, index.num_rows, embeddings)
+        return index
+
+    def searcher(self, searched: slice = slice(None)) -> ImpactSearch:
+        """Opens shards in this process; the next call for the same shards returns the same object.
+
+        Args:
+            searched: Which of the shards are opened and searched, at least one.
+
+        Raises:
+            InputError: If they were made with another version of Lucene.
+        """
+        check_versions(self.generations[0])
+        shards = self.shards[searched]
+        return _searcher(segment_files(shards), segment_rows(shards)[0].first)
+
+    def search(
+        self, queries: SparseVectors, k: int, deleted: np.ndarray, *, threads: int = 1,
+        among: np.ndarray | None = None, searcher: ImpactSearch | None = None, first_query: int = 0,
+    ) -> Hits:  # fmt: skip
+        """Returns the top k passages of each query by the exact sum of the products of impacts.
+
+        Equal scores are ordered by row. Scores of 2^24 and more, which float32 rounds, are computed again in int64 for
+        all passages that can be among the top k; the order is that of the exact scores, and Hits holds them rounded.
+
+        Args:
+            queries: The vectors of the queries.
+            k: Hits per query.
+            deleted: Rows to exclude, int64, ascending.
+            threads: Threads that search.
+            among: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
+            searcher: The open shards; None: `searcher` opens them.
+            first_query: The number of the first query in errors.
+
+        Raises:
+            TextsError: If a weight of a query does not fit, or if a single product is 2^24 or more.
+        """
+        impacts = self._impacts(queries, first_query)
+        opened, texts = searcher or self.searcher(), query_texts(impacts)
+
+        def find(texts: Sequence[str], depth: int) -> Hits:
+            if among is None:
+                return search_alive(opened, texts, depth, deleted, threads)
+            return search_among(opened, texts, depth, among, threads)
+
+        hits = find(texts, k)
+        for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():
+            candidates = _candidates(find, texts[number], k, opened.num_documents)
+            passages = quantised(self.embeddings.take(candidates), lambda row: f"candidate {row}")
+            scores = products(impacts, int(number), passages, self.embeddings.dim)
+            best = np.lexsort((candidates, -scores))[:k]
+            hits.scores[number, : len(best)] = scores[best]
+            hits.rows[number, : len(best)] = candidates[best]
+        return hits
+
+    def _impacts(self, queries: SparseVectors, first_query: int) -> Impacts:
+        """Returns the impacts of queries. Raises TextsError if some of them cannot be searched exactly."""
+        reasons = misfits(queries)
+        good = np.array([number for number in range(len(queries)) if number not in reasons], np.int64)
+        impacts = quantised(queries.take(good), str)
+        most = np.zeros(len(good), np.int64)
+        np.maximum.at(most, np.repeat(np.arange(len(good)), np.diff(impacts.offsets)), impacts.impacts)
+        for number in np.flatnonzero(most * self.largest >= EXACT):
+            reasons[int(good[number])] = (
+                f"a word has the impact {most[number]:,}, and one of a passage of index/{self.name} has "
+                f"{self.largest:,}: their product must be below {EXACT:,}, above which Lucene rounds it"
+            )
+        if reasons:
+            numbered = {first_query + number: reason for number, reason in reasons.items()}
+            raise TextsError(f"query {min(numbered)}: {numbered[min(numbered)]}", numbered)
+        return impacts
+
+
+def _candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, num_documents: int) -> np.ndarray:
+    """Returns the rows whose rounded score is at least that of the k-th hit, int64 [any].
+
+    Rounding does not change the order of different scores, so the exact top k are among these.
+
+    Args:
+        find: Returns the hits of texts at a depth, by their rounded scores.
+        text: The query.
+        k: Hits of the query.
+        num_documents: Number of passages, the greatest depth.
+    """
+    depth = k
+    while True:
+        depth = min(2 * depth, num_documents)
+        hits = find([text], depth)
+        rows, scores = hits.rows[0][hits.rows[0] >= 0], hits.scores[0]
+        if len(rows) < depth or depth == num_documents or scores[-1] < scores[k - 1]:
+            return rows[scores[: len(rows)] >= scores[min(k, len(rows)) - 1]]
+
+
+@functools.lru_cache(maxsize=2)
+def _searcher(files: SegmentFiles, first_row: int) -> ImpactSearch:
+    return ImpactSearch(segments_of(files), first_row)
+
+
+def search_impacts(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray, runner: Runner) -> Hits:
+    """Returns the top k of each query, spread over workers; arguments and errors as of `ImpactIndex.search`."""
+    task = SearchImpactsTask(index, k, deleted)
+    return search_blocks(task, len(queries), queries.between, runner)
+
+
+@dataclass(frozen=True)
+class SearchImpactsTask:
+    """Searches a block of queries: an item is (number of the first query, vectors)."""
+
+    index: ImpactIndex
+    k: int
+    deleted: np.ndarray
+    resources: Resources = ALL_CORES
+
+    def open(self, place: Place) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
+        """Returns the worker, with the shards opened."""
+        self.index.searcher()
+
+        def search(block: tuple[int, SparseVectors], report: Report) -> Hits:
+            first, queries = block
+            return self.index.search(queries, self.k, self.deleted, threads=place.cores, first_query=first)
+
+        return search

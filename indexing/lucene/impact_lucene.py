@@ -1,0 +1,51 @@
+"""Impacts in Lucene: a term's frequency is its impact, and a score is the sum of the products of query and passage."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from indexing.lucene.lucene import FIELD, PACKAGE, LuceneShard, SegmentSearch, lucene, write_segment
+
+
+@functools.cache
+def _frequency_analyzer() -> Any:
+    """The analyzer of passages: words between spaces, each with its frequency after a `|`."""
+    arguments = lucene().type("java.util.HashMap")
+    builder = lucene().type(f"{PACKAGE}analysis.custom.CustomAnalyzer").builder()
+    builder = builder.withTokenizer("whitespace", arguments())
+    return builder.addTokenFilter("delimitedTermFrequency", arguments()).build()
+
+
+def write_impacts(passages: Iterable[str], folder: Path) -> LuceneShard:
+    """Writes passages of the form `word|frequency ...` as a segment; arguments and errors as of `write_segment`."""
+    return write_segment(passages, folder, _frequency_analyzer(), omit_norms=True)
+
+
+class ImpactSearch(SegmentSearch):
+    """Search for queries of the form `word^weight ...`, over shards as one index.
+
+    A score is the float32 that is nearest to the sum of the products weight * frequency, if each product is below 2^24:
+    Lucene multiplies in float32 and adds up in float64. Queries may have any number of words (`indexing.lucene.lucene` raises
+    Lucene's limit of clauses).
+    """
+
+    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], first_row: int = 0):
+        """shards, first_row: as of SegmentSearch."""
+        similarity = lucene().type("io.anserini.search.similarity.ImpactSimilarity")()
+        super().__init__(shards, similarity, first_row=first_row)
+        analysis = lucene().type(f"{PACKAGE}analysis.core.KeywordAnalyzer")()
+        keywords = lucene().cast(f"{PACKAGE}analysis.Analyzer", analysis)
+        self._parser = lucene().type(f"{PACKAGE}queryparser.classic.QueryParser")(FIELD, keywords)
+        self._parsing = threading.Lock()
+
+    def _build(self, query: str) -> Any:
+        if not query:
+            return None
+        # A parser has a state, so threads take turns. They cannot have one each: pyjnius keeps one Java object for each
+        # method of a class, and would release a thread's parser while it runs.
+        with self._parsing:
+            return self._parser.parse(query)

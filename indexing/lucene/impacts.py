@@ -1,0 +1,106 @@
+"""Impacts: the weights of sparse vectors as whole numbers, which Lucene stores as term frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from retriever.encoding.sparse_vectors import SparseVectors
+from retriever.errors import InputError
+
+SCALE = 100  # impacts per unit of a weight, as in Anserini's SPLADE indexes
+EMPTY = "empty"  # the reserved word of a text without a word; the others are numbers
+EXACT = 1 << 24  # scores below it are exact in Lucene's float32
+_MOST = (1 << 31) - 1  # of an impact, and of the impacts of a text together: Lucene counts them in an int
+
+
+@dataclass(frozen=True)
+class Impacts:
+    """Whole weights of some texts in CSR form; weights that round to 0 are left out.
+
+    Attributes:
+        words: The words of each text, ascending: int32 [numbers].
+        impacts: rint(100 v) of each weight v: int64 [numbers].
+        offsets: Where the numbers of each text begin, and the end of the last one: int64 [texts + 1].
+    """
+
+    words: np.ndarray
+    impacts: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def of(self, text: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns words and impacts of a text."""
+        place = slice(self.offsets[text], self.offsets[text + 1])
+        return self.words[place], self.impacts[place]
+
+
+def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
+    """Returns rint(100 v) of all weights, computed in float64.
+
+    Args:
+        vectors: The vectors.
+        label: Names a vector in messages, by its number.
+
+    Raises:
+        InputError: If a weight is not finite or below 0, or if the impacts of a vector sum to more than 2^31 - 1.
+    """
+    for number, reason in misfits(vectors).items():
+        raise InputError(f"{label(number)}: {reason}")
+    scaled, rows = _scaled(vectors)
+    is_kept = scaled > 0
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows[is_kept], minlength=len(vectors)))])
+    return Impacts(vectors.indices[is_kept], scaled[is_kept].astype(np.int64), offsets.astype(np.int64))
+
+
+def misfits(vectors: SparseVectors) -> dict[int, str]:
+    """Returns the numbers of the vectors that cannot be quantised, each with the reason."""
+    scaled, rows = _scaled(vectors)
+    reasons: dict[int, str] = {}
+    for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MOST))):
+        word, weight = vectors.indices[number], vectors.values[number]
+        reason = f"the weight {weight:g} of word {word} does not fit an impact: expected 0 to {_MOST / SCALE:,.0f}"
+        reasons.setdefault(int(rows[number]), reason)
+    totals = np.bincount(rows, scaled, len(vectors))
+    for row in np.flatnonzero(totals > _MOST):
+        reason = (
+            f"its weights sum to {totals[row] / SCALE:,.0f}, expected at most {_MOST / SCALE:,.0f}: "
+            "Lucene counts the impacts of a text in 31 bits"
+        )
+        reasons.setdefault(int(row), reason)
+    return reasons
+
+
+def _scaled(vectors: SparseVectors) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rint(100 v) of all weights, float64 [numbers], and the number of the vector of each, int64 [numbers]."""
+    scaled: np.ndarray = np.rint(SCALE * vectors.values.astype(np.float64))
+    return scaled, np.repeat(np.arange(len(vectors)), vectors.counts)
+
+
+def document_texts(impacts: Impacts) -> Iterator[str]:
+    """Yields the text of each passage for Lucene's analyzer: `word|frequency ...`, or one reserved word."""
+    for number in range(len(impacts)):
+        words, counts = impacts.of(number)
+        yield " ".join(map("%d|%d".__mod__, zip(words.tolist(), counts.tolist(), strict=True))) or EMPTY
+
+
+def query_texts(impacts: Impacts) -> list[str]:
+    """Returns each query in the syntax of Lucene's parser: `word^weight ...`; "" for a query without a word."""
+    return [
+        " ".join(map("%d^%d".__mod__, zip(*(part.tolist() for part in impacts.of(number)), strict=True)))
+        for number in range(len(impacts))
+    ]
+
+
+def products(queries: Impacts, number: int, passages: Impacts, width: int) -> np.ndarray:
+    """Returns the exact scores of passages for one query, int64 [passages]. width: of the vocabulary."""
+    weights = np.zeros(width, np.int64)
+    words, impacts = queries.of(number)
+    weights[words] = impacts
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(weights[passages.words] * passages.impacts)])
+    scores: np.ndarray = sums[passages.offsets[1:]] - sums[passages.offsets[:-1]]
+    return scores

@@ -1,0 +1,269 @@
+"""Lucene in this process' JVM: a shard of passages as one compound segment, and search over any number of shards.
+
+Passages are added in the order of their rows and none is left out, so a document's number is its row less the shard's
+first, and Lucene's own order of equal scores (by number) is the order of rows. Shards are read as one index: document
+frequencies and the mean length are those of all of them.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from indexing.exact import Hits
+from indexing.lucene.java import Java, fat_jar, jvm
+from retriever.errors import InputError
+
+FIELD = "contents"
+EXACT_COUNT = 1_000  # matches up to which Lucene counts them all, instead of skipping those that cannot be hits
+BUFFER_MB = 256.0  # of postings in memory, before a segment is written
+PACKAGE = "org.apache.lucene."
+
+
+@dataclass(frozen=True)
+class LuceneShard:
+    """A compound segment: the file that holds nearly all of it, and the few small ones around it."""
+
+    bulk: str  # its name in Lucene's directory; the path is the caller's
+    small: dict[str, bytes]  # name -> content; about a kilobyte together
+
+
+def lucene() -> Java:
+    """The JVM, with Lucene told to print no more than warnings and to take queries of any length."""
+    java = jvm()
+    _prepare(java)
+    return java
+
+
+@functools.cache
+def _prepare(java: Java) -> None:
+    logger = java.type("java.util.logging.Logger").getLogger("org.apache.lucene")
+    logger.setLevel(java.type("java.util.logging.Level").WARNING)
+    _KEPT.append(logger)  # Java forgets the level of a logger that nobody holds
+    java.type(f"{PACKAGE}search.IndexSearcher").setMaxClauseCount(1 << 30)
+
+
+_KEPT: list[Any] = []
+_COLLECTING = threading.Lock()  # pyjnius binds a method of a class to the object that a thread used last
+
+
+def _type(name: str) -> Any:
+    """A class of Lucene's."""
+    return lucene().type(f"{PACKAGE}{name}")
+
+
+def _as(name: str, value: Any) -> Any:
+    """A Java object as one of Lucene's interfaces or base classes: pyjnius picks methods by the exact type."""
+    return lucene().cast(f"{PACKAGE}{name}", value)
+
+
+def versions() -> dict[str, str]:
+    """What decides the terms of a text: the versions of Anserini and Lucene."""
+    version = _type("util.Version").LATEST.toString()
+    return {"lucene": version, "anserini": fat_jar().name.split("-")[1]}
+
+
+@functools.cache
+def analyzer(language: str) -> Any:
+    """Anserini's analyzer of a language; English is its default one (Porter's stemmer, Lucene's stop words)."""
+    if language == "en":
+        return lucene().type("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
+    found = None
+    try:
+        found = lucene().type("io.anserini.analysis.AnalyzerMap").getLanguageSpecificAnalyzer(language)
+    except Exception as error:
+        if "JVM exception" not in str(error):
+            raise
+    if found is None:
+        raise InputError(f"language {language!r}: Anserini has no analyzer for it; try en, de, fr, zh, …")
+    return found
+
+
+def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") -> LuceneShard:
+    """Index passages, in their order, as the one segment of a new index in an empty folder.
+
+    Raises InputError where the folder's disk is full.
+    """
+    return write_segment(passages, folder, analyzer(language))
+
+
+def write_segment(passages: Iterable[str], folder: Path, analysis: Any, *, omit_norms: bool = False) -> LuceneShard:
+    """Writes passages, in their order, as the one segment of a new index in an empty folder.
+
+    Args:
+        passages: The texts.
+        folder: The folder.
+        analysis: Lucene's analyzer of the texts.
+        omit_norms: Store no lengths of the passages.
+
+    Raises:
+        InputError: If the folder's disk is full.
+    """
+    try:
+        return _write_segment(passages, folder, analysis, omit_norms)
+    except Exception as error:
+        if "java.io.IOException" not in str(error):
+            raise
+        reason = str(error).splitlines()[0].rpartition(": ")[2]
+        raise InputError(
+            f"{folder}: Lucene cannot write there: {reason}; free some space, or set TMPDIR to a folder that has it"
+        ) from error
+
+
+def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_norms: bool) -> LuceneShard:
+    java = lucene()
+    config = _type("index.IndexWriterConfig")(_as("analysis.Analyzer", analysis))
+    config.setRAMBufferSizeMB(BUFFER_MB)
+    config.setUseCompoundFile(True)
+    policy = _type("index.LogDocMergePolicy")()  # merges neighbours only, and so keeps the order
+    policy.setNoCFSRatio(1.0)
+    policy.setMaxCFSSegmentSizeMB(1e12)
+    config.setMergePolicy(_as("index.MergePolicy", policy))
+    config.setMergeScheduler(_as("index.MergeScheduler", _type("index.SerialMergeScheduler")()))
+    directory = _type("store.FSDirectory").open(java.type("java.nio.file.Paths").get(str(folder)))
+    writer = _type("index.IndexWriter")(directory, config)
+    kind = _type("document.FieldType")()
+    kind.setStored(False)
+    kind.setTokenized(True)
+    kind.setOmitNorms(omit_norms)
+    kind.setIndexOptions(_type("index.IndexOptions").DOCS_AND_FREQS)
+    empty = java.cast("java.lang.CharSequence", java.type("java.lang.String")(""))
+    field = _type("document.Field")(FIELD, empty, _as("index.IndexableFieldType", kind))
+    document = _type("document.Document")()
+    document.add(_as("index.IndexableField", field))
+    fields = java.cast("java.lang.Iterable", document)
+    count = 0
+    for passage in passages:
+        field.setStringValue(passage.replace("\0", " "))  # which would end a string on its way to Java
+        writer.addDocument(fields)
+        count += 1
+    writer.forceMerge(1)
+    writer.commit()
+    writer.close()
+    directory.close()
+    (folder / "write.lock").unlink(missing_ok=True)
+    files = {path.name: path for path in folder.iterdir()}
+    [bulk] = [name for name in files if name.endswith(".cfs")] or [""]
+    if not bulk:
+        raise InputError(f"{count} passages made no segment; give a shard one passage at least")
+    return LuceneShard(bulk, {name: path.read_bytes() for name, path in files.items() if name != bulk})
+
+
+class SegmentSearch(abc.ABC):
+    """Search over shards as one index. Thread-safe; keeps the shards mapped."""
+
+    def __init__(
+        self, shards: Sequence[tuple[LuceneShard, Path]], similarity: Any, *, searched: slice = slice(None),
+        first_row: int = 0,
+    ):  # fmt: skip
+        """Opens shards.
+
+        Args:
+            shards: In the order of their rows, each with the path of its bulk.
+            similarity: Lucene's, for scores.
+            searched: Which of them are searched, a slice with step 1; the statistics are those of all.
+            first_row: First row of the first shard.
+        """
+        java = lucene()
+        readers = [_as("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
+        self.num_documents = sum(reader.numDocs() for reader in readers[searched])
+        self.first_row = first_row
+        # One shard too: its reader is closed with the one around it.
+        reader = _type("index.MultiReader")(readers, True)
+        self._searcher = _type("search.IndexSearcher")(_as("index.IndexReader", reader))
+        self._searcher.setSimilarity(_as("search.similarities.Similarity", similarity))
+        # A shard is one segment, so the leaves of Lucene's reader are the shards.
+        first, end, _ = searched.indices(len(shards))
+        leaves = self._searcher.getTopReaderContext().leaves()
+        self._leaves = None if end - first == len(shards) else leaves.subList(first, end)
+        self._collectors = _type("search.TopScoreDocCollector")
+        self._mode = _type("search.ScoreMode").TOP_SCORES
+        self._json = java.type("com.fasterxml.jackson.databind.ObjectMapper")()
+
+    @abc.abstractmethod
+    def _build(self, query: str) -> Any:
+        """Returns Lucene's query of a text; None: it finds nothing."""
+
+    def search(self, queries: Sequence[str], k: int, *, threads: int = 1) -> Hits:
+        """The top k of each query: scores float32 [q, k], rows int64 [q, k].
+
+        A query without a term that is indexed finds nothing.
+        """
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        rows = np.full((len(queries), k), -1, np.int64)
+        most = max(1, min(k, self.num_documents))
+        java = lucene()
+
+        def fill(numbers: range) -> None:
+            try:
+                for number in numbers:
+                    built = self._build(queries[number])
+                    found = [] if built is None else orjson.loads(self._one(built, most))["scoreDocs"]
+                    scores[number, : len(found)] = [hit["score"] for hit in found]
+                    rows[number, : len(found)] = [self.first_row + hit["doc"] for hit in found]
+            finally:
+                java.detach()  # a thread that ends while it is known to the JVM brings it down
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, [range(n, len(queries), threads) for n in range(threads)]))
+        return Hits(scores, rows)
+
+    def _one(self, built: Any, k: int) -> str:
+        """TopDocs as JSON: one crossing from Java for all hits, and floats that read back as they were."""
+        if self._leaves is None:
+            return self._json.writeValueAsString(self._searcher.search(built, k))
+        # What IndexSearcher.search does with all leaves; it has 60 microseconds more of crossings.
+        collector = self._collectors.create(k, EXACT_COUNT)
+        weight = self._searcher.createWeight(self._searcher.rewrite(built), self._mode, 1.0)
+        self._searcher.search(self._leaves, weight, _as("search.Collector", collector))
+        with _COLLECTING:
+            top_docs = collector.topDocs()
+        return self._json.writeValueAsString(top_docs)
+
+
+class LuceneSearch(SegmentSearch):
+    """BM25 over shards as one index, for queries that are bags of words: no character has a meaning of its own."""
+
+    def __init__(
+        self, shards: Sequence[tuple[LuceneShard, Path]], *, k1: float, b: float, language: str = "en",
+        searched: slice = slice(None),
+    ):  # fmt: skip
+        """shards, searched: as of SegmentSearch; the first shard begins with row 0."""
+        super().__init__(shards, _type("search.similarities.BM25Similarity")(k1, b), searched=searched)
+        self._analyzer = _as("analysis.Analyzer", analyzer(language))
+        self._generator = lucene().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
+
+    def _build(self, query: str) -> Any:
+        return self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " "))
+
+
+def open_shard(shard: LuceneShard, bulk: Path) -> Any:
+    """A DirectoryReader. Lucene wants names of its own in one folder: it is there only while the reader opens."""
+    java = lucene()
+    for name in (shard.bulk, *shard.small):
+        if name != Path(name).name or name in ("", ".", ".."):
+            raise InputError(f"{bulk}: its record names a file {name!r}, which is no plain name")
+    folder = Path(tempfile.mkdtemp(prefix="riptide-lucene-"))
+    try:
+        for name, content in shard.small.items():
+            (folder / name).write_bytes(content)
+        (folder / shard.bulk).symlink_to(bulk.resolve())
+        directory = _type("store.MMapDirectory")(java.type("java.nio.file.Paths").get(str(folder)))
+        return _type("index.DirectoryReader").open(_as("store.Directory", directory))
+    except Exception as error:
+        if "JVM exception" not in str(error):
+            raise
+        raise InputError(f"{bulk}: Lucene cannot read it: {' '.join(str(error).split())[:200]}") from error
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,304 @@
+"""Pools the hits of all sources for unified negative mining (DPTDR, section 3.3).
+
+candidates/NAME      copies.parquet   the passages with the text of a positive (copies.search)
+                     part-*.parquet   the pooled hits of PART_QUERIES queries each (mining.pool)
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.exact import Hits
+from indexing.hit_sources.grammar import label
+from indexing.hit_sources.opening import HitSources
+from indexing.hit_sources.options import SearchOptions
+from indexing.measures.answers import AnswerMatcher, answers_of
+from indexing.mining import pools as mining
+from indexing.mining.copies import PART as COPIES
+from indexing.mining.copies import Copies, commit_copies, find_copies, read_copies
+from indexing.search.retrieval import QUERY_BLOCK
+from indexing.search.runs import write_parquet
+from indexing.store.artifact import Draft
+from indexing.store.store import Store
+from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
+from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
+from retriever.errors import InputError
+
+PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs in a minute or two
+
+
+class MiningQueries(NamedTuple):
+    """Queries of a split: ids, texts, known answers, and the rows of the relevant passages.
+
+    The rows are int64 arrays, in the order of the judgements.
+    """
+
+    ids: list[str]
+    texts: list[str]
+    answers: list[list[str]]
+    positives: list[np.ndarray]
+
+    def part(self, start: int, count: int) -> MiningQueries:
+        """Returns `count` queries from `start` on."""
+        piece = slice(start, start + count)
+        return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece])
+
+
+@dataclass(frozen=True)
+class MiningOptions:
+    """The options that shape the pool.
+
+    Attributes:
+        sources: Names of sources, in the grammar of sources.
+        depth: Hits of each source (DPTDR, section 4.1).
+        drop_answers: Whether to leave out passages that contain a known answer.
+        part_queries: Queries per part, the unit of work and of resume.
+    """
+
+    sources: tuple[str, ...]
+    depth: int = 200
+    drop_answers: bool = False
+    part_queries: int = PART_QUERIES
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "part_queries"):
+            if getattr(self, name) < 1:
+                raise InputError(f"parameter {name} {getattr(self, name)}: expected at least 1")
+
+
+class PoolCandidates(WorkDefaults):
+    """The work that makes candidates/NAME: the pooled hits of all sources for the queries of a split.
+
+    Attributes:
+        name: The name of the pool.
+        mined: The queries of the split.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queries: str | None,
+        split: str,
+        options: MiningOptions,
+        *,
+        name: str | None = None,
+        search: SearchOptions | None = None,
+        limit: int | None = None,
+    ):
+        """Opens and checks everything that mining needs.
+
+        Raises:
+            InputError: If an artifact is missing, or was not made from the ones that it is searched with.
+        """
+        self.store, self.options = store, options
+        self.corpus = Corpus.open(store)
+        self.queries = Queries.open(store, queries)
+        self.mined = read_queries(self.corpus, self.queries, split, limit, answers=options.drop_answers)
+        if options.drop_answers and not any(self.mined.answers):
+            raise InputError(
+                f"parameter drop_answers: no query of {self.queries.artifact.key} {split} has answers in its metadata"
+            )
+        self.sources = HitSources(store, self.corpus, search)
+        self.hit_sources = [self.sources.open(source) for source in options.sources]
+        sources = [each.source for each in self.hit_sources]
+        if len(set(sources)) < len(sources) or not sources:
+            raise InputError(f"parameter sources {' '.join(options.sources)}: expected at least one, and each once")
+        self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{label('+'.join(sources))}"
+        self.config = {
+            "sources": sources,
+            "search_parameters": {each.source: each.search_parameters for each in self.hit_sources},
+            "split": split,
+            "depth": options.depth,
+            "drop_answers": options.drop_answers,
+            "copies": "excluded",
+            "part_queries": options.part_queries,
+            "limit": limit,
+        }
+
+    def parts(self) -> list[tuple[str, MiningQueries]]:
+        """Returns the name and the queries of each part."""
+        size = self.options.part_queries
+        starts = range(0, len(self.mined.ids), size)
+        return [(f"part-{number:05d}", self.mined.part(start, size)) for number, start in enumerate(starts)]
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the pool."""
+        inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
+        for hit_source in self.hit_sources:
+            inputs |= hit_source.inputs()
+        return [Target("candidates", self.name, inputs, self.config)]
+
+    @property
+    def stages(self) -> list[CopiesStage | PoolStage]:
+        """Returns the stages: finding copies of the positives; searching and pooling."""
+        return [CopiesStage(self), PoolStage(self)]
+
+
+class CopiesStage(StageDefaults):
+    """The stage that finds the passages with the title and text of a positive, which are no negatives either."""
+
+    title = "find copies"
+    noun = "passages"
+
+    def __init__(self, work: PoolCandidates):
+        self.work = work
+        self.total: int | None = work.corpus.num_rows
+
+    def units(self, committed: Committed) -> list[Unit]:
+        """Returns the one unit."""
+        return [Unit((COPIES,), self.work.corpus.num_rows, None)]
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Reads the corpus and commits the copies."""
+        positives = np.concatenate([*self.work.mined.positives, np.empty(0, np.int64)])
+        commit_copies(draft, find_copies(self.work.corpus, positives, runner, counter.count))
+
+
+class PoolStage(StageDefaults):
+    """The stage that searches blocks of queries with every source and pools the hits of each part.
+
+    A block is searched completely even if only one of its parts is pending: vectors and FAISS's sums depend on the
+    batch.
+    """
+
+    title = "pool"
+    noun = "queries"
+
+    def __init__(self, work: PoolCandidates):
+        self.work = work
+        self.total: int | None = len(work.mined.ids)
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each block of parts; pins the numerics classes of the committed parts."""
+        for name, part in committed[0].items():
+            if name != COPIES:
+                self.work.sources.pin(part.facts)
+        parts = self.work.parts()
+        size = max(1, QUERY_BLOCK // self.work.options.part_queries)
+        for first in range(0, len(parts), size):
+            block = parts[first : first + size]
+            yield Unit(tuple(name for name, _ in block), sum(len(queries.ids) for _, queries in block), block)
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Searches a block and commits its missing parts."""
+        work, block = self.work, unit.payload
+        texts = [text for _, queries in block for text in queries.texts]
+        # Positives are dropped from a list of `depth`: the first hits of each source, as they were found.
+        found = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
+        items, start = [], 0
+        for name, queries in block:
+            end = start + len(queries.ids)
+            if name in missing:
+                hits = {source: Hits(each.scores[start:end], each.rows[start:end]) for source, each in found.items()}
+                items.append((name, queries, hits, work.sources.numerics() | work.sources.cuts(slice(start, end))))
+            else:
+                counter.count(len(queries.ids), kept=True)
+            start = end
+        corpus = work.corpus if work.options.drop_answers else None
+        task = PoolTask(draft, work.options.depth, corpus, read_copies(draft))
+        for (_, queries, _, _), _ in runner.run(task, items):
+            counter.count(len(queries.ids))
+
+
+@dataclass(frozen=True)
+class PoolTask:
+    """Pools the hits of a part's queries and commits them.
+
+    An item is (name of the part, queries, hits by source, facts of the part).
+    """
+
+    draft: Draft
+    depth: int
+    corpus: Corpus | None
+    copies: Copies
+    resources: Resources = ONE_CORE
+
+    def open(
+        self, place: Place
+    ) -> Callable[[tuple[str, MiningQueries, Mapping[str, Hits], Mapping[str, Any]], Report], None]:
+        """Returns the worker."""
+        return lambda item, report: pool_part(item[:3], self.draft, self.depth, self.corpus, item[3], self.copies)
+
+
+def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> MiningQueries:
+    """Returns the first `limit` queries of a split with their positives and, if requested, their known answers.
+
+    Raises:
+        InputError: If the split has no qrels, or if an answer is not a text.
+    """
+    qrels = queries.qrels(split).filter(pc.field("score") > 0)
+    chosen = queries.split(split, limit)
+    metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
+    passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
+    rows = corpus.rows_of(passages.dictionary.to_pylist())[passages.indices.to_numpy()]
+    positives: dict[str, dict[int, None]] = {}  # a pair may be judged twice
+    for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
+        if row >= 0:  # deleted since
+            positives.setdefault(query, {})[row] = None
+    return MiningQueries(
+        chosen.ids,
+        chosen.texts,
+        [_checked_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
+        [np.array([*positives.get(id, {})], np.int64) for id in chosen.ids],
+    )
+
+
+def _checked_answers(metadata: str, where: str) -> list[str]:
+    """Returns the answers in a query's metadata. Raises InputError if they are not texts."""
+    fields = json.loads(metadata) if metadata else {}
+    given = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
+    for answer in given if isinstance(given, list) else [given]:
+        if isinstance(answer, dict | list):
+            found = json.dumps(answer, ensure_ascii=False)[:60]
+            raise InputError(
+                f"parameter drop_answers: {where}: its metadata's answers hold {found}, "
+                'expected texts, {"answers": ["a", "b"]}: write them so and import the queries again'
+            )
+    return answers_of(metadata)
+
+
+def pool_part(
+    item: tuple[str, MiningQueries, Mapping[str, Hits]],
+    draft: Draft,
+    depth: int,
+    corpus: Corpus | None,
+    facts: Mapping[str, Any] | None = None,
+    copies: Copies | None = None,
+) -> None:
+    """Pools a part's hits and commits them.
+
+    Args:
+        item: The name of the part, its queries, and the hits of each source.
+        draft: The artifact.
+        depth: Hits of each source.
+        corpus: The corpus, to exclude passages that contain an answer; None: they are kept.
+        facts: Facts of the committed part.
+        copies: Passages with equal texts: copies of a positive are excluded; None: there are none.
+    """
+    name, queries, hits = item
+    copied_rows = None if copies is None else copies.of(queries.positives)
+    table = mining.pool(queries.ids, hits, queries.positives, depth, copied_rows)
+    if corpus is not None:
+        table = without_answers(table, queries.answers, corpus)
+    draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **(facts or {}))
+
+
+def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: Corpus) -> pa.Table:
+    """Returns the pool without the passages that contain a known answer of their query."""
+    rows = np.unique(table["row"].to_numpy())
+    matcher = AnswerMatcher()
+    texts = {row: passage.text for row, passage in zip(rows.tolist(), corpus.passages(rows), strict=True)}
+    return mining.without_answers(
+        table, lambda query, found: matcher.contains([texts[row] for row in found.tolist()], answers[query])
+    )

@@ -1,0 +1,330 @@
+"""HTML report on mined negatives: overlap of the sources, pairs that denoising removes, and examples."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indexing.corpus.corpus import Corpus
+from indexing.mining.pools import sources_of
+from indexing.store.result_files import whole_file
+from retriever.errors import InputError
+
+THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
+PROBABILITY_BINS = 50
+PROBABILITY_EDGES = [number / PROBABILITY_BINS for number in range(PROBABILITY_BINS + 1)]
+_MOST_BINS = 64  # maximum number of bins of a histogram whose range is unknown in advance
+_COMBINATIONS = 12  # combinations of sources in the chart; the table has all
+
+
+@dataclass(frozen=True)
+class Negative:
+    """A mined negative as the report shows it."""
+
+    title: str
+    text: str
+    ranks: Mapping[str, int | None]  # source -> rank from 1; None: the source did not find the passage
+    probability: float | None  # from the re-ranker; None: not scored
+    denoised: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    """A query with the texts of its positives, and its negatives."""
+
+    question: str
+    positives: Sequence[str]
+    negatives: Sequence[Negative]
+
+
+class Histogram:
+    """Counts of numbers whose range is unknown in advance, in at most _MOST_BINS bins of equal width.
+
+    The width is the smallest power of two, at least `least`, that covers the values so far; edges are multiples of it.
+    So the result does not depend on the order of the values.
+    """
+
+    def __init__(self, least: float = 2.0**-20):
+        self.width = least
+        self._counts: Counter[int] = Counter()
+
+    def add(self, values: np.ndarray) -> None:
+        """Counts values: any finite numbers, [n]."""
+        values = np.asarray(values, np.float64)
+        if len(values):
+            self._cover(float(values.min()), float(values.max()), self.width)
+            numbers, counts = np.unique(np.floor(values / self.width).astype(np.int64), return_counts=True)
+            self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+
+    def merge(self, other: Histogram) -> None:
+        """Adds the counts of another histogram of the same minimum width."""
+        if other._counts:
+            self._cover(min(other._counts) * other.width, max(other._counts) * other.width, other.width)
+            self._take(other._counts, other.width)
+
+    def _cover(self, low: float, high: float, width: float) -> None:
+        """Makes the bins at least this wide, and wide enough for low and high in addition to the values so far."""
+        if self._counts:
+            low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)
+        width = max(width, self.width)
+        # Numbers far from 0 get wider bins, in which a float64 still counts exactly.
+        while (last := math.floor(high / width)) - (first := math.floor(low / width)) >= _MOST_BINS or (
+            max(-first, last) > 2**50
+        ):
+            width *= 2
+        counts, narrow = self._counts, self.width
+        self._counts, self.width = Counter(), width
+        self._take(counts, narrow)
+
+    def _take(self, counts: Counter[int], narrow: float) -> None:
+        for number, count in counts.items():
+            self._counts[math.floor(number * narrow / self.width)] += count
+
+    def bins(self) -> tuple[list[float], list[int]]:
+        """Returns (edges, counts): edges ascending, one more than counts; two empty lists if there are no values."""
+        if not self._counts:
+            return [], []
+        first, last = min(self._counts), max(self._counts)
+        edges = [number * self.width for number in range(first, last + 2)]
+        return edges, [self._counts[number] for number in range(first, last + 1)]
+
+
+class Statistics:
+    """Statistics of a pool and its scores, collected part by part, in any order and in any number of pieces."""
+
+    def __init__(self) -> None:
+        self.questions = self.candidates = self.scored = 0
+        self.overlap: Counter[tuple[str, ...]] = Counter()
+        self.ranks: dict[str, Histogram] = {}
+        self.scores: dict[str, Histogram] = {}
+        self.probabilities = np.zeros(PROBABILITY_BINS, np.int64)
+        self.removed = np.zeros(len(THRESHOLDS), np.int64)
+        self.dropped: Counter[str] = Counter()
+
+    def add(self, table: pa.Table, probabilities: np.ndarray | None = None) -> None:
+        """Adds a part of a pool (mining.pool).
+
+        Args:
+            table: The part.
+            probabilities: float32 [pairs], NaN for pairs without a score; None if there are no scores.
+
+        Raises:
+            InputError: If the part has other sources than the parts before it.
+        """
+        self._expect(sources := sources_of(table))
+        self.questions += len(table["query"].unique())
+        self.candidates += len(table)
+        kinds = np.zeros(len(table), np.int64)  # one bit per source: rows of bools are slow to sort
+        for number, source in enumerate(sources):
+            column = table[f"rank:{source}"]
+            kinds |= np.asarray(column.is_valid()).astype(np.int64) << number
+            ranks = np.asarray(column.drop_null(), np.float64) - 1  # bins start at a multiple of their width: at 0
+            self.ranks.setdefault(source, Histogram(1.0)).add(ranks)
+            self.scores.setdefault(source, Histogram()).add(np.asarray(table[f"score:{source}"].drop_null()))
+        for kind, count in zip(*(each.tolist() for each in np.unique(kinds, return_counts=True)), strict=True):
+            self.overlap[tuple(source for number, source in enumerate(sources) if kind >> number & 1)] += count
+        if probabilities is not None:
+            known = probabilities[~np.isnan(probabilities)]
+            self.scored += len(known)
+            self.probabilities += np.histogram(known, PROBABILITY_BINS, (0, 1))[0]
+            self.removed += [int((~(known < threshold)).sum()) for threshold in THRESHOLDS]  # same comparison as mining
+
+    def add_dropped(self, table: pa.Table) -> None:
+        """Adds the reasons why candidates were dropped, from a table of negatives (mining.sample)."""
+        self.dropped.update(table["dropped_by"].combine_chunks().flatten().to_pylist())
+
+    def merge(self, other: Statistics) -> None:
+        """Adds statistics that were collected elsewhere. Raises InputError if they are of other sources."""
+        self._expect(list(other.ranks or self.ranks))
+        for name in ("questions", "candidates", "scored", "probabilities", "removed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.overlap.update(other.overlap)
+        self.dropped.update(other.dropped)
+        for mine, others in ((self.ranks, other.ranks), (self.scores, other.scores)):
+            for source, histogram in others.items():
+                mine.setdefault(source, Histogram(histogram.width)).merge(histogram)
+
+    def _expect(self, sources: Sequence[str]) -> None:
+        if self.ranks and list(sources) != list(self.ranks):
+            raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
+
+    def numbers(self) -> dict[str, Any]:
+        """Returns all statistics as plain values, for JSON. Shares are fractions of 1; bins, also of ranks, are
+        [start, end)."""
+        sources = {}
+        for source in self.ranks:
+            sources[source] = {
+                "found": sum(count for kind, count in self.overlap.items() if source in kind),
+                "found_alone": self.overlap[(source,)],
+                "ranks": _bins(self.ranks[source], 1),
+                "scores": _bins(self.scores[source], 0),
+            }
+        ordered = sorted(self.overlap.items(), key=lambda item: (-item[1], item[0]))
+        shares = [{"threshold": t, "pairs": n, "share": n / self.scored if self.scored else None}
+                  for t, n in zip(THRESHOLDS, self.removed.tolist(), strict=True)]  # fmt: skip
+        return {
+            "questions": self.questions,
+            "candidates": self.candidates,
+            "scored": self.scored,
+            "sources": sources,
+            "overlap": [{"sources": list(kind), "candidates": count} for kind, count in ordered],
+            "probabilities": {"edges": PROBABILITY_EDGES, "counts": self.probabilities.tolist()},
+            "removed": shares,
+            "dropped": [
+                {"limit": reason.partition(":")[0], "scorer": reason.partition(":")[2], "candidates": count}
+                for reason, count in sorted(self.dropped.items())
+            ],
+        }
+
+
+def _bins(histogram: Histogram, shift: int) -> dict[str, list]:
+    edges, counts = histogram.bins()
+    return {"edges": [edge + shift for edge in edges], "counts": counts}
+
+
+def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus, count: int) -> list[Example]:
+    """Returns the first `count` queries with negatives from a table of negatives (mining.sample)."""
+    sources = sources_of(table)
+    examples = []
+    for fields in table.filter(pc.list_value_length(pc.field("negatives")) > 0).slice(0, count).to_pylist():
+        negatives = [
+            Negative(passage.title, passage.text, {source: fields[f"rank:{source}"][place] for source in sources},
+                     fields["probability"][place], fields["is_denoised"][place])
+            for place, passage in enumerate(corpus.passages(fields["negatives"]))
+        ]  # fmt: skip
+        positives = [f"{p.title} {p.text}" if p.title else p.text for p in corpus.passages(fields["positives"])]
+        examples.append(Example(questions[fields["query_id"]], positives, negatives))
+    return examples
+
+
+def write_report(
+    folder: str, statistics: Statistics, examples: Sequence[Example], *, title: str, overwrite: bool = False
+) -> Path:
+    """Writes report.html, one page that includes its charts, and report.json with its numbers; returns the page.
+
+    Raises InputError if the folder cannot be made, or holds another report (unless `overwrite`).
+    """
+    page, numbers = Path(folder) / "report.html", statistics.numbers()
+    with (
+        whole_file(str(page), overwrite=overwrite) as written,
+        whole_file(str(page.with_suffix(".json")), overwrite=overwrite) as beside,
+    ):
+        beside.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2))
+        written.write_text(_page(numbers, examples, title), encoding="utf-8")
+    return page
+
+
+_STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
+table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; text-align: left; vertical-align: top;
+border-bottom: 1px solid #ccc } img { max-width: 100% } .positive { border-left: 4px solid #2a2; padding-left: 1em }"""
+
+
+def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> str:
+    candidates, scored = numbers["candidates"], numbers["scored"]
+    sources = [(name, f"{found['found']:,}", f"{found['found_alone']:,}") for name, found in numbers["sources"].items()]
+    overlap = [(_label(kind["sources"]), f"{kind['candidates']:,}", f"{kind['candidates'] / candidates:.1%}")
+               for kind in numbers["overlap"]]  # fmt: skip
+    pieces = [
+        f"<p>{numbers['questions']:,} queries have {candidates:,} candidates; {scored:,} of them were scored.</p>",
+        "<h2>Sources</h2>",
+        _table(("source", "candidates", "found by it alone"), sources),
+        _table(("found by", "candidates", "of all"), overlap),
+        *_pictures(numbers),
+    ]
+    if scored:
+        pieces += [
+            "<h2>Denoising</h2><p>Removed is a scored pair whose probability is not below the threshold. Where not "
+            "all pairs were scored, queries of which much is removed were scored further and weigh more.</p>",
+            _table(("threshold", "removed", "of the scored"),
+                   [(f"{row['threshold']}", f"{row['pairs']:,}", f"{row['share']:.1%}") for row in numbers["removed"]]),
+        ]  # fmt: skip
+    if numbers["dropped"]:
+        rows = [
+            (row["limit"], row["scorer"], f"{row['candidates']:,}", f"{row['candidates'] / candidates:.1%}")
+            for row in numbers["dropped"]
+        ]
+        pieces += [
+            "<h2>Margins</h2><p>Candidates that exceed a limit on the score of negatives are dropped before negatives "
+            "are sampled. A candidate that exceeds several limits counts for the first one.</p>",
+            _table(("limit", "scores of", "dropped", "of all candidates"), rows),
+        ]
+    head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    body = "\n".join((f"<h1>{html.escape(title)}</h1>", *pieces, *map(_example, examples)))
+    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
+
+
+def _label(sources: Sequence[str]) -> str:
+    return " + ".join(sources) + ("" if len(sources) > 1 else " alone")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns an HTML table. Cells are plain text, and are escaped here."""
+    cells = [("th", head), *(("td", row) for row in rows)]
+    lines = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells]
+    return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _example(example: Example) -> str:
+    sources = list(dict.fromkeys(source for negative in example.negatives for source in negative.ranks))
+    rows = []
+    for negative in example.negatives:
+        ranks = ["–" if negative.ranks.get(source) is None else str(negative.ranks[source]) for source in sources]
+        probability = "not scored" if negative.probability is None else f"{negative.probability:.4f}"
+        text = f"{negative.title}: {negative.text}" if negative.title else negative.text
+        rows.append((*ranks, probability, "yes" if negative.denoised else "no", text))
+    positives = "".join(f"<p class='positive'>{html.escape(text)}</p>" for text in example.positives)
+    head = (*(f"rank, {source}" for source in sources), "probability", "denoised", "negative")
+    return f"<h2>{html.escape(example.question)}</h2>{positives}{_table(head, rows)}"
+
+
+def _pictures(numbers: dict[str, Any]) -> list[str]:
+    """Returns <img> elements with embedded PNGs."""
+    from matplotlib.figure import Figure  # imported here: takes half a second; without pyplot no backend is chosen
+
+    pictures = []
+
+    def draw(name: str, columns: int = 1, height: float = 3.2) -> list[Any]:
+        figure = Figure(figsize=(9, height), layout="constrained")
+        figure.suptitle(name)
+        pictures.append((name, figure))
+        return list(figure.subplots(1, columns, squeeze=False)[0])
+
+    shown = numbers["overlap"][:_COMBINATIONS][::-1]
+    [axes] = draw("Candidates by the sources that found them", height=1.2 + 0.3 * len(shown))
+    axes.barh([_plain(_label(kind["sources"])) for kind in shown], [kind["candidates"] for kind in shown])
+    for what, unit in (("ranks", "rank"), ("scores", "score")):
+        plots = draw(f"Candidates' {what} in each source", max(1, len(numbers["sources"])))
+        for axes, (source, found) in zip(plots, numbers["sources"].items(), strict=False):
+            if found[what]["counts"]:
+                axes.stairs(found[what]["counts"], found[what]["edges"], fill=True)
+            axes.set(title=_plain(source), xlabel=unit)
+    if numbers["scored"]:
+        left, right = draw("Denoising", 2)
+        left.stairs(numbers["probabilities"]["counts"], numbers["probabilities"]["edges"], fill=True)
+        left.set(yscale="symlog", xlabel="probability", ylabel="scored pairs")
+        right.plot([row["threshold"] for row in numbers["removed"]], [row["share"] for row in numbers["removed"]], "o-")
+        right.set(xscale="log", ylim=(0, None), xlabel="threshold", ylabel="share removed")
+    elements = []
+    for name, figure in pictures:
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=110)
+        source = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+        elements.append(f"<p><img alt='{html.escape(name)}' src='{source}'></p>")
+    return elements
+
+
+def _plain(text: str) -> str:
+    """Escapes text so that matplotlib does not read it as a formula."""
+    return text.replace("$", r"\$")

@@ -1,1 +1,0 @@
-"""Pairs of a query and a relevant passage, as the judgements of a query set name them."""

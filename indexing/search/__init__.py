@@ -1,0 +1,10 @@
+"""Search: runs of many queries, re-ranking, and a few queries shown to people.
+
+retrieval     the work that makes a run
+runs          runs as artifacts and as TREC files
+rescoring     re-ranking by a cross-encoder
+few_queries   search for a few queries in this process
+judgements    one query of a run, with its judgements
+snippets      the part of a passage that matches a query
+hit_tables    tables of hits for people
+"""

@@ -1,0 +1,72 @@
+"""Search a few queries in this process; the hits equal those of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from indexing.corpus.corpus import Corpus
+from indexing.exact import Hits
+from indexing.hit_sources.opening import HitSources
+from indexing.hit_sources.options import SearchOptions
+from indexing.search.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
+from indexing.search.runs import SearchCuts, search_cuts
+from indexing.store.store import Store
+from indexing.work.local import LocalRunner
+from retriever.cuts import Cuts
+
+
+class LocalSearch:
+    """A search source with its corpus, and optionally a re-ranker; everything is opened and checked first.
+
+    Hits equal those of a run with the same settings. Deleted passages are excluded.
+
+    Raises:
+        InputError: If an artifact is missing, or does not belong to this corpus.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        source: str,
+        options: SearchOptions,
+        runner: LocalRunner,
+        *,
+        reranker: str | None = None,
+    ):
+        self.corpus = Corpus.open(store)
+        self.sources = HitSources(store, self.corpus, options)
+        self.hit_source = self.sources.open(source)
+        self._pair_cuts = Cuts()
+        self.runner = runner
+        self._rerank_task: RerankTask | None = None
+        if reranker:
+            spec = RerankerSpec(store, reranker, *open_reranker(store, reranker), numerics_of_reranker(self.runner, 1))
+            self._rerank_task = RerankTask(spec, self.corpus)
+
+    @property
+    def source(self) -> str:
+        """The source's name in the grammar of sources, with all names filled in."""
+        return self.hit_source.source
+
+    def search(self, queries: Sequence[str], k: int, *, rerank_depth: int = 0) -> Hits:
+        """Returns the top k passages of each query.
+
+        Args:
+            queries: The texts of the queries.
+            k: Number of hits per query, at least 1.
+            rerank_depth: Number of hits per query that the re-ranker orders; lower hits keep their order below them.
+
+        Returns:
+            Scores and rows, [q, at most k].
+        """
+        rows = max(1, self.corpus.num_rows)
+        if self._rerank_task is None:
+            hits = self.hit_source.search(queries, min(k, rows), self.runner)
+        else:
+            hits = self.hit_source.search(queries, min(max(k, rerank_depth), rows), self.runner)
+            hits, self._pair_cuts = rerank(hits, queries, rerank_depth, self._rerank_task, self.runner)
+        return Hits(hits.scores[:, :k], hits.rows[:, :k])
+
+    def cuts(self) -> SearchCuts:
+        """Returns how many queries and pairs the last search cut to a length limit."""
+        return search_cuts([self.sources.cuts()])._replace(pairs=self._pair_cuts)

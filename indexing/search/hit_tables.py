@@ -1,0 +1,92 @@
+"""Tables of hits for people: two lines per hit, first rank, score, id and title, then a snippet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from indexing.search.snippets import BOLD, PLAIN, Marks, QueryWords, display_width, one_line, shorten, snippet
+
+PIPED_WIDTH = 100  # columns, if the output is not a terminal
+_SHORTEST = 20  # minimum columns of a title or a snippet, regardless of the length of the ids
+
+
+@dataclass(frozen=True)
+class Style:
+    """The width of the table, and the marks around the query's words."""
+
+    width: int = PIPED_WIDTH
+    marks: Marks = PLAIN
+
+
+@dataclass(frozen=True)
+class ShownHit:
+    """A hit as a table shows it.
+
+    Attributes:
+        rank: Rank from 1; None for a passage that the run lacks.
+        score: Score in the run; None for a passage that the run lacks.
+        id: Id of the passage.
+        title: None if the passage cannot be read.
+        text: None if the passage cannot be read.
+        relevance: Relevance in the judgement; None if the passage is not judged.
+    """
+
+    rank: int | None
+    score: float | None
+    id: str
+    title: str | None
+    text: str | None
+    relevance: int | None = None
+
+
+def style_for(stream: TextIO) -> Style:
+    """Returns the style for a stream: its width, and bold marks on a terminal, `**word**` otherwise."""
+    width = shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
+    on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return Style(width, BOLD if on_terminal else PLAIN)
+
+
+def hit_table(hits: Sequence[ShownHit], query: str, style: Style, *, judged: bool = False) -> list[str]:
+    """Returns the lines of a table of hits.
+
+    Args:
+        hits: The hits, in display order.
+        query: Its words are marked in the snippets.
+        style: Width and marks.
+        judged: Adds a column with the relevance, `-` if a passage is not judged.
+    """
+    words = QueryWords(query)
+    rows = [_cells(hit, judged) for hit in hits]
+    names = ["rank", "score", *(["relevance"] if judged else []), "id"]
+    widths = [max(display_width(row[n]) for row in [names, *rows]) for n in range(len(names))]
+    lines = [f"{_aligned(names, widths)}  title"]
+    indent = widths[0] + 2
+    for hit, row in zip(hits, rows, strict=True):
+        start = _aligned(row, widths)
+        room = max(_SHORTEST, style.width - display_width(start) - 2)
+        lines.append(f"{start}  {_or_dash(hit.title, room)}".rstrip())
+        if hit.text is not None and (text := snippet(hit.text, words, style.width - indent, style.marks)):
+            lines.append(f"{' ' * indent}{text}")
+    return lines
+
+
+def _cells(hit: ShownHit, judged: bool) -> list[str]:
+    rank = "-" if hit.rank is None else str(hit.rank)
+    score = "-" if hit.score is None else f"{hit.score:.6g}"
+    relevance = "-" if hit.relevance is None else str(hit.relevance)
+    return [rank, score, *([relevance] if judged else []), one_line(hit.id)]
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Returns a row with all cells aligned to the right, except for the last one, the id."""
+    padded = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
+    numbers = [f"{space}{cell}" for cell, space in zip(cells[:-1], padded[:-1], strict=True)]
+    return "  ".join([*numbers, f"{cells[-1]}{padded[-1]}"])
+
+
+def _or_dash(title: str | None, room: int) -> str:
+    return shorten(title, room) if title else "-"

@@ -1,0 +1,209 @@
+"""Re-ranking: a cross-encoder scores pairs of queries and passages, in tasks that keep the model open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.exact import Hits
+from indexing.store.artifact import Artifact
+from indexing.store.models import resolve_model
+from indexing.store.store import Store
+from indexing.work.numerics import pinned_gpus
+from indexing.work.tasks import Place, Report, Resources, Runner
+from retriever.cuts import Cuts
+from retriever.errors import InputError
+from retriever.options import RerankerOptions
+
+if TYPE_CHECKING:
+    from retriever.encoding.reranker import Reranker
+
+OPTIONS = RerankerOptions()  # eager: compiling showed no gain that would pay for its start
+BLOCK_QUERIES = 64  # queries of a task, always: the last bits of a score depend on the other pairs of its batch
+
+
+def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, Any]]:
+    """Returns the options and the configuration of a re-ranker; models/NAME is read as it was trained.
+
+    Raises:
+        InputError: If it is missing, damaged, or its scores are no probabilities.
+    """
+    from retriever.encoding.reranker import describe_reranker
+
+    options = OPTIONS
+    if inputs := reranker_inputs(store, name):
+        trained = inputs["reranker"].config.get("training", {})
+        if trained.get("loss", "bce") != "bce":
+            raise InputError(
+                f"{name} was trained with the loss {trained['loss']}: its scores are no probabilities; train with bce"
+            )
+        options = replace(options, title=trained.get("title", options.title))
+    return options, describe_reranker(resolve_model(store, name), options)
+
+
+def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
+    """Returns the artifact of a re-ranker that belongs to the store, as an input; nothing for any other one."""
+    kind, _, own = name.partition("/")
+    return {"reranker": store.open(kind, own)} if kind == "models" and own else {}
+
+
+@dataclass(frozen=True)
+class RerankerNumerics:
+    """Returns the numerics class of a worker's re-ranker, without loading weights."""
+
+    resources: Resources
+
+    def open(self, place: Place) -> Callable[[None, Report], str]:
+        """Returns the worker."""
+        from retriever.encoding.reranker import expected_reranker_numerics
+
+        return lambda item, report: expected_reranker_numerics(OPTIONS, place.device)
+
+
+def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
+    """Returns the numerics class of the re-rankers that the runner opens.
+
+    Args:
+        runner: The runner.
+        count: The number of re-rankers that can work at the same time.
+        pinned: The class of the parts that the artifact has, whose kind of device is used; None: it has none yet.
+        place: The artifact, for errors.
+
+    Raises:
+        InputError: If the user requests another kind of device than the pinned one.
+    """
+    gpus = pinned_gpus(pinned, runner.request.gpus, place)
+    numerics: str = runner.first(RerankerNumerics(Resources(cores=None, gpus=gpus)), None, count)
+    return numerics
+
+
+@dataclass(frozen=True)
+class RerankerSpec:
+    """A re-ranker by name, with what is pinned of it; workers receive it and resolve it on their node.
+
+    Attributes:
+        store: The store that the name refers to.
+        name: A Hugging Face name, a folder, or models/NAME of the store.
+        options: The options of the re-ranker.
+        config: The pinned configuration.
+        numerics: The pinned numerics class.
+    """
+
+    store: Store
+    name: str
+    options: RerankerOptions
+    config: dict[str, Any]
+    numerics: str
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of a worker: all cores, or the GPU of its numerics class."""
+        return Resources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
+
+    def open(self, place: Place) -> PairScorer:
+        """Returns the opened re-ranker. Raises InputError if it is not the pinned one."""
+        from retriever.encoding.reranker import Reranker
+
+        name = resolve_model(self.store, self.name)
+        model = Reranker(name, self.options, device=place.device, threads=place.cores)
+        if model.config != self.config:
+            raise InputError(f"the re-ranker {self.name} on this node is not the pinned one: give all nodes the same")
+        if model.numerics != self.numerics:
+            raise InputError(
+                f"scores are of the numerics class `{self.numerics}`, this worker's is `{model.numerics}`: "
+                "one artifact has one class; use workers of one kind"
+            )
+        return PairScorer(model)
+
+
+@dataclass(frozen=True)
+class PairScorer:
+    """Scores pairs of a query and a passage of a corpus."""
+
+    model: Reranker
+
+    def score(self, queries: Sequence[str], corpus: Corpus, rows: np.ndarray) -> tuple[np.ndarray, Cuts]:
+        """Returns the probability of each pair (queries[i], the passage in rows[i]): float32 [pairs]; and the counts
+        of the pairs that were cut."""
+        wanted, inverse = np.unique(rows, return_inverse=True)
+        passages = corpus.passages(wanted)
+        texts = self.model.compose([p.title for p in passages], [p.text for p in passages])
+        tokens, types = self.model.tokenize(queries, [texts[number] for number in inverse])
+        return self.model.forward(tokens, types), tokens.cuts()
+
+
+@dataclass(frozen=True)
+class RerankTask:
+    """Scores the first hits of a block of queries: an item is (number of the first query, texts, rows int64 [q, d])."""
+
+    spec: RerankerSpec
+    corpus: Corpus
+    stays_open: bool = True
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of a worker."""
+        return self.spec.resources
+
+    def open(self, place: Place) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
+        """Returns the worker: scores float32 [q, d], -inf for missing hits; and the counts of cut pairs."""
+        scorer = self.spec.open(place)
+
+        def score(block: tuple[int, list[str], np.ndarray], report: Report) -> tuple[np.ndarray, Cuts]:
+            _, texts, rows = block
+            scores, cuts = np.full(rows.shape, -np.inf, np.float32), Cuts()
+            queries, _ = pairs = np.nonzero(rows >= 0)
+            if len(queries):
+                scores[pairs], cuts = scorer.score([texts[number] for number in queries], self.corpus, rows[pairs])
+            return scores, cuts
+
+        return score
+
+
+def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runner: Runner) -> tuple[Hits, Cuts]:
+    """Orders the first `depth` hits of each query by their probability, which becomes their score.
+
+    The hits below follow as `reranked` says. Returns the counts of the pairs that were cut, too.
+
+    Args:
+        hits: The hits of the queries.
+        texts: The texts of the queries.
+        depth: Hits per query to re-rank.
+        task: The task that scores a block of queries.
+        runner: What spreads the blocks over workers.
+    """
+    size = BLOCK_QUERIES
+    filled = np.argsort(hits.rows < 0, axis=1, kind="stable")  # a dropped hit leaves a hole
+    scores, rows = (np.take_along_axis(column, filled, axis=1) for column in hits)
+    blocks = [
+        (start, list(texts[start : start + size]), rows[start : start + size, :depth])
+        for start in range(0, len(texts), size)
+    ]
+    probabilities, cuts = np.empty((len(rows), min(depth, rows.shape[1])), np.float32), Cuts()
+    for (start, _, top), (found, cut) in runner.run(task, blocks):
+        probabilities[start : start + len(top)] = found
+        cuts += cut
+    return reranked(Hits(scores, rows), probabilities), cuts
+
+
+def reranked(hits: Hits, probabilities: np.ndarray) -> Hits:
+    """Returns hits in the order of the re-ranker: the first ones by their probability, which becomes their score.
+
+    The hits below keep their order, with -rank as their score, so a run stays as deep as it was. Equal probabilities
+    are ordered by row.
+
+    Args:
+        hits: Hits [q, k] without holes: missing hits are last.
+        probabilities: float32 [q, d] of the first d hits of each query; -inf for missing hits.
+    """
+    depth = probabilities.shape[1]
+    top, below = hits.rows[:, :depth], hits.rows[:, depth:]
+    order = np.lexsort((top, -probabilities), axis=1)
+    ranks = np.arange(depth + 1, hits.rows.shape[1] + 1)
+    scores = [np.take_along_axis(probabilities, order, axis=1), np.where(below >= 0, -ranks, -np.inf)]
+    rows = np.concatenate([np.take_along_axis(top, order, axis=1), below], axis=1)
+    return Hits(np.concatenate(scores, axis=1).astype(np.float32), rows)

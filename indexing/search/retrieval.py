@@ -1,0 +1,205 @@
+"""Makes a run: blocks of queries are searched, and the hits of each block are committed as a part."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.exact import Hits
+from indexing.hit_sources.grammar import label, parse
+from indexing.hit_sources.opening import HitSources
+from indexing.hit_sources.options import SearchOptions
+from indexing.search.rescoring import (
+    BLOCK_QUERIES,
+    RerankerSpec,
+    RerankTask,
+    numerics_of_reranker,
+    open_reranker,
+    rerank,
+    reranker_inputs,
+)
+from indexing.search.runs import hits_table, read_run, write_parquet
+from indexing.store.artifact import Draft, Part
+from indexing.store.store import Store
+from indexing.work.tasks import Runner
+from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
+from retriever.errors import InputError, TextsError
+
+QUERY_BLOCK = 8_192  # queries per part: they are searched together in one pass over the corpus
+
+RUN_HITS = 1_000  # hits per query of a run, if no other number is given
+RERANK_DEPTH = 100  # hits per query that are re-ranked
+
+
+class SearchQueries:
+    """The work that makes runs/NAME: the hits of a split's queries, one part for each block of QUERY_BLOCK queries.
+
+    Attributes:
+        name: The name of the run.
+        split: The queries.
+        source: The source's name in the grammar of sources, with all names filled in.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        source: str,
+        split: str,
+        k: int,
+        name: str | None = None,
+        queries: str | None = None,
+        options: SearchOptions | None = None,
+        drop_self: bool = False,
+        reranker: str | None = None,
+        rerank_depth: int = RERANK_DEPTH,
+        limit: int | None = None,
+    ):
+        """Opens and checks everything that the search needs, before anything is computed.
+
+        Raises:
+            InputError: If an artifact is missing, or was not made from the ones that it is searched with.
+        """
+        self.store, self.k, self.drop_self = store, k, drop_self
+        self.corpus = Corpus.open(store)
+        self.queries = Queries.open(store, queries)
+        self.split = self.queries.split(split, limit)
+        self.sources = HitSources(store, self.corpus, options)
+        self.hit_source = self.sources.open(source)
+        self.source = self.hit_source.source
+        self.reranker = open_reranker(store, reranker) if reranker else None
+        self.reranker_name = reranker or ""
+        self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
+        self.rerank_depth = rerank_depth
+        task = options.task if options else None
+        # Embeddings that were made for a task often have its name.
+        is_named = any(term.name == task for term in parse(self.source).terms)
+        self.name = name or "-".join(
+            [self.queries.artifact.key.partition("/")[2], split, label(self.source)]
+            + ([label(task)] if task and not is_named else [])
+            + ([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else [])
+        )
+        self.config: dict[str, Any] = {
+            "source": self.source,
+            "search_parameters": self.hit_source.search_parameters,
+            "split": split,
+            "k": k,
+            "drop_self": drop_self,
+            "limit": limit,
+        }
+        if self.reranker:
+            self.config |= {"reranker": self.reranker[1], "rerank_depth": rerank_depth}
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the run. The latest generation of the corpus, as an input, stands for those before it."""
+        inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
+        inputs |= self.hit_source.inputs() | self._reranker_inputs
+        return [Target("runs", self.name, inputs, self.config)]
+
+    @property
+    def stages(self) -> list[SearchStage]:
+        """Returns the one stage: searching block by block."""
+        return [SearchStage(self)]
+
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes the number of hits and the re-ranker's numerics class."""
+        [draft] = drafts
+        parts = draft.committed().values()
+        numerics = {part.facts["numerics"] for part in parts if "numerics" in part.facts}
+        draft.note(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
+
+    def unanswered(self) -> list[str]:
+        """Returns the ids of the queries without hits in the complete run, in order: none of their terms is indexed."""
+        answered: set[str] = set()
+        for table in read_run(self.store.open("runs", self.name)):
+            answered.update(table["query_id"].combine_chunks().unique().to_pylist())
+        return [id for id in self.split.ids if id not in answered]
+
+    def without_self(self, query_ids: list[str], hits: Hits) -> tuple[Hits, np.ndarray]:
+        """Returns the hits and their passage ids [q, k]; with drop_self, a hit with the query's own id is dropped."""
+        ids = self.corpus.ids(hits.rows)
+        if not self.drop_self:
+            return hits, ids
+        itself = ids == np.asarray(query_ids, object)[:, None]
+        rows = np.where(itself, -1, hits.rows)
+        surplus = np.flatnonzero(~itself.any(axis=1))
+        rows[surplus, self.k :] = -1
+        return Hits(hits.scores, rows), ids
+
+
+class SearchStage(StageDefaults):
+    """The stage that searches blocks of queries."""
+
+    title = "search"
+    noun = "queries"
+
+    def __init__(self, search: SearchQueries):
+        self.search = search
+        self.total: int | None = len(search.split.ids)
+        self._rerank_task: RerankTask | None = None
+        self._committed: list[Part] = []
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each block of queries; pins the numerics classes of the committed parts."""
+        for part in committed[0].values():
+            self.search.sources.pin(part.facts)
+            self._committed.append(part)
+        for number, start in enumerate(range(0, len(self.search.split.ids), QUERY_BLOCK)):
+            rows = min(QUERY_BLOCK, len(self.search.split.ids) - start)
+            yield Unit((f"part-{number:05d}",), rows, start)
+
+    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+        """Searches a block of queries and commits the hits."""
+        search, rerank_task = self.search, self._reranker(draft, runner)
+        piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
+        ids, texts = search.split.ids[piece], search.split.texts[piece]
+        depth = min(search.k + search.drop_self, max(1, search.corpus.num_rows))  # sources allocate as many per query
+        try:
+            hits = search.hit_source.search(texts, depth, runner)
+        except TextsError as error:
+            number = min(error.reasons)
+            raise InputError(f"query {ids[number]!r}: {error.reasons[number]}") from error
+        hits, passage_ids = search.without_self(ids, hits)
+        if rerank_task:
+            hits, pair_cuts = rerank(hits, texts, search.rerank_depth, rerank_task, runner)
+            passage_ids = search.corpus.ids(hits.rows)
+        table = hits_table(ids, hits, passage_ids)
+        numerics = rerank_task.spec.numerics if rerank_task else None
+        facts = {**({"numerics": numerics} if numerics else {}), **search.sources.numerics(), **search.sources.cuts()}
+        if rerank_task:
+            facts["pair_cuts"] = pair_cuts.stored()
+        write = functools.partial(write_parquet, table)
+        part = draft.commit(unit.names[0], ".parquet", write, rows=len(table), **facts)
+        check_numerics(draft, part, numerics)  # it may be another writer's
+        counter.count(unit.rows)
+        if rerank_task:
+            counter.add("pairs", pair_cuts.texts)
+
+    def _reranker(self, draft: Draft, runner: Runner) -> RerankTask | None:
+        """Returns the re-ranking task. Raises InputError if committed parts are of another numerics class."""
+        search = self.search
+        if search.reranker and self._rerank_task is None:
+            pinned = next((part.facts["numerics"] for part in self._committed if "numerics" in part.facts), None)
+            blocks = -(-len(search.split.ids) // BLOCK_QUERIES)
+            numerics = numerics_of_reranker(runner, blocks, pinned, draft.url)
+            for part in self._committed:
+                check_numerics(draft, part, numerics)
+            spec = RerankerSpec(search.store, search.reranker_name, *search.reranker, numerics)
+            self._rerank_task = RerankTask(spec, search.corpus)
+        return self._rerank_task
+
+
+def check_numerics(draft: Draft, part: Part, numerics: str | None) -> None:
+    """Raises InputError if a re-ranker of another numerics class ordered a part."""
+    found = part.facts.get("numerics")
+    if found != numerics:
+        raise InputError(
+            f"{draft.url}/{part.name} is of the re-ranker's numerics class `{found}`, here it is `{numerics}`: resume "
+            f"on the kind of machine that began it, or remove {draft.key} and run the command again"
+        )

@@ -1,0 +1,573 @@
+"""Artifacts: directories that are written part by part, by any number of processes, and never change once complete.
+
+KIND/NAME/manifest.begun.json   written first: pins inputs and configuration; a resume with others is refused
+KIND/NAME/part-00007-HASH.npy   the bytes of a part, under a name that contains their hash
+KIND/NAME/part-00007.json       the record of a part; the first process that writes it commits the part
+KIND/NAME/failed.json           bad input ended the command: the next command may replace the draft
+KIND/NAME/provenance.json       command, host, times, versions: not part of the content or of any fingerprint
+KIND/NAME/manifest.json         written last: the artifact is complete if this file exists
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from indexing.store.cache import CorruptError, NodeCache, file_sha256
+from indexing.store.conflicts import describe_conflict
+from indexing.store.storage import Storage, full_disk
+from retriever.cuts import Cuts, total
+from retriever.errors import InputError, printable
+
+FORMAT = 2
+READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read
+MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"
+ABANDONED_S = 120.0  # a draft without parts is replaced if no process has renewed it for so many seconds
+RENEWAL_S = 20.0  # seconds between two renewals of a draft without parts
+
+
+@dataclass(frozen=True)
+class Part:
+    """A committed file. `name` identifies it in the artifact ("part-00007"), `file` is the name of its file."""
+
+    name: str
+    file: str
+    rows: int
+    bytes: int
+    sha256: str
+    facts: dict[str, Any] = field(default_factory=dict)  # further data about it: hash of the input, line of the source
+
+
+def sum_cuts(parts: Iterable[Part]) -> Cuts:
+    """Returns how many texts of parts were cut to a length limit; parts of earlier releases have no counts."""
+    stored = ((part.rows, part.facts.get("cuts")) for part in parts)
+    return total(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
+
+
+def canonical(value: Any) -> bytes:
+    """Returns a value as JSON in canonical form, for hashing."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def fingerprint_of(value: Any) -> str:
+    """Returns the sha256 (hex) of a JSON-able value."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def seal(document: dict[str, Any]) -> bytes:
+    """Returns a JSON document that contains its own sha256."""
+    sealed = {**document, "own_sha256": fingerprint_of(document)}
+    return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def unseal(data: bytes, name: str) -> dict[str, Any]:
+    """Returns the document that `seal` wrote. Raises CorruptError if any byte differs."""
+    try:
+        document = json.loads(data)
+        del document["own_sha256"]
+        if seal(document) == data:
+            return document
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise CorruptError(
+        f"{name}: its bytes are not those that were written (own sha256 does not match); restore it, or remove the "
+        "artifact and make it again"
+    )
+
+
+class Artifact:
+    """A complete artifact, opened for reading."""
+
+    def __init__(self, storage: Storage, cache: NodeCache, key: str):
+        self.key = key
+        self._storage, self._cache = storage, cache
+        document = unseal(storage.read(f"{key}/{MANIFEST}"), f"{storage.url}/{key}/{MANIFEST}")
+        if document["format"] != FORMAT and document["kind"] not in READABLE.get(document["format"], ()):
+            raise InputError(
+                f"{storage.url}/{key}: it is of format {document['format']}, this release reads format {FORMAT}; make "
+                "it again in another store, or use the release that made it"
+            )
+        self.kind: str = document["kind"]
+        self.fingerprint: str = document["fingerprint"]
+        self.inputs: dict[str, dict[str, str]] = document["inputs"]
+        self.config: dict[str, Any] = document["config"]
+        self.notes: dict[str, Any] = document["notes"]
+        self.parts = [Part(**part) for part in document["parts"]]
+
+    @property
+    def url(self) -> str:
+        return f"{self._storage.url}/{self.key}"
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in [*self.group("part"), *self.group("shard")])
+
+    def group(self, prefix: str) -> list[Part]:
+        """Returns the parts PREFIX-00000, PREFIX-00001, … in order."""
+        return [part for part in self.parts if part.name.rpartition("-")[0] == prefix]
+
+    def part(self, name: str) -> Part:
+        return next(part for part in self.parts if part.name == name)
+
+    def local(self, part: Part | str) -> Path:
+        """Returns a local file with the bytes of a part (FAISS, Lucene and memory maps need one).
+
+        Raises:
+            CorruptError: If the bytes are not those that were committed.
+        """
+        part = self.part(part) if isinstance(part, str) else part
+        return self._cache.local(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
+
+
+class Reference(NamedTuple):
+    """A reference to an artifact that is an input of another one."""
+
+    key: str
+    fingerprint: str
+
+
+class Draft:
+    """An artifact that is being written. It can be sent to workers, each of which commits its own parts.
+
+    with store.create(...) as draft: the manifest is written if the block succeeds; after an exception the parts stay
+    for a resume.
+
+    Replacing. `begin` replaces a draft that was marked by `fail`, and a draft of other inputs or configuration that has
+    no part and that no process works on. Until it has a part, a process that works on a draft renews the time of its
+    manifest.begun.json every RENEWAL_S seconds (`keep_alive`); if that time is older than `abandoned_s`, the process
+    has ended, is suspended, or cannot reach the storage. In the last two cases it may still write to the draft later,
+    so replacing it must be harmless:
+
+    - It is one compare-and-swap of manifest.begun.json. If several commands try it at once, one succeeds; the
+      others find its document, and join it or are refused.
+    - Nothing is deleted before the new draft is finished. The document counts the attempts, so each attempt has a
+      separate identity. A record holds the identity of its writer: a record of an earlier attempt is not part of
+      this one, and is overwritten.
+    - A process that still writes to the replaced draft is refused at its next `commit`, or at the latest by
+      `finish`, with "removed while it was being made". A record that it writes between that check and the swap has
+      the old identity, so it does not count.
+    - `finish` refuses to complete a draft that is no longer the pinned one. If another process completes a draft
+      during the swap, `begin` restores that draft's document.
+    """
+
+    def __init__(self, storage: Storage, cache: NodeCache, key: str, begun: dict[str, Any]):
+        self.key = key
+        self._storage, self._cache = storage, cache
+        self._pin(begun)
+        self._notes: dict[str, Any] = {}
+        self._started = time.time()
+        self.complete = False
+        self.created = False  # whether `begin` wrote manifest.begun.json, and did not join an existing draft
+
+    def _pin(self, begun: dict[str, Any]) -> None:
+        self._begun = begun
+        self._identity = fingerprint_of(begun)  # in every record: parts of another draft of this name do not count
+
+    @property
+    def url(self) -> str:
+        return f"{self._storage.url}/{self.key}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._begun["config"]
+
+    def begin(self, *, abandoned_s: float | None = None) -> Self:
+        """Pins inputs and configuration, or joins a draft that pins the same ones.
+
+        Args:
+            abandoned_s: A draft of other inputs or configuration that has no part is replaced if no process has renewed
+                it for this many seconds, or if it is marked as abandoned. None: never.
+
+        Raises:
+            InputError: If other inputs or another configuration are pinned and the draft may not be replaced.
+        """
+        path = f"{self.key}/{BEGUN}"
+        while not self._storage.put_new(path, seal(self._begun)):
+            existing = self._storage.read_tagged(path)
+            if existing is None:  # another command has just removed it
+                continue
+            pinned = unseal(existing[0], f"{self._storage.url}/{path}")
+            if self._is_replaceable(pinned, abandoned_s):
+                if self._replace(pinned, *existing):
+                    self.created = True
+                    break
+            else:
+                self._join(pinned, abandoned_s)
+                break
+        else:
+            self.created = True
+        self.complete = self._storage.size(f"{self.key}/{MANIFEST}") is not None
+        return self
+
+    def check(self, *, abandoned_s: float | None = None) -> None:
+        """Raises the InputError that `begin` would raise now; sets `complete`. Writes nothing."""
+        with contextlib.suppress(FileNotFoundError):
+            pinned = read_begun(self._storage, self.key)
+            if not self._is_replaceable(pinned, abandoned_s):
+                self._join(pinned, abandoned_s)
+                self.complete = self._storage.size(f"{self.key}/{MANIFEST}") is not None
+
+    def _join(self, pinned: dict[str, Any], abandoned_s: float | None) -> None:
+        """Continues the pinned draft. Raises InputError if it has other inputs or another configuration."""
+        if _first_attempt(pinned) == _first_attempt(self._begun):
+            self._pin(pinned)
+            return
+        conflict = describe_conflict(pinned, self._begun)
+        wait = ""
+        if abandoned_s is not None and self._is_empty(pinned):
+            wait = f", or wait {abandoned_s:.0f} s after the command that makes it has ended (it has no part yet)"
+        raise InputError(f"{self.url} was begun otherwise: {conflict}{wait}, or remove it: {self.removal}")
+
+    def _is_empty(self, pinned: dict[str, Any]) -> bool:
+        """Whether the pinned draft is not complete and has no part."""
+        complete = self._storage.size(f"{self.key}/{MANIFEST}") is not None
+        return not complete and not self._records(fingerprint_of(pinned))
+
+    def _is_replaceable(self, pinned: dict[str, Any], abandoned_s: float | None) -> bool:
+        """Whether the pinned draft failed or was abandoned; see the class."""
+        if self._storage.size(f"{self.key}/{MANIFEST}") is not None:
+            return False
+        mark = _read_mark(self._storage, self.key, pinned)
+        if mark is not None and not mark.get("abandoned"):
+            return True
+        is_same = _first_attempt(pinned) == _first_attempt(self._begun)
+        if mark is not None and (is_same or abandoned_s is not None):
+            return self._is_empty(pinned)
+        if abandoned_s is None or is_same:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            age = time.time() - self._storage.modified(f"{self.key}/{BEGUN}")
+            return age > abandoned_s and self._is_empty(pinned)
+        return False
+
+    def _replace(self, pinned: dict[str, Any], data: bytes, tag: str) -> bool:
+        """Replaces the pinned draft with this one. Returns False if another command was first."""
+        path = f"{self.key}/{BEGUN}"
+        self._pin({**_first_attempt(self._begun), "attempt": pinned.get("attempt", 0) + 1})
+        if not self._storage.swap(path, seal(self._begun), tag):
+            return False
+        if self._storage.size(f"{self.key}/{MANIFEST}") is not None:
+            self._storage.put(path, data)
+            raise InputError(f"{self.url}: another command completed it at this moment; run the command again")
+        return True
+
+    def fail(self, error: str) -> None:
+        """Marks the draft as ended by bad input: the next `begin` replaces it, even with the same configuration.
+
+        Does nothing if the draft is complete or was replaced. Errors of the storage are not raised: the caller has
+        the first error to report, and a draft without the mark can still be removed by hand.
+        """
+        self._mark({"error": error})
+
+    def abandon(self, error: BaseException) -> None:
+        """Marks the draft as abandoned if `begin` of this object began it and it has no part.
+
+        The next `begin` replaces it. Another command may have joined the draft: its next `renew` removes the mark, and
+        the mark does not count once the draft has a part.
+        """
+        with contextlib.suppress(InputError, OSError):
+            if self.created and not self.committed():
+                self._mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
+
+    def _mark(self, mark: dict[str, Any]) -> None:
+        """Writes failed.json, bound to this attempt; see `fail`."""
+        with contextlib.suppress(InputError, OSError):
+            if self.is_pinned() and self._storage.size(f"{self.key}/{MANIFEST}") is None:
+                document = {"begun": self._identity, "time": _utc(time.time()), **mark}
+                self._storage.put(f"{self.key}/{FAILED}", seal(document))
+
+    @property
+    def removal(self) -> str:
+        """The command that removes the draft."""
+        return f"python jobs/store.py remove {self.key} --store {shlex.quote(self._storage.url)}"
+
+    def is_pinned(self) -> bool:
+        """Whether this draft, and no other one, is pinned under its key."""
+        with contextlib.suppress(FileNotFoundError):
+            return read_begun(self._storage, self.key) == self._begun
+        return False
+
+    def renew(self) -> bool:
+        """Shows that a process works on the draft; see `keep_alive`. Returns False if it was removed or replaced."""
+        is_pinned = self._storage.touch(f"{self.key}/{BEGUN}", seal(self._begun))
+        mark = _read_mark(self._storage, self.key, self._begun) if is_pinned else None
+        if mark is not None and mark.get("abandoned"):  # by the command that began the draft; this one joined it
+            self._storage.delete(f"{self.key}/{FAILED}")
+        return is_pinned
+
+    def require_pinned(self) -> None:
+        """Raises InputError if the draft was removed or replaced."""
+        if not self.is_pinned():
+            raise self.removed()
+
+    def removed(self) -> InputError:
+        """Returns the error for a draft that was removed or replaced while it was written."""
+        return InputError(f"{self.url}: it was removed while it was being made; run the command again")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None and not self.complete:
+            self.finish()
+
+    def committed(self) -> dict[str, Part]:
+        """Returns the committed parts by name: those of an earlier, interrupted run and those of other workers."""
+        return {part.name: part for part in self._records(self._identity)}
+
+    def _records(self, identity: str) -> list[Part]:
+        """Returns the committed parts of the draft with an identity, sorted by name."""
+        return _committed_parts(self._storage, self.key, identity)
+
+    def find(self, name: str) -> Part | None:
+        """Returns the part `name` if it is committed, otherwise None.
+
+        It may have been committed by an earlier attempt whose acknowledgement was lost, or by another writer.
+        """
+        try:
+            part, identity = read_record(self._storage, f"{self.key}/{name}.json")
+        except FileNotFoundError:
+            return None
+        return part if identity == self._identity else None
+
+    def commit(self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any) -> Part:
+        """Calls `write(path)` to make a file and commits the file as a part.
+
+        Takes two steps: the bytes are stored under a unique name, then the record is written unless one exists. If
+        another writer was first and its bytes differ, the bytes of this writer are deleted again. A failure between
+        the steps leaves at most bytes without a record, which are not a part; the next attempt replaces them.
+
+        Args:
+            name: Name of the part.
+            suffix: Suffix of the file; not ".json", in which the records of parts end.
+            write: Writes the file at a given path.
+            rows: Number of rows in the part.
+            facts: Further data about the part, stored in its record.
+
+        Returns:
+            The committed part; the existing one if it was committed before.
+
+        Raises:
+            InputError: If the draft was removed or replaced.
+        """
+        if suffix == ".json":
+            raise ValueError("suffix .json: expected another one, as the records of parts end in it")
+        if done := self.find(name):
+            return done
+        path = self._storage.scratch(suffix)
+        try:
+            with full_disk(path):
+                write(path)
+                digest, size = file_sha256(path), path.stat().st_size
+            file = f"{name}-{digest[:16]}{suffix}"
+            self.require_pinned()
+            self._storage.put(f"{self.key}/{file}", path)
+        finally:
+            path.unlink(missing_ok=True)
+        part = Part(name, file, rows, size, digest, facts)
+        record, document = f"{self.key}/{name}.json", seal({**asdict(part), "begun": self._identity})
+        other = None
+        while other is None:
+            if self._storage.put_new(record, document):
+                return part
+            other = _record_unless_removed(self._storage, record)
+        winner, identity = other
+        if identity != self._identity:  # of a draft that was removed or replaced while its writer ran, or of the next
+            self.require_pinned()
+            self._storage.put(record, document)
+            return part
+        if winner.file != file:
+            self._storage.delete(f"{self.key}/{file}")
+        return winner
+
+    def local(self, part: Part) -> Path:
+        return self._cache.local(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
+
+    def note(self, **notes: Any) -> None:
+        """Adds measured values (recall, statistics) to the manifest, outside the fingerprint."""
+        self._notes |= notes
+
+    def touch(self) -> None:
+        """Writes provenance.json of a complete artifact again, so that the times of its files show its use."""
+        self._storage.put(f"{self.key}/{PROVENANCE}", seal(self._provenance()))
+
+    def finish(self) -> None:
+        """Writes the manifest: from now on the artifact is complete and never changes."""
+        committed = self.committed().values()
+        self._check_finished(committed)
+        parts = [asdict(part) for part in committed]
+        identity = {"kind": self._begun["kind"], "inputs": _fingerprints(self._begun["inputs"])}
+        if self._begun["by_content"]:
+            identity["content"] = [[part["name"], part["sha256"]] for part in parts]
+        else:
+            identity["config"] = self._begun["config"]
+        manifest = {k: v for k, v in self._begun.items() if k not in ("by_content", "attempt")}
+        manifest |= {"fingerprint": fingerprint_of(identity), "parts": parts, "notes": self._notes}
+        file = f"{self.key}/{MANIFEST}"
+        if self._storage.size(file) is None:
+            if "attempt" in self._begun:
+                self._remove_earlier_attempts(committed)
+            self._storage.put(f"{self.key}/{PROVENANCE}", seal(self._provenance()))
+            self._storage.put_new(file, seal(manifest))
+        with contextlib.suppress(FileNotFoundError):  # complete, and removed by another process since
+            if Artifact(self._storage, self._cache, self.key).fingerprint != manifest["fingerprint"]:
+                raise self.removed()  # a process that wrote to the replaced draft completed it after all
+        self.complete = True
+
+    def _remove_earlier_attempts(self, parts: Iterable[Part]) -> None:
+        """Deletes the records, bytes and marks of the attempts that this draft replaced."""
+        needed = {MANIFEST, BEGUN, PROVENANCE, *(part.file for part in parts), *(f"{part.name}.json" for part in parts)}
+        for key, _ in list(self._storage.list(self.key)):
+            name = key.removeprefix(f"{self.key}/")
+            if "/" not in name and name not in needed:
+                self._storage.delete(key)
+
+    def _check_finished(self, parts: Iterable[Part]) -> None:
+        """Raises InputError if the draft, or a part's bytes, were removed while it was being written."""
+        sizes = dict(self._storage.list(self.key))
+        self.require_pinned()
+        for part in parts:
+            if sizes.get(f"{self.key}/{part.file}") != part.bytes:
+                raise CorruptError(f"{self.url}/{part.file}: missing or cut; remove {self.key} and make it anew")
+
+    def _provenance(self) -> dict[str, Any]:
+        import importlib.metadata as metadata
+
+        packages = ("riptide", "torch", "transformers", "faiss-cpu", "faiss-gpu", "pyarrow", "ray", "numpy")
+        versions = {"python": platform.python_version()}
+        for package in packages:
+            try:
+                versions[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                continue
+        return {
+            "command": [printable(word) for word in (os.path.basename(sys.argv[0]), *sys.argv[1:])],
+            "host": platform.node(),
+            "started": _utc(self._started),
+            "finished": _utc(time.time()),
+            "versions": versions,
+        }
+
+
+@contextlib.contextmanager
+def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
+    """Renews drafts without parts within the block, so that no other command takes them for abandoned."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        current = [draft for draft in drafts if not draft.complete]
+        wait_s = RENEWAL_S if all(draft.created for draft in current) else 0.0  # a draft that was joined may be old
+        while current and not ended.wait(wait_s):
+            wait_s = RENEWAL_S
+            with contextlib.suppress(InputError, OSError):  # a failure of the storage that lasts ends the work itself
+                current = [draft for draft in current if not draft.committed() and draft.renew()]
+
+    thread = threading.Thread(target=renew, name="riptide-renewal", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()  # a renewal that runs while Python shuts down could start no threads, and print a traceback
+
+
+def begun_document(
+    kind: str, inputs: Mapping[str, Artifact | Reference], config: Mapping[str, Any], by_content: bool
+) -> dict[str, Any]:
+    """Returns the document of `manifest.begun.json`, in plain JSON types, so that it compares equal after reading."""
+    lineage = {role: {"artifact": a.key, "fingerprint": a.fingerprint} for role, a in inputs.items()}
+    document = {"format": FORMAT, "kind": kind, "inputs": lineage, "config": config, "by_content": by_content}
+    return json.loads(canonical(document))
+
+
+def read_begun(storage: Storage, key: str) -> dict[str, Any]:
+    """Returns the inputs and configuration that manifest.begun.json pins. Raises CorruptError, FileNotFoundError."""
+    return unseal(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
+
+
+def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
+    """Returns the configuration of an artifact that is complete or has a part, else None: it may still change."""
+    with contextlib.suppress(FileNotFoundError):
+        begun = read_begun(storage, key)
+        complete = storage.size(f"{key}/{MANIFEST}") is not None
+        if complete or _committed_parts(storage, key, fingerprint_of(begun)):
+            config: dict[str, Any] = begun["config"]
+            return config
+    return None
+
+
+def _first_attempt(begun: dict[str, Any]) -> dict[str, Any]:
+    """Returns the document without its count of attempts, which is equal for commands with the same options."""
+    return {name: value for name, value in begun.items() if name != "attempt"}
+
+
+def read_failure(storage: Storage, key: str) -> str | None:
+    """Returns the error of a draft that is marked as failed or abandoned.
+
+    None without a mark, if an earlier draft has it, or if an abandoned draft has a part: another command continued it.
+    """
+    with contextlib.suppress(FileNotFoundError, CorruptError):
+        document = read_begun(storage, key)
+        mark = _read_mark(storage, key, document)
+        if mark is None or (mark.get("abandoned") and _committed_parts(storage, key, fingerprint_of(document))):
+            return None
+        return mark["error"]
+    return None
+
+
+def _read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the content of failed.json; None if it is missing or damaged, or if an earlier draft has it."""
+    with contextlib.suppress(FileNotFoundError, CorruptError):
+        mark = unseal(storage.read(f"{key}/{FAILED}"), f"{storage.url}/{key}/{FAILED}")
+        if mark["begun"] == fingerprint_of(document):
+            return mark
+    return None
+
+
+def _committed_parts(storage: Storage, key: str, identity: str) -> list[Part]:
+    """Returns the committed parts of the draft with an identity, sorted by name."""
+    others = {f"{key}/{file}" for file in (MANIFEST, BEGUN, PROVENANCE, FAILED)}
+    keys = [path for path, _ in storage.list(key) if path.endswith(".json") and path not in others]
+    with ThreadPoolExecutor(16) as threads:
+        records = threads.map(functools.partial(_record_unless_removed, storage), keys)
+        parts = [record[0] for record in records if record is not None and record[1] == identity]
+    return sorted(parts, key=lambda part: part.name)
+
+
+def read_record(storage: Storage, key: str) -> tuple[Part, str]:
+    """Returns the part of a record, and the identity of its draft. Raises CorruptError."""
+    document = unseal(storage.read(key), f"{storage.url}/{key}")
+    identity = document.pop("begun")
+    part = Part(**document)
+    if not key.endswith(f"/{part.name}.json"):
+        raise CorruptError(f"{storage.url}/{key}: the record of {part.name} under another name")
+    return part, identity
+
+
+def _record_unless_removed(storage: Storage, key: str) -> tuple[Part, str] | None:
+    """Returns the record of `key`; None if another process removed it after it was listed."""
+    try:
+        return read_record(storage, key)
+    except FileNotFoundError:
+        return None
+
+
+def _fingerprints(inputs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    return {role: entry["fingerprint"] for role, entry in inputs.items()}
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

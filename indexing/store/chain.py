@@ -1,0 +1,98 @@
+"""Chains of generations: an artifact that grows with its corpus is read as one sequence of global rows."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from indexing.store.artifact import Artifact, Part
+from retriever.errors import InputError
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """A part and the global rows it holds: [first_row, end)."""
+
+    artifact: Artifact
+    part: Part
+    first_row: int
+
+    @property
+    def end(self) -> int:
+        return self.first_row + self.part.rows
+
+    @property
+    def label(self) -> str:
+        """`g0001/part-00007`: its place in the chain."""
+        return f"{self.artifact.key.rpartition('/')[2]}/{self.part.name}"
+
+
+class RowRange(NamedTuple):
+    """The rows [first, end)."""
+
+    first: int
+    end: int
+
+    def share(self, shards: Sequence[tuple[int, int]]) -> slice:
+        """Returns which shards belong to the range: those whose middle row is in it.
+
+        So each shard belongs to exactly one of the ranges into which a corpus is split.
+
+        Args:
+            shards: First row and end of each shard, in the order of their rows.
+        """
+        middles = [(first + end) // 2 for first, end in shards]
+        return slice(bisect.bisect_left(middles, self.first), bisect.bisect_left(middles, self.end))
+
+
+def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:
+    """All parts of a chain, each with its first global row (the order of generations, then of parts)."""
+    found, row = [], 0
+    for artifact in generations:
+        for part in artifact.group("part"):
+            found.append(RowPart(artifact, part, row))
+            row += part.rows
+    return found
+
+
+def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[RowPart, np.ndarray, np.ndarray]]:
+    """For each part that holds some of `rows` [n] int64: (part, positions in `rows`, rows local to the part)."""
+    starts = np.array([part.first_row for part in parts], np.int64)
+    owner = np.searchsorted(starts, rows, side="right") - 1
+    for index in np.unique(owner):
+        positions = np.flatnonzero(owner == index)
+        yield parts[index], positions, rows[positions] - starts[index]
+
+
+def split_range(first: int, end: int, pieces: int) -> list[RowRange]:
+    """Splits the rows [first, end) into `pieces` ranges of nearly equal length."""
+    bounds = np.linspace(first, end, pieces + 1).astype(np.int64).tolist()
+    return list(itertools.starmap(RowRange, itertools.pairwise(bounds)))
+
+
+def check_lineage(generations: Sequence[Artifact], source: Sequence[Artifact]) -> None:
+    """Checks that a chain was built from another one, for example an index from a corpus.
+
+    Args:
+        generations: The generations of the chain.
+        source: The generations of the corpus or the embeddings that it should be built from.
+
+    Raises:
+        InputError: If a generation was built from other ones; the message names both.
+    """
+    fingerprints: dict[str, Any] = {artifact.key: artifact.fingerprint for artifact in source}
+    name = "the corpus" if source[0].key.startswith("corpus/") else source[0].key.rpartition("/")[0]
+    for artifact in generations:
+        for role, entry in artifact.inputs.items():
+            if role != "previous" and fingerprints.get(entry["artifact"]) != entry["fingerprint"]:
+                actual = fingerprints.get(entry["artifact"])
+                raise InputError(
+                    f"{artifact.url} was built from {entry['artifact']} {entry['fingerprint'][:12]}, {name} "
+                    f"{f'is now {actual[:12]}' if actual else 'has no such generation'}: build another one "
+                    "(parameter name)"
+                )

@@ -1,0 +1,80 @@
+"""serving/current.json: names the live release and those before it. The one object of a store that changes.
+
+It is replaced by compare-and-swap alone, and carries its own sha256 as manifests do. An earlier riptide wrote it
+without; such an object is read too, and the next swap replaces it by a sealed one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from indexing.store.artifact import seal, unseal
+from indexing.store.cache import CorruptError
+from indexing.store.storage import Storage
+
+CURRENT = "serving/current.json"
+_ID = re.compile(r"[0-9a-f]{16}")
+_REMEDY = "make a new release of what the store holds: the option renew of jobs/serve_search.py"
+
+
+@dataclass(frozen=True)
+class Current:
+    """What `serving/current.json` says: ids of the live release and of those before it, newest first."""
+
+    release: str
+    before: tuple[str, ...]
+
+    @property
+    def named(self) -> set[str]:
+        """Keys of all these releases."""
+        return {f"releases/{id}" for id in (self.release, *self.before)}
+
+    def document(self) -> bytes:
+        """Returns the sealed object."""
+        return seal({"release": self.release, "before": list(self.before)})
+
+
+def read_current(storage: Storage) -> Current | None:
+    """Returns what names the live release, None if no release was ever live. Raises CorruptError."""
+    tagged = storage.read_tagged(CURRENT)
+    return None if tagged is None else parse_current(storage, tagged[0])
+
+
+def parse_current(storage: Storage, data: bytes) -> Current:
+    """Returns the content of the object. Raises CorruptError, in one line with a remedy, for any damage."""
+    document = _document(data)
+    if document is None:
+        raise CorruptError(f"{storage.url}/{CURRENT}: {_damage(data)}, so the live release is unknown; {_REMEDY}")
+    return Current(document["release"], tuple(document["before"]))
+
+
+def unreadable_release(storage: Storage, id: str, error: CorruptError) -> CorruptError:
+    """Returns the error for a live release that is missing or damaged."""
+    return CorruptError(f"{storage.url}/{CURRENT} names releases/{id} as the live release: {error}; {_REMEDY}")
+
+
+def _document(data: bytes) -> dict[str, Any] | None:
+    """The document of a sealed object, or of one that an earlier riptide wrote; None if it is damaged."""
+    try:
+        document = json.loads(data)
+        if isinstance(document, dict) and "own_sha256" in document:
+            document = unseal(data, CURRENT)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or document.keys() != {"release", "before"}:
+        return None
+    ids = [document["release"], *document["before"]] if isinstance(document["before"], list) else [None]
+    return document if all(isinstance(id, str) and _ID.fullmatch(id) for id in ids) else None
+
+
+def _damage(data: bytes) -> str:
+    if not data.strip():
+        return "the file is empty"
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return "the file is truncated or is not JSON"
+    return "its bytes are not those that were written"

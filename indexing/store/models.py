@@ -1,0 +1,205 @@
+"""Models as artifacts: models/NAME holds a saved Hugging Face folder file by file, and opens as a folder again.
+
+models/NAME   file-00000-HASH.file  file-00001-HASH.file …   each part's facts: {"path": "config.json"}
+
+(*.json is what an artifact's own records are called.)
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from safetensors import SafetensorError
+
+from indexing.store.artifact import Artifact, Draft, fingerprint_of, seal, unseal
+from indexing.store.cache import CorruptError, file_sha256, node_cache
+from indexing.store.storage import full_disk
+from indexing.store.store import Store
+from retriever.errors import InputError
+from retriever.options import SIDES, Side
+
+PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+
+
+def commit_files(draft: Draft, folder: Path) -> None:
+    """Make each file of a folder a part of the draft, in the order of their names.
+
+    Raises InputError for a folder that holds pickled files, or other files than those an earlier run committed.
+    """
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    if pickled := [file for file in files if file.endswith(PICKLES)]:
+        raise InputError(f"{folder / pickled[0]}: a pickled file can run anything: save the model as safetensors")
+    for number, file in enumerate(files):
+        copy = functools.partial(shutil.copyfile, folder / file)
+        part = draft.commit(f"file-{number:05d}", ".file", copy, rows=0, path=file)
+        if part.facts["path"] != file:
+            raise InputError(f"{draft.url}/{part.file}: holds {part.facts['path']}, now {file}: remove {draft.key} and "
+                             "make it anew")  # fmt: skip
+
+
+def model_folder(artifact: Artifact) -> Path:
+    """A local folder with the model's files under their own names, for any library that opens a folder.
+
+    Its files are links to the parts on this node, each looked up and checked again at every call.
+    Raises CorruptError where a file's bytes are not those that were committed, InputError for what is no model.
+    """
+    parts = artifact.group("file")
+    if not parts:
+        raise InputError(f"{artifact.url}: holds no model's files")
+    identity = [artifact.url, artifact.fingerprint, *([part.facts["path"], part.sha256] for part in parts)]
+    folder = node_cache().folder / "models" / fingerprint_of(identity)[:32] / artifact.key.rpartition("/")[2]
+    for part in parts:
+        path = PurePosixPath(part.facts["path"])
+        if path.is_absolute() or ".." in path.parts:
+            raise InputError(f"{artifact.url}/{part.file}: its path {path} leads out of the model's folder")
+        _link(folder / path, artifact.local(part).absolute())
+    return folder
+
+
+def resolve_model(store: Store, name: str) -> str:
+    """The folder of the store's model for "models/NAME"; any other name or path as it is. Raises InputError."""
+    kind, _, own = name.partition("/")
+    return str(model_folder(store.open(kind, own))) if kind == "models" and own else name
+
+
+def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
+    """Returns the sides that have a separate encoder in models/NAME, from its record; empty for one model."""
+    files = {str(part.facts["path"]) for part in artifact.group("file")}
+    return tuple(side for side in SIDES if {f"{side}/config.json", f"{side}/modules.json"} & files)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The last checkpoint of a training run, under checkpoints/NAME; travels to workers.
+
+    identity: of the draft that is being trained; a checkpoint of another one does not count. A checkpoint is one file,
+    and counts from the moment that `latest.json`, which names it with its sha256, is replaced.
+    """
+
+    store: Store
+    name: str
+    identity: str
+
+    def save(self, step: int, write: Callable[[Path], object]) -> None:
+        """Have `write(path)` make a file, and make it the checkpoint at `step`; the one before is removed."""
+        storage = self.store.storage
+        path = storage.scratch(".safetensors")
+        try:
+            with full_disk(path.parent):
+                try:
+                    write(path)
+                except SafetensorError as error:
+                    if "os error 28" not in str(error):
+                        raise
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            digest, size = file_sha256(path), path.stat().st_size
+            file = f"{step:08d}.{digest[:16]}.safetensors"
+            storage.put(f"{self._folder}/{file}", path)
+        finally:
+            path.unlink(missing_ok=True)
+        document = {"identity": self.identity, "step": step, "file": file, "bytes": size, "sha256": digest}
+        storage.put(self._latest, seal(document))
+        for key, _ in list(storage.list(self._folder)):
+            if key not in (self._latest, f"{self._folder}/{file}"):
+                storage.delete(key)
+
+    def exists(self) -> bool:
+        """Whether there is a checkpoint, of any draft of this name."""
+        return self.store.storage.size(self._latest) is not None
+
+    def step(self) -> int | None:
+        """Returns the step of the last checkpoint, None without one. Raises CorruptError."""
+        latest = self._read_latest()
+        return None if latest is None else int(latest["step"])
+
+    def load(self) -> Path | None:
+        """Returns a local copy of the last checkpoint, which the caller removes; None without one.
+
+        Raises:
+            CorruptError: If its bytes are not those that were written, or if the file is missing.
+        """
+        latest = self._read_latest()
+        if latest is None:
+            return None
+        folder = self.store.cache.folder / "checkpoints"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{uuid.uuid4().hex}.safetensors"
+        key = f"{self._folder}/{latest['file']}"
+        try:
+            self.store.storage.fetch(key, path)
+            if file_sha256(path) != latest["sha256"]:
+                raise CorruptError(f"{self.store.url}/{key}: its sha256 is not the written one; remove {self._folder} "
+                                   "to train from the start")  # fmt: skip
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, FileNotFoundError):
+                raise CorruptError(f"{self.store.url}/{key}: the file is missing; remove {self._folder} to train from "
+                                   "the start") from error  # fmt: skip
+            raise
+        return path
+
+    def clear(self) -> None:
+        """Remove what is there: the model is complete."""
+        for key, _ in sorted(self.store.storage.list(self._folder), key=lambda entry: entry[0] != self._latest):
+            self.store.storage.delete(key)
+
+    def _read_latest(self) -> dict[str, Any] | None:
+        """Returns latest.json, None if it is missing or of another draft."""
+        try:
+            latest = unseal(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
+        except FileNotFoundError:
+            return None
+        return latest if latest["identity"] == self.identity else None
+
+    @property
+    def _folder(self) -> str:
+        return f"checkpoints/{self.name}"
+
+    @property
+    def _latest(self) -> str:
+        return f"{self._folder}/latest.json"
+
+
+def checkpoint_names(kind: str, name: str) -> tuple[str, str]:
+    """What a training of kind/NAME calls its checkpoints: the last one, and the best one."""
+    return f"{name}.{kind}", f"{name}.{kind}.best"
+
+
+def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
+    """(key, bytes) of the checkpoints that no training will go on from, in the order to delete them.
+
+    Those are of no artifact that was begun and is not complete.
+    """
+    found = _checkpoints(store)  # first: what was begun meanwhile has none among these
+    begun = {name for key in store.incomplete() for name in checkpoint_names(*key.partition("/")[::2])}
+    return [(key, size) for key, size in found if key.split("/")[1] not in begun]
+
+
+def own_checkpoints(store: Store, kind: str, name: str) -> list[tuple[str, int]]:
+    """(key, bytes) of the checkpoints that the training of kind/NAME left, in the order to delete them."""
+    own = checkpoint_names(kind, name)
+    return [(key, size) for key, size in _checkpoints(store) if key.split("/")[1] in own]
+
+
+def _checkpoints(store: Store) -> list[tuple[str, int]]:
+    """All of a store's; what names one before it."""
+    found = store.storage.list("checkpoints")
+    return sorted(found, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
+
+
+def _link(link: Path, target: Path) -> None:
+    """A symbolic link to `target`; one that leads elsewhere is replaced in one step, for readers that hold it."""
+    if link.is_symlink() and Path(os.readlink(link)) == target:
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    temporary = link.with_name(f".{uuid.uuid4().hex}")
+    os.symlink(target, temporary)
+    os.replace(temporary, link)

@@ -1,0 +1,118 @@
+"""How long releases are kept that `serving/current.json` does not name, and the prompts that came over HTTP for them.
+
+A release is saved before it is made live, which may take minutes, and any server of the store may be about to do that.
+So nothing is removed until GRACE_S after its last object was written (saving a release again counts), by the times of
+the storage. A removal looks again right before and right after: what was made live meanwhile stays, or is put back.
+The server does the same from its side after the swap, so that one of the two restores what the other needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from indexing.store.artifact import MANIFEST
+from indexing.store.live_release import read_current
+from indexing.store.store import Store
+
+GRACE_S = 6 * 3600.0
+GIVEN = "given"  # in the configuration of a prompt that came over HTTP
+
+
+def newest_releases(store: Store) -> list[str]:
+    """Returns the ids of the complete releases, the one that was saved last first."""
+    saved = _last_written(store, "releases")
+    complete = set(store.keys("releases"))
+    keys = sorted((key for key in saved if key in complete), key=lambda key: (-saved[key], key))
+    return [key.removeprefix("releases/") for key in keys]
+
+
+def expired_releases(store: Store) -> list[str]:
+    """Returns the keys of the releases, complete or not, that nothing names and that are older than GRACE_S.
+
+    None if the store has no `serving/current.json`: if it was lost, the releases are what it is made again from.
+
+    Raises:
+        CorruptError: If `serving/current.json` is damaged, as any release may be the live one.
+    """
+    current = read_current(store.storage)
+    if current is None:
+        return []
+    saved = _last_written(store, "releases")
+    return sorted(key for key in saved.keys() - current.named if saved[key] < time.time() - GRACE_S)
+
+
+def expired_prompts(store: Store, releases: Collection[str] = (), among: Collection[str] | None = None) -> list[str]:
+    """Returns the keys of the prompts that came over HTTP, are older than GRACE_S and that no artifact needs.
+
+    Args:
+        store: The store.
+        releases: Keys of the releases that are about to be removed; they need no prompts.
+        among: Only these keys of prompts; None: all.
+    """
+    written = _last_written(store, "prompts")
+    old = [key for key in sorted(written) if written[key] < time.time() - GRACE_S and (among is None or key in among)]
+    with ThreadPoolExecutor(16) as threads:
+        over_http = [key for key, own in zip(old, threads.map(store.manifest, old), strict=True) if _is_given(own)]
+        if not over_http:
+            return []
+        others = sorted({*store.keys(), *store.incomplete()} - set(releases) - set(over_http))
+        manifests = list(threads.map(store.manifest, others))
+    needed = {entry["artifact"] for manifest in manifests if manifest for entry in manifest["inputs"].values()}
+    if None in manifests:  # an artifact whose two manifests are damaged may need any of them
+        return []
+    return [key for key in over_http if key not in needed]
+
+
+def remove_release(store: Store, key: str) -> list[tuple[str, int]]:
+    """Removes a release of `expired_releases`. Returns (key, bytes) of its files; nothing if it is needed meanwhile."""
+    return _remove(store, key, lambda: _is_named(store, key))
+
+
+def remove_prompt(store: Store, key: str) -> list[tuple[str, int]]:
+    """Removes a prompt of `expired_prompts`. Returns (key, bytes) of its files; nothing if it is needed meanwhile."""
+    return _remove(store, key, lambda: bool(store.dependents(key)))
+
+
+def _remove(store: Store, key: str, is_needed: Callable[[], bool]) -> list[tuple[str, int]]:
+    """Removes a small artifact, and puts it back if another process needs it at that moment."""
+    files = store.removal(key)
+    contents: dict[str, bytes] = {}
+    for file, _ in files:
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            contents[file] = store.storage.read(file)
+    if is_needed() or max(store.storage.times(key).values(), default=0.0) >= time.time() - GRACE_S:
+        return []
+    needed = True
+    try:
+        for file, _ in files:
+            store.storage.delete(file)
+        needed = is_needed()
+    finally:
+        if needed:
+            for file, content in sorted(contents.items(), key=lambda entry: entry[0].endswith(f"/{MANIFEST}")):
+                store.storage.put_new(file, content)
+    return [] if needed else files
+
+
+def _is_given(manifest: dict[str, Any] | None) -> bool:
+    """Whether a prompt came over HTTP. False if it was trained here, or if its manifests are damaged."""
+    return manifest is not None and GIVEN in manifest["config"]
+
+
+def _is_named(store: Store, key: str) -> bool:
+    """Whether a release is the live one or one to go back to. True if what says so is missing."""
+    current = read_current(store.storage)
+    return current is None or key in current.named
+
+
+def _last_written(store: Store, kind: str) -> dict[str, float]:
+    """When the last object of each artifact of a kind was written, by key."""
+    last: dict[str, float] = {}
+    for file, written in store.storage.times(kind).items():
+        key = "/".join(file.split("/")[:2])
+        last[key] = max(last.get(key, 0.0), written)
+    return last

@@ -1,0 +1,219 @@
+"""S3 as a storage backend: data through pyarrow's filesystem, commits through boto3's conditional PUTs."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from indexing.store.storage import full_disk
+from retriever.errors import InputError, StorageError
+
+UPLOAD = "?uploadId="  # between an object's key and the id of its multipart upload, as in S3's own addresses
+
+
+class S3Storage:
+    """A bucket and prefix. Data goes through pyarrow's filesystem (streams, multipart), commits through boto3's
+    conditional PUTs. Endpoint, region and credentials come from the usual AWS variables and files."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self.bucket, _, self.prefix = self.url.removeprefix("s3://").partition("/")
+        if not self.bucket:
+            raise InputError(f"store {url}: expected s3://bucket/prefix")
+        self._clients: tuple[Any, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_clients": None}
+
+    @property
+    def s3(self) -> Any:
+        return self._connect()[0]
+
+    @property
+    def files(self) -> Any:
+        return self._connect()[1]
+
+    def _connect(self) -> tuple[Any, Any]:
+        if self._clients is None:
+            import boto3
+
+            self._clients = boto3.client("s3"), s3_filesystem()
+        return self._clients
+
+    def key(self, key: str) -> str:
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def path(self, key: str) -> str:
+        return f"{self.bucket}/{self.key(key)}"
+
+    def read(self, key: str) -> bytes:
+        with self._explained(key), self.files.open_input_stream(self.path(key)) as stream:
+            return stream.read()
+
+    def size(self, key: str) -> int | None:
+        with self._explained(key):
+            info = self.files.get_file_info(self.path(key))
+        return info.size if info.is_file else None
+
+    def sha256(self, key: str) -> str:
+        digest = hashlib.sha256()
+        with self._explained(key), self.files.open_input_stream(self.path(key)) as stream:
+            while block := stream.read(8 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def fetch(self, key: str, path: Path) -> None:
+        with (
+            self._explained(key),
+            full_disk(path),
+            self.files.open_input_stream(self.path(key)) as source,
+            open(path, "wb") as target,
+        ):
+            shutil.copyfileobj(source, target, 8 << 20)
+
+    def put(self, key: str, source: Path | bytes) -> None:
+        with self._explained(key):
+            if isinstance(source, bytes):
+                self.s3.put_object(Bucket=self.bucket, Key=self.key(key), Body=source)
+            else:
+                self.s3.upload_file(str(source), self.bucket, self.key(key))
+                source.unlink()
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        return self._conditional_put(key, data, IfNoneMatch="*")
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        yield from sorted((key, info.size) for key, info in self._infos(prefix))
+
+    def times(self, prefix: str) -> dict[str, float]:
+        return {key: info.mtime_ns / 1e9 for key, info in self._infos(prefix)}
+
+    def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        """(key, pyarrow's FileInfo) of every object under the folder `prefix`."""
+        from pyarrow import fs
+
+        with self._explained(prefix):
+            selector = fs.FileSelector(self.path(prefix).rstrip("/"), allow_not_found=True, recursive=True)
+            infos = self.files.get_file_info(selector)
+        skip = len(self.path(""))
+        yield from ((info.path[skip:], info) for info in infos if info.is_file)
+
+    def empty(self) -> bool:
+        with self._explained(""):
+            return not self.s3.list_objects_v2(Bucket=self.bucket, Prefix=self.key(""), MaxKeys=1)["KeyCount"]
+
+    def delete(self, key: str) -> None:
+        key, _, upload = key.partition(UPLOAD)
+        with self._explained(key):
+            if not upload:
+                self.s3.delete_object(Bucket=self.bucket, Key=self.key(key))
+                return
+            with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # it was completed or aborted meanwhile
+                self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
+
+    def uploads(self, older_than: float) -> builtins.list[tuple[str, int]]:
+        """Returns (KEY?uploadId=ID, bytes so far) of the uploads that received no part for `older_than` seconds.
+
+        Their writer was killed. They are no objects, so no listing shows them, but they are billed. `delete` takes the
+        name and aborts the upload.
+        """
+        stale, latest = [], time.time() - older_than
+        with self._explained(""):
+            uploads = self._pages("list_multipart_uploads", "Uploads", Prefix=self.key(""))
+            for key, upload, begun in [(u["Key"], u["UploadId"], u["Initiated"]) for u in uploads]:
+                with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # it was completed or aborted meanwhile
+                    parts = self._pages("list_parts", "Parts", Key=key, UploadId=upload)
+                    if max([begun, *(part["LastModified"] for part in parts)]).timestamp() < latest:
+                        name = f"{key.removeprefix(self.key(''))}{UPLOAD}{upload}"
+                        stale.append((name, sum(part["Size"] for part in parts)))
+        return sorted(stale)
+
+    def _pages(self, call: str, field: str, **options: str) -> builtins.list[dict[str, Any]]:
+        """Returns the entries of all pages of a listing."""
+        pages = self.s3.get_paginator(call).paginate(Bucket=self.bucket, **options)
+        return [entry for page in pages for entry in page.get(field, [])]
+
+    def modified(self, key: str) -> float:
+        """When `key` was written, in seconds since 1970. Raises FileNotFoundError."""
+        with self._explained(key):
+            info = self.files.get_file_info(self.path(key))
+        if not info.is_file:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key))
+        return info.mtime_ns / 1e9
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        with self._explained(key):
+            try:
+                answer = self.s3.get_object(Bucket=self.bucket, Key=self.key(key))
+            except self.s3.exceptions.NoSuchKey:
+                return None
+            return answer["Body"].read(), answer["ETag"]
+
+    def swap(self, key: str, data: bytes, tag: str | None) -> bool:
+        return self._conditional_put(key, data, **({"IfMatch": tag} if tag else {"IfNoneMatch": "*"}))
+
+    def touch(self, key: str, data: bytes) -> bool:
+        """Writes the same bytes again, unless another writer was first."""
+        existing = self.read_tagged(key)
+        return existing is not None and existing[0] == data and self.swap(key, data, existing[1])
+
+    def scratch(self, suffix: str = "") -> Path:
+        return Path(tempfile.gettempdir()) / f"riptide-{uuid.uuid4().hex}{suffix}"
+
+    def _conditional_put(self, key: str, data: bytes, **condition: str) -> bool:
+        from botocore.exceptions import ClientError
+
+        for _ in range(10):
+            try:
+                with self._explained(key):
+                    self.s3.put_object(Bucket=self.bucket, Key=self.key(key), Body=data, **condition)
+                return True
+            except ClientError as error:
+                code = error.response["Error"]["Code"]
+                if code in ("PreconditionFailed", "412", "NoSuchKey"):
+                    return False
+                if code not in ("ConditionalRequestConflict", "409"):  # two writers at once: S3 wants a retry
+                    raise
+        raise OSError(errno.EBUSY, "too many writers at once", self.path(key))
+
+    @contextlib.contextmanager
+    def _explained(self, key: str) -> Iterator[None]:
+        """Turns an error of S3 into one line that names the bucket or the object and the reason."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (Boto3Error, BotoCoreError, ClientError, OSError) as error:
+            code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
+            if code in ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey"):
+                raise
+            reason = " ".join(str(error).split())
+            if "NoSuchBucket" in reason or code == "NoSuchBucket":
+                raise StorageError(f"{self.url}: there is no bucket {self.bucket}: create it first") from error
+            if isinstance(error, OSError) and "AWS Error" not in reason:
+                raise
+            raise StorageError(
+                f"s3://{self.path(key)}: {reason[:300]} (check AWS_ENDPOINT_URL, AWS_REGION and the credentials)"
+            ) from error
+
+
+def s3_filesystem() -> Any:
+    """pyarrow's S3 filesystem for the endpoint that boto3 uses (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)."""
+    from pyarrow import fs
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return fs.S3FileSystem(endpoint_override=endpoint, region=region)

@@ -1,0 +1,365 @@
+"""The store: all artifacts of a retrieval system under one folder or S3 prefix."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from indexing.store.artifact import (
+    BEGUN,
+    FAILED,
+    MANIFEST,
+    PROVENANCE,
+    Artifact,
+    Draft,
+    Reference,
+    begun_document,
+    pinned_config,
+    read_failure,
+    unseal,
+)
+from indexing.store.cache import CorruptError, NodeCache, node_cache
+from indexing.store.live_release import CURRENT, read_current
+from indexing.store.s3 import S3Storage
+from indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
+from retriever.errors import InputError
+
+TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
+ABANDONED_AGE = 86400.0  # the same for a draft, to which hours of work may add only one object
+MAX_NAME = 128  # characters: file systems allow 255, and the names of parts and checkpoints need some of them
+MADE_BY = {  # the commands that make the artifacts of a kind
+    "corpus": "import_corpus",
+    "queries": "import_corpus or import_queries",
+    "embeddings": "encode_corpus",
+    "index": "build_index",
+    "bm25": "build_bm25",
+    "topics": "fit_topics",
+    "candidates": "mine_negatives",
+    "scores": "mine_negatives",
+    "negatives": "mine_negatives",
+    "models": "train_reranker, train_retriever or pretrain_rip",
+    "prompts": "train_retriever, tune_prompts, pretrain_rip or convert_prompts",
+    "sweeps": "train_retriever",
+    "runs": "search",
+    "releases": "serve_search",
+}
+_NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a store
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SCHEMES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|azure|hdfs|file|http|https|ftp|oss|r2|minio"
+_LIKE_URL = re.compile(
+    rf"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)|(?P<known>{_SCHEMES})(:/*|//+)(?P<path>.*)", re.IGNORECASE
+)
+
+
+class Store:
+    """A local folder or `s3://bucket/prefix`. Small and without open files, so workers receive it by pickle."""
+
+    def __init__(self, url: str, *, cache: NodeCache | None = None):
+        self.storage = open_storage(url)
+        self.url = self.storage.url
+        self.cache = cache or node_cache()
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def create(
+        self,
+        kind: str,
+        name: str = "",
+        *,
+        inputs: Mapping[str, Artifact | Reference] | None = None,
+        config: Mapping[str, Any] | None = None,
+        by_content: bool = False,
+        abandoned_s: float | None = None,
+    ) -> Draft:
+        """Begins an artifact, or joins a draft of the same one; if `draft.complete` is set, nothing is pending.
+
+        Args:
+            kind: The kind of the artifact, its first folder.
+            name: The name below it.
+            inputs: The artifacts that it is made from, by role.
+            config: The settings that shape its content.
+            by_content: The fingerprint depends on the parts only (imports: the same content is the same artifact,
+                regardless of its source).
+            abandoned_s: As in Draft.begin.
+
+        Raises:
+            InputError: If a draft of other inputs or configuration has this name and may not be replaced.
+        """
+        document = begun_document(kind, inputs or {}, config or {}, by_content)
+        return Draft(self.storage, self.cache, artifact_key(kind, name), document).begin(abandoned_s=abandoned_s)
+
+    def open(self, kind: str, name: str = "") -> Artifact:
+        """Returns a complete artifact. Raises InputError if it is missing or incomplete, CorruptError if damaged."""
+        key = artifact_key(kind, name)
+        try:
+            return Artifact(self.storage, self.cache, key)
+        except FileNotFoundError:
+            raise InputError(self._why_missing(key)) from None
+
+    def names(self, kind: str) -> list[str]:
+        """Returns the names of the complete artifacts of a kind; all generations of an artifact share one name."""
+        names = {key.removeprefix(f"{kind}/") for key in self.keys(kind)}
+        return sorted({re.sub(r"/g\d{4}$", "", name) for name in names})
+
+    def only(
+        self,
+        kind: str,
+        name: str | None = None,
+        fits: Callable[[dict[str, Any]], bool] | None = None,
+        *,
+        choice: str | None = None,
+    ) -> str:
+        """Returns `name`, or the only name of that kind.
+
+        Args:
+            kind: The kind of the artifact.
+            name: The name; None: the only one.
+            fits: Says of an artifact's configuration whether the artifact counts as a candidate for the only one; None:
+                all count. If none fits, all count, and the caller refuses what it gets for its own reason.
+            choice: How the user names one of several, for the error; default: by the parameter of that kind.
+
+        Raises:
+            InputError: If it is missing or ambiguous.
+        """
+        names = self.names(kind)
+        if name is None and fits is not None and len(names) > 1:
+            names = [
+                each for each in names if any(fits(made.config) for made in self.generations(kind, each)[-1:])
+            ] or names
+        if name is None and len(names) == 1:
+            return names[0]
+        if name is None and names:
+            choice = choice or f"parameter {kind} NAME"
+            raise InputError(f"{self.url} has several {kind}: {', '.join(names)}; say which with {choice}")
+        if name is None or name not in names:
+            raise InputError(self._why_missing(artifact_key(kind, name or "")))
+        return name
+
+    def generations(self, kind: str, name: str = "") -> list[Artifact]:
+        """Returns the complete generations g0000, g0001, … of an artifact that grows with its corpus, oldest first."""
+        key = artifact_key(kind, name)
+        generations = []
+        for generation_key in self.keys(key):
+            if re.fullmatch(r"g\d{4}", generation_key.removeprefix(f"{key}/")):
+                with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                    generations.append(Artifact(self.storage, self.cache, generation_key))
+        return generations
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Returns the keys of the complete artifacts under a prefix, sorted."""
+        end = f"/{MANIFEST}"
+        return sorted(key.removesuffix(end) for key, _ in self.storage.list(prefix) if key.endswith(end))
+
+    def incomplete(self) -> list[str]:
+        """Returns the keys of the artifacts that were begun and are not complete, sorted."""
+        end = f"/{BEGUN}"
+        drafts = {key.removesuffix(end) for key, _ in self.storage.list("") if key.endswith(end)}
+        return sorted(drafts - set(self.keys()))
+
+    def failed(self) -> dict[str, str]:
+        """Returns the keys and errors of failed and abandoned drafts; the next command replaces such a draft."""
+        errors = {key: read_failure(self.storage, key) for key in self.incomplete()}
+        return {key: error for key, error in errors.items() if error is not None}
+
+    def damaged(self) -> list[str]:
+        """Returns one line per complete artifact whose manifest cannot be read."""
+        problems = []
+        for key in self.keys():
+            try:
+                Artifact(self.storage, self.cache, key)
+            except FileNotFoundError:  # removed since it was listed
+                continue
+            except CorruptError as error:
+                problems.append(str(error))
+        return problems
+
+    def require(self) -> Store:
+        """Returns the store. Raises InputError if it holds nothing: a mistyped path is not an empty store."""
+        if self.storage.empty():
+            raise InputError(f"{self.url}: there is no store here; {MADE_BY['corpus']} makes one")
+        return self
+
+    def dependents(self, key: str) -> list[str]:
+        """Returns the keys of the artifacts, complete or not, that were made from this one; CURRENT if it is live.
+
+        Raises:
+            CorruptError: For a release, if CURRENT is damaged, because the release may be the live one.
+        """
+        others = {*self.keys(), *self.incomplete()} - {key}
+        needing = [other for other in others if any(entry["artifact"] == key for entry in self.inputs(other).values())]
+        if key.startswith("releases/"):
+            current = read_current(self.storage)
+            needing += [CURRENT] if current and key == f"releases/{current.release}" else []
+        return sorted(needing)
+
+    def inputs(self, key: str) -> dict[str, dict[str, str]]:
+        """Returns the inputs of an artifact by role; empty if neither of its manifests can be read."""
+        return (self.manifest(key) or {"inputs": {}})["inputs"]
+
+    def manifest(self, key: str) -> dict[str, Any] | None:
+        """Returns kind, inputs and configuration of an artifact, complete or not; None if no manifest can be read."""
+        for file in (MANIFEST, BEGUN):
+            with contextlib.suppress(CorruptError, FileNotFoundError):
+                return unseal(self.storage.read(f"{key}/{file}"), key)
+        return None
+
+    def pinned_config(self, key: str) -> dict[str, Any] | None:
+        """Returns the settings of an artifact that is complete or has parts; None if there is no such artifact."""
+        return pinned_config(self.storage, key)
+
+    def removable(self, key: str) -> list[tuple[str, int]]:
+        """Returns (key, bytes) of the files of an artifact, complete or not, in the order in which to delete them.
+
+        Raises:
+            InputError: If there is no such artifact, or if another artifact needs it.
+        """
+        kind, _, name = key.partition("/")
+        files = self.removal(artifact_key(kind, name)) if kind not in _NO_ARTIFACTS else []
+        if not files:
+            raise InputError(f"{self.url}/{key}: no such artifact; jobs/store.py list shows what there is")
+        if needed_by := self.dependents(key):
+            raise InputError(f"{self.url}/{key} is needed by {', '.join(needed_by)}: remove those first")
+        return files
+
+    def remove(self, key: str) -> int:
+        """Removes an artifact and returns the bytes freed. Raises InputError as `removable` does."""
+        files = self.removable(key)
+        for name, _ in files:
+            self.storage.delete(name)
+        return sum(size for _, size in files)
+
+    def superseded(self) -> list[str]:
+        """Returns the keys of incomplete generations that no command resumes, as a later one has their rows.
+
+        Only an index, or topics, can skip generations. A generation that another one was made from has lost its
+        manifest and is needed.
+        """
+        complete = self.keys()
+        return [
+            key
+            for key in self.incomplete()
+            if re.fullmatch(r"(index|bm25|topics)/[^/]+/g\d{4}", key)
+            and any(other > key and other[:-4] == key[:-4] and self._opens(other) for other in complete)
+            and not self.dependents(key)
+        ]
+
+    def garbage(self) -> list[tuple[str, int]]:
+        """Returns (key, bytes) of the files that nothing refers to, in the order in which to delete them.
+
+        These are the bytes of writers that lost a race; temporary files, uploads and failed drafts after TEMPORARY_AGE;
+        and superseded generations after ABANDONED_AGE. Files of an artifact with a damaged manifest are never included.
+        """
+        unnamed = []
+        ages = dict.fromkeys(self.failed(), TEMPORARY_AGE) | dict.fromkeys(self.superseded(), ABANDONED_AGE)
+        for key, age in ages.items():
+            files = self.removal(key)
+            with contextlib.suppress(FileNotFoundError):  # another process is removing it
+                if files and max(self.storage.modified(file) for file, _ in files) < time.time() - age:
+                    unnamed += files
+        for key in self.keys():
+            with contextlib.suppress(CorruptError, FileNotFoundError):  # damaged, or removed meanwhile
+                named = {part.file for part in Artifact(self.storage, self.cache, key).parts}
+                for file, size in self.storage.list(key):
+                    name = file.removeprefix(f"{key}/")
+                    if "/" not in name and not name.endswith(".json") and name not in named:
+                        unnamed.append((file, size))
+        if isinstance(self.storage, LocalStorage):
+            for path in sorted((self.storage.root / TEMPORARY).glob("*")):
+                with contextlib.suppress(FileNotFoundError):  # its writer has finished with it
+                    status = path.stat()
+                    if status.st_mtime < time.time() - TEMPORARY_AGE:
+                        unnamed.append((f"{TEMPORARY}/{path.name}", status.st_size))
+        if isinstance(self.storage, S3Storage):
+            unnamed += self.storage.uploads(TEMPORARY_AGE)
+        return unnamed
+
+    def removal(self, key: str) -> list[tuple[str, int]]:
+        """Returns (key, bytes) of an artifact's files in a safe order of deletion.
+
+        If the deletion is interrupted anywhere, a draft with some pending parts remains, which can be resumed: no
+        record is without its bytes.
+        """
+
+        def order(entry: tuple[str, int]) -> int:
+            name = entry[0].rpartition("/")[2]
+            return {MANIFEST: 0, PROVENANCE: 1, FAILED: 4, BEGUN: 5}.get(name, 2 if name.endswith(".json") else 3)
+
+        return sorted([(k, size) for k, size in self.storage.list(key) if k.rpartition("/")[0] == key], key=order)
+
+    def _opens(self, key: str) -> bool:
+        """Whether the manifest of a complete artifact can be read."""
+        try:
+            Artifact(self.storage, self.cache, key)
+        except (CorruptError, FileNotFoundError):
+            return False
+        return True
+
+    def _why_missing(self, key: str) -> str:
+        self.require()
+        kind = key.partition("/")[0]
+        commands = MADE_BY.get(kind)
+        for draft in self.incomplete():
+            if draft == key or draft.startswith(f"{key}/"):  # a generation of it, or the only artifact of its kind
+                by = f" ({commands})" if commands else ""
+                return f"{self.url}/{draft} was begun and is not complete: run the command that makes it again{by}"
+        names = ", ".join(self.names(kind)) or "none"
+        remedy = f"; {commands} makes one" if commands else ""
+        return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names}){remedy}"
+
+
+def artifact_key(kind: str, name: str = "") -> str:
+    """Returns `kind/name`. Raises InputError if the name is not a plain file name (generations: NAME/g0000)."""
+    pieces = [p for p in name.split("/") if p] if name else []
+    if not _NAME.fullmatch(kind):
+        raise InputError(f"{kind!r} is not a kind of artifact; jobs/store.py list shows what there is")
+    if any(not _NAME.fullmatch(piece) for piece in pieces) or len(pieces) > 2:
+        raise InputError(f"name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    for piece in (kind, *pieces):
+        if len(piece) > MAX_NAME:
+            raise InputError(f"name {piece[:40]!r}...: found {len(piece)} characters, expected at most {MAX_NAME}")
+    return "/".join([kind, *pieces])
+
+
+def generation(number: int) -> str:
+    """Returns the folder name of a generation: `g0007`."""
+    return f"g{number:04d}"
+
+
+def open_storage(url: str) -> Storage:
+    """Opens `s3://bucket/prefix` or a local folder, which is created when the first object is written.
+
+    Raises:
+        InputError: If the URL is mistyped, or if the path is not a folder or not accessible to this user.
+    """
+    if not url.strip() or "\0" in url or not is_text(url):
+        raise InputError(f"store {url!r}: expected a folder or s3://bucket/prefix: UTF-8 text without NUL characters")
+    if url.startswith("s3://"):
+        return S3Storage(url)
+    if mistyped := _LIKE_URL.fullmatch(url.strip()):
+        raise InputError(f"store {url!r}: {_correct_form(**mistyped.groupdict())}")
+    storage = LocalStorage(url)
+    try:
+        if not stat.S_ISDIR(os.stat(storage.root).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "this is a file")
+    except FileNotFoundError:
+        pass  # made by the first write
+    except OSError as error:
+        raise InputError(f"store {url}: {error.strerror}; expected a folder or s3://bucket/prefix") from error
+    return storage
+
+
+def _correct_form(scheme: str | None, rest: str | None, known: str | None, path: str | None) -> str:
+    """Returns advice on the correct form of an invalid store URL."""
+    kind, place = (scheme or known or "").lower(), (rest or path or "").strip("/")
+    if kind in ("s3", "s3a", "s3n"):
+        return f"did you mean s3://{place or 'bucket/prefix'}?"
+    if kind == "file":
+        return f"a local folder is written as a plain path, such as /{place or 'data/store'}"
+    return f"only a local folder or s3://bucket/prefix can hold a store, not {kind}:"

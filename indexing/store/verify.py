@@ -1,0 +1,193 @@
+"""Hashes every byte of a store's artifacts again, and names each damaged or missing file."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from indexing.store.artifact import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
+from indexing.store.cache import CorruptError
+from indexing.store.live_release import CURRENT, read_current
+from indexing.store.store import Store
+
+ATTEMPTS = 5  # to check an artifact that other processes write or remove at the same time
+_DATA = re.compile(r".*-[0-9a-f]{16}\.\w+")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result for one file. problem: None if the file is as it was committed. bytes: how many were hashed."""
+
+    file: str
+    problem: str | None = None
+    bytes: int = 0
+
+
+def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
+    """Yields a Finding for each file, artifact by artifact, then the problems of lineage and of the live release.
+
+    An artifact that another process removes meanwhile has no problem.
+
+    Args:
+        store: The store.
+        limit: Hash at most this many parts of each artifact; None: all.
+    """
+    manifests: dict[str, dict[str, Any]] = {}
+    for key, files in _folders(store).items():
+        folder = _Folder(store, key, files)
+        problems = []
+        for finding in folder.findings(limit):
+            if finding.problem:
+                problems.append(finding)
+            else:
+                yield finding
+        for _ in range(ATTEMPTS):
+            present = _folders(store, key).get(key, {}) if problems else folder.files
+            if present == folder.files:
+                break
+            folder = _Folder(store, key, present)
+            problems = [finding for finding in folder.findings(limit) if finding.problem] if present else []
+        yield from problems
+        if folder.manifest is not None:
+            manifests[key] = folder.manifest
+    for key, manifest in manifests.items():
+        for entry in manifest["inputs"].values():
+            if problem := _lineage_problem(store, key, entry, manifests):
+                yield problem
+    yield from _current(store)
+
+
+class _Folder:
+    """The documents of one artifact, read and compared."""
+
+    def __init__(self, store: Store, key: str, files: dict[str, int]):
+        self.store, self.key, self.files = store, key, files
+        self.read: dict[str, dict[str, Any]] = {}
+        self.records: dict[str, Part] = {}
+
+    @property
+    def manifest(self) -> dict[str, Any] | None:
+        return self.read.get(MANIFEST)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The parts by name: those of the manifest, or of the records if the artifact is incomplete."""
+        if self.manifest is None:
+            return self.records
+        return {part["name"]: Part(**part) for part in self.manifest["parts"]}
+
+    def findings(self, limit: int | None) -> Iterator[Finding]:
+        """All results for the artifact, of which at most `limit` parts are hashed."""
+        yield from self.documents()
+        yield from self.agreement()
+        for part in list(self.parts.values())[:limit]:
+            yield _hashed(self.store, self.key, part)
+
+    def documents(self) -> Iterator[Finding]:
+        """Checks the seal of every JSON file, and that a record has the name of its part."""
+        for file in sorted(f for f in self.files if f.endswith(".json")):
+            name = f"{self.key}/{file}"
+            try:
+                if file in (BEGUN, MANIFEST, PROVENANCE, FAILED):
+                    self.read[file] = unseal(self.store.storage.read(name), f"{self.store.url}/{name}")
+                else:
+                    part, _ = read_record(self.store.storage, name)
+                    self.records[part.name] = part
+                yield Finding(name)
+            except CorruptError as error:
+                yield Finding(name, str(error))
+            except FileNotFoundError:
+                yield _bad(self.store, name, "the file is missing")
+
+    def agreement(self) -> Iterator[Finding]:
+        """Checks that every document exists and agrees with the manifest."""
+        if BEGUN not in self.files:
+            yield _bad(self.store, f"{self.key}/{BEGUN}", "the file is missing")
+        if PROVENANCE in self.files and MANIFEST not in self.files:
+            yield _bad(self.store, f"{self.key}/{MANIFEST}", "missing: lost, or the last step of its job is pending")
+        if self.manifest is None:
+            return
+        if PROVENANCE not in self.files:
+            yield _bad(self.store, f"{self.key}/{PROVENANCE}", "the file is missing")
+        begun = self.read.get(BEGUN)
+        if begun is not None and any(self.manifest[k] != begun[k] for k in ("kind", "inputs", "config")):
+            yield _bad(self.store, f"{self.key}/{BEGUN}", f"does not fit {MANIFEST}")
+        for name in {**self.parts, **self.records}:
+            file = f"{self.key}/{name}.json"
+            if f"{name}.json" not in self.files:
+                yield _bad(self.store, file, "the file is missing")
+            elif name in self.records and (
+                name not in self.parts or asdict(self.records[name]) != asdict(self.parts[name])
+            ):
+                yield _bad(self.store, file, f"does not fit {MANIFEST}")
+
+
+def _hashed(store: Store, key: str, part: Part) -> Finding:
+    name = f"{key}/{part.file}"
+    size = store.storage.size(name)
+    if size is None:
+        return _bad(store, name, "the file is missing")
+    if size != part.bytes:
+        return _bad(store, name, f"{size} bytes, {part.bytes} were committed")
+    try:
+        digest = store.storage.sha256(name)
+    except FileNotFoundError:
+        return _bad(store, name, "the file is missing")
+    if digest != part.sha256:
+        return _bad(store, name, "its sha256 is not the committed one")
+    return Finding(name, None, size)
+
+
+def _lineage_problem(
+    store: Store, key: str, entry: dict[str, str], manifests: dict[str, dict[str, Any]]
+) -> Finding | None:
+    """What is wrong with an input of an artifact; looked at again, as either may have changed since it was read."""
+    if "://" in entry["artifact"] or entry["artifact"].startswith("/"):
+        return None  # an artifact of another store
+    name, expected = f"{entry['artifact']}/{MANIFEST}", entry["fingerprint"]
+    source = manifests.get(entry["artifact"])
+    if source is None or source["fingerprint"] != expected:
+        try:
+            source = unseal(store.storage.read(name), name)
+        except (CorruptError, FileNotFoundError):
+            source = None
+    actual = source["fingerprint"] if source else None
+    if actual == expected or store.storage.size(f"{key}/{MANIFEST}") is None:
+        return None
+    state = f"there is {actual[:12]}" if actual else "which is missing or damaged"
+    return _bad(store, name, f"{key} was made from {expected[:12]}, {state}")
+
+
+def _current(store: Store) -> Iterator[Finding]:
+    """Checks the object that names the live release, and that this release is complete."""
+    try:
+        current = read_current(store.storage)
+    except CorruptError as error:
+        yield Finding(CURRENT, str(error))
+        return
+    if current is None:
+        return
+    yield Finding(CURRENT)
+    release = f"releases/{current.release}/{MANIFEST}"
+    if store.storage.size(release) is None:
+        yield _bad(store, release, f"{CURRENT} names it as the live release, which is missing")
+
+
+def _bad(store: Store, name: str, problem: str) -> Finding:
+    return Finding(name, f"{store.url}/{name}: {problem}")
+
+
+def _folders(store: Store, prefix: str = "") -> dict[str, dict[str, int]]:
+    """The files of each artifact, and of what was one, with their sizes in bytes, by key."""
+    folders: dict[str, dict[str, int]] = defaultdict(dict)
+    for key, size in store.storage.list(prefix):
+        folder, _, file = key.rpartition("/")
+        folders[folder][file] = size
+    return {
+        key: files
+        for key, files in sorted(folders.items())
+        if {MANIFEST, BEGUN, PROVENANCE} & set(files) or any(_DATA.fullmatch(file) for file in files)
+    }

@@ -1,1 +1,0 @@
-"""Titles of passages from a separate file."""

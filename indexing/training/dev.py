@@ -1,0 +1,121 @@
+"""Dev splits of query sets, by which training measures quality: a pool of passages to search, lists to re-rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexing.corpus.categories import categories_of_rows
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.queries import Queries
+from retriever.errors import InputError
+from retriever.training.dev import DevLists, DevSet, read_blocks
+from retriever.training.reranker_data import TrainingData
+
+Compose = Callable[[Sequence[str], Sequence[str]], list[str]]  # n titles and n texts to n texts of passages
+Vectors = Callable[[np.ndarray], np.ndarray]  # corpus rows int64 [n] to float16 or float32 [n, dim]
+
+
+@dataclass(frozen=True)
+class DevSplit:
+    """The dev split of a training run, by name.
+
+    Attributes:
+        queries: Name of the query set.
+        split: Its split that measures quality.
+        limit: Use only the first N queries; None: all.
+        passages: Number of passages in which each query is searched, or that are re-ranked for each query.
+    """
+
+    queries: str
+    split: str
+    limit: int | None
+    passages: int
+
+
+def dev_set(
+    corpus: Corpus, queries: Queries, split: str, limit: int | None, passages: int, compose: Compose, *,
+    vectors: Vectors | None = None, categories_field: str | None = None, topics: np.ndarray | None = None,
+) -> DevSet:  # fmt: skip
+    """Returns the queries and passages that measure quality; the same on every worker.
+
+    Args:
+        corpus: The corpus.
+        queries: The query set.
+        split: The split.
+        limit: Use only its first N queries; None: all.
+        passages: Number of passages: the relevant ones, and random others.
+        compose: Joins titles and texts, as the system does.
+        vectors: Reads the vectors of passages, which the system then does not encode; None: it encodes them.
+        categories_field: Passages that share a category of this metadata field with a judged passage of a query are
+            relevant too; None: the judged ones alone are.
+        topics: The topics of the corpus's passages, int64 [rows], for a system with prompts of topics; None: none.
+
+    Raises:
+        InputError: If no query has a relevant passage in the corpus, or if categories are needed and one of these
+            passages has none.
+    """
+    pairs = judged_pairs(corpus, queries, split, limit)
+    if not pairs.ids:
+        raise InputError(f"{queries.artifact.url}: no query of the split {split!r} has an answer in the corpus")
+    needed = np.unique(np.concatenate(pairs.rows))
+    others = np.setdiff1d(np.arange(corpus.num_rows), np.concatenate([needed, corpus.deleted]))
+    count = max(0, min(passages - len(needed), len(others)))
+    sample = np.random.default_rng(0).choice(others, count, replace=False)
+    pool = np.sort(np.concatenate([needed, sample])).astype(np.int64)
+    positives = [np.searchsorted(pool, np.sort(rows)) for rows in pairs.rows]
+    if categories_field is not None:
+        members = categories_of_rows(corpus, categories_field, pool).members(pool)
+        positives = [np.flatnonzero(members[:, members[own].any(axis=0)].any(axis=1)) for own in positives]
+    if vectors is not None:
+        dim = vectors(pool[:1]).shape[1]
+        return DevSet(pairs.texts, positives, [], read_blocks(vectors, pool, dim))
+    in_pool = corpus.passages(pool)
+    composed = compose([passage.title for passage in in_pool], [passage.text for passage in in_pool])
+    return DevSet(pairs.texts, positives, composed, topics=None if topics is None else topics[pool])
+
+
+def check_lists(data: TrainingData, split: str) -> list[int]:
+    """Returns the numbers of the queries that have negatives, which are the queries that `dev_lists` uses.
+
+    Raises:
+        InputError: If there are none.
+    """
+    numbers = [number for number, negatives in enumerate(data.negatives) if len(negatives)]
+    if not numbers:
+        raise InputError(
+            f"parameter dev_split {split}: none of its {len(data.queries):,} queries has negatives, so nothing can be "
+            "re-ranked; mine more of them, or name others with parameter dev_negatives"
+        )
+    return numbers
+
+
+def dev_lists(data: TrainingData, split: str, passages: int, compose: Compose) -> DevLists:
+    """Returns the queries of a dev split, each with its positives and its first negatives; the same on every worker.
+
+    Args:
+        data: The queries of the split with their positives and mined negatives. Queries without negatives are left out.
+        split: The name of the split.
+        passages: Maximum number of passages per query; there is at least one negative.
+        compose: Joins titles and texts, as the system does.
+
+    Raises:
+        InputError: If no query has negatives.
+    """
+    numbers = check_lists(data, split)
+    rows = [
+        np.concatenate([own, data.negatives[number][: max(1, passages - len(own))]])
+        for number in numbers
+        for own in [data.positives[number]]
+    ]
+    wanted, places = np.unique(np.concatenate(rows), return_inverse=True)
+    texts = compose(*data.passages(wanted))
+    ends = np.cumsum([len(each) for each in rows])
+    return DevLists(
+        [data.queries[number] for number in numbers],
+        [np.arange(len(data.positives[number])) for number in numbers],
+        [[texts[place] for place in piece] for piece in np.split(places, ends[:-1])],
+    )

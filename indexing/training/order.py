@@ -1,0 +1,159 @@
+"""Compares a trained re-ranker's order of hits with the order in which a source found them.
+
+A pool of candidates leaves out the positives of a query, but keeps the ranks of the other hits. A rank that is missing
+is therefore that of a positive, which restores the list as the source found it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from indexing.corpus.queries import Queries
+from indexing.measures.metrics import per_query
+from indexing.mining.negatives import read_groups
+from indexing.mining.pools import sources_of
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
+from retriever.errors import InputError
+
+DEPTH = 20  # first hits of a list that are ordered again
+MOST = 100  # lists
+PARTS = 8  # parts of the candidates that are read at most
+LEAST = 25  # lists, however short the training was
+SHARE = 5  # at most one pair is scored for so many that were trained on
+METRICS = ("RR@10", "nDCG@10")
+
+Score = Callable[[Sequence[str], Sequence[str], Sequence[str]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class RankedLists:
+    """The first hits of some training queries, as a source ranked them.
+
+    source: which one. queries: texts, [q]. rows: corpus rows of each list in the order of ranks, int64. relevant: which
+    of these are positives, bool.
+    """
+
+    source: str
+    queries: list[str]
+    rows: list[np.ndarray]
+    relevant: list[np.ndarray]
+
+
+def count_lists(trained_pairs: int) -> int:
+    """Returns how many lists are worth scoring after a training on so many pairs."""
+    return max(LEAST, min(MOST, trained_pairs // SHARE // DEPTH))
+
+
+def read_lists(
+    store: Store, negatives: Artifact, queries: Queries, split: str, limit: int | None, count: int
+) -> RankedLists | None:
+    """Restores the lists of the first training queries for which this is possible.
+
+    Args:
+        store: The store of the negatives.
+        negatives: negatives/NAME, whose candidates are read.
+        queries: The query set.
+        split: The training split.
+        limit: Only the first queries of the split.
+        count: Number of lists.
+
+    Returns:
+        The lists of the source whose order is the best, or None if there are no candidates to restore lists from: they
+        were removed, passages with an answer were left out of them, or no list has all positives of its query.
+    """
+    entry = negatives.inputs.get("candidates")
+    if entry is None:
+        return None
+    try:
+        candidates = store.open(*entry["artifact"].split("/", 1))
+    except InputError:
+        return None
+    if candidates.fingerprint != entry["fingerprint"] or candidates.config.get("drop_answers"):
+        return None
+    texts = dict(zip(*queries.split(split, limit), strict=True))
+    groups = read_groups(negatives)
+    positives = dict(zip(groups.query_ids, groups.positives, strict=True))
+    by_source: dict[str, RankedLists] = {}
+    for part in candidates.group("part")[:PARTS]:
+        table = pq.read_table(candidates.local(part))
+        for source in sources_of(table):
+            lists = by_source.setdefault(source, RankedLists(source, [], [], []))
+            _restore(lists, table, texts, positives)
+        if any(len(lists.queries) >= count for lists in by_source.values()):
+            break
+    best = max(by_source.values(), key=lambda lists: sum(_reciprocal_ranks(lists)), default=None)
+    if best is None or not best.queries:
+        return None
+    return RankedLists(best.source, best.queries[:count], best.rows[:count], best.relevant[:count])
+
+
+def _restore(lists: RankedLists, table: pa.Table, texts: dict[str, str], positives: dict[str, np.ndarray]) -> None:
+    """Adds the lists of a part's queries of which all positives are among the first DEPTH hits of the source."""
+    hits = table.filter(table[f"rank:{lists.source}"].is_valid())
+    ids = np.asarray(hits["query_id"].to_pylist(), object)
+    ranks, rows = hits[f"rank:{lists.source}"].to_numpy(), hits["row"].to_numpy()
+    starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]])) if len(ids) else np.empty(0, np.int64)
+    for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
+        query, span = ids[start], slice(start, end)
+        length = min(DEPTH, int(ranks[span].max()))
+        order = np.full(length, -1, np.int64)
+        first = ranks[span] <= length
+        order[ranks[span][first] - 1] = rows[span][first]
+        gaps = order < 0
+        answers = positives.get(query, np.empty(0, np.int64))
+        if query in texts and gaps.any() and gaps.sum() == len(answers):
+            order[gaps] = answers  # all are relevant, so that it does not matter which is where
+            lists.queries.append(texts[query])
+            lists.rows.append(order)
+            lists.relevant.append(gaps)
+
+
+def _reciprocal_ranks(lists: RankedLists) -> list[float]:
+    return [1 / (1 + int(np.argmax(relevant))) for relevant in lists.relevant]
+
+
+def compare_orders(
+    lists: RankedLists, passages: Callable[[np.ndarray], tuple[list[str], list[str]]], score: Score
+) -> dict[str, Any]:
+    """Measures the lists as they are, and in the order of a model's scores.
+
+    Args:
+        lists: The lists.
+        passages: From rows int64 [n] to n titles and n texts.
+        score: From n queries, titles and texts to scores [n], higher is better.
+
+    Returns:
+        JSON-able: "source", "lists" (their number), "depth", and "before" and "after": means of METRICS by name.
+    """
+    widths = [len(rows) for rows in lists.rows]
+    queries = [query for query, width in zip(lists.queries, widths, strict=True) for _ in range(width)]
+    scores = np.nan_to_num(score(queries, *passages(np.concatenate(lists.rows))), nan=-np.inf)
+    before = [np.arange(width, 0.0, -1.0) for width in widths]
+    # Equal scores keep the source's order, as re-ranking does.
+    after = [-np.argsort(np.argsort(-each, kind="stable")) for each in np.split(scores, np.cumsum(widths)[:-1])]
+    return {
+        "source": lists.source,
+        "lists": len(widths),
+        "depth": max(widths),
+        "before": _means(lists, before),
+        "after": _means(lists, [each.astype(float) for each in after]),
+    }
+
+
+def _means(lists: RankedLists, scores: Sequence[np.ndarray]) -> dict[str, float]:
+    """Means of METRICS over the lists."""
+    numbers = np.repeat(np.arange(len(lists.rows)), [len(rows) for rows in lists.rows]).astype(str)
+    table = pa.table(
+        {"query_id": numbers, "id": np.concatenate(lists.rows).astype(str), "score": np.concatenate(scores)}
+    )
+    relevant = table.filter(pa.array(np.concatenate(lists.relevant)))
+    qrels = relevant.rename_columns(["query_id", "corpus_id", "score"])
+    qrels = qrels.set_column(2, "score", pa.array(np.ones(len(qrels), np.int32)))
+    return {name: float(values.mean()) for name, values in per_query(qrels, table, METRICS).items()}

@@ -1,0 +1,298 @@
+"""Opens the training sets of a run by name: judged queries of one or more stores, with mined negatives or without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from indexing.corpus.categories import categories_of_rows
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.queries import ALL, Queries
+from indexing.mining.negatives import check_room, mined_corpus, passages_of, training_data
+from indexing.store.artifact import Artifact, Reference
+from indexing.store.store import Store
+from retriever.errors import InputError
+from retriever.training.mixture_schedule import Batches
+from retriever.training.mixture_sets import TrainingSet, draw, mix
+from retriever.training.reranker_data import TrainingData
+
+NO_NEGATIVES = "none"  # the name that stands for training on judged pairs alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetName:
+    """A training set by name.
+
+    Attributes:
+        queries: Name of the query set.
+        split: Its split with the queries.
+        negatives: Name of the mined negatives; None: the judged pairs alone.
+        weight: How often a query comes, relative to queries of other sets.
+        task: Name of the task; "": that of the query set.
+        store: URL or folder of the store of the query set, its negatives and their corpus; "": the store of the run.
+        size: Use at most N queries, drawn at random, the same ones in every run; None: all.
+        embeddings: Name of the embeddings from which vectors of passages are read; None: the only ones that fit.
+        dev: A split of the query set that also measures quality during training; None: it does not.
+    """
+
+    queries: str
+    split: str = "train"
+    negatives: str | None = None
+    weight: float = 1.0
+    task: str = ""
+    store: str = ""
+    size: int | None = None
+    embeddings: str | None = None
+    dev: str | None = None
+
+
+def resolve_stores(store: Store, names: Sequence[SetName]) -> tuple[SetName, ...]:
+    """Returns training sets with the URLs of their stores, one URL per store, so that all processes read the same.
+
+    Args:
+        store: The store of the run.
+        names: The training sets.
+
+    Raises:
+        InputError: If there is no store.
+    """
+    urls = {_canonical(store.url): ""}
+    result = []
+    for name in names:
+        url = Store(name.store).require().url if name.store else store.url
+        result.append(replace(name, store=urls.setdefault(_canonical(url), url)))
+    return tuple(result)
+
+
+def _canonical(url: str) -> str:
+    """Returns the same string for all spellings of a local folder."""
+    return url if "://" in url else str(Path(url).resolve())
+
+
+def parse_set(text: str) -> SetName:
+    """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL` names.
+
+    `size=N`, `embeddings=NAME` and `dev=SPLIT` may be added; `queries` is required. Without `negatives`, or with
+    `negatives=none`, the judged pairs are used alone.
+
+    Raises:
+        InputError: If the text has another form.
+    """
+    known = [field.name for field in fields(SetName)]
+    form = f"parameter also_train {text!r}: "
+    values: dict[str, str] = {}
+    for piece in text.split(","):
+        name, sign, value = (part.strip() for part in piece.partition("="))
+        if not sign or not value or name not in known or name in values:
+            raise InputError(f"{form}found {piece!r}, expected NAME=VALUE once for each of {', '.join(known)}")
+        values[name] = value
+    if "queries" not in values:
+        raise InputError(f"{form}expected queries=NAME, the query set to train on")
+    try:
+        weight = float(values.pop("weight", "1"))
+    except ValueError:
+        raise InputError(f"{form}weight must be a number") from None
+    size = values.pop("size", None)
+    if size is not None and not (size.isdecimal() and int(size)):
+        raise InputError(f"{form}size must be a number of queries, at least 1")
+    negatives = values.pop("negatives", NO_NEGATIVES)
+    return SetName(
+        **values,
+        negatives=None if negatives == NO_NEGATIVES else negatives,
+        weight=weight,
+        size=None if size is None else int(size),
+    )
+
+
+@dataclass(frozen=True)
+class SetCorpus:
+    """A corpus of training sets.
+
+    Attributes:
+        number: The number of the first set over it, from 1.
+        store: URL of its store; "": the store of the run.
+        corpus: The corpus, up to the last generation that a set needs.
+        embeddings: Name of the embeddings from which vectors of its passages are read; None: the only ones that fit.
+    """
+
+    number: int
+    store: str
+    corpus: Corpus
+    embeddings: str | None
+
+
+@dataclass(frozen=True)
+class OpenSets:
+    """Opened training sets.
+
+    Attributes:
+        corpora: The corpora of the sets, in the order of their rows in the training data; the first set's comes first.
+        data: The training data.
+        inputs: The query sets and negatives by role: "queries" and "negatives" of the first set, "queries:2" and
+            "negatives:2" of the second, and so on. A set of another store has its corpus too, and URLs as keys.
+        places: For each set, the position of its corpus in `corpora`.
+    """
+
+    corpora: tuple[SetCorpus, ...]
+    data: TrainingData
+    inputs: dict[str, Artifact | Reference]
+    places: tuple[int, ...]
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus of the first set."""
+        return self.corpora[0].corpus
+
+    def fingerprints(self) -> dict[str, str]:
+        """Returns the fingerprint of each input by role."""
+        return {role: artifact.fingerprint for role, artifact in self.inputs.items()}
+
+    def check(self, fingerprints: Mapping[str, str]) -> None:
+        """Checks that these are the sets that another process has opened.
+
+        Args:
+            fingerprints: The fingerprints of the other process.
+
+        Raises:
+            InputError: If an input differs.
+        """
+        for role, artifact in self.inputs.items():
+            if artifact.fingerprint != fingerprints[role]:
+                raise InputError(
+                    f"{artifact.key}: this node has {artifact.fingerprint[:12]}, the node of the job "
+                    f"{fingerprints[role][:12]}: give stores that all nodes share, and leave them unchanged"
+                )
+
+
+def open_sets(
+    store: Store, names: Sequence[SetName], *, limit: int | None, batches: Batches, weighted: bool,
+    teacher: bool = False, categories_field: str | None = None,
+) -> OpenSets:  # fmt: skip
+    """Opens and checks training sets.
+
+    Sets of one store are over the same state of its corpus: the last one that a set of them needs.
+
+    Args:
+        store: The store of the run.
+        names: The training sets, at least one.
+        limit: Use only the first N queries of each split; None: all.
+        batches: Whether a batch mixes the sets.
+        weighted: Read the scores of the judgements as sampling weights of the positives.
+        teacher: Read the scores of a re-ranker too, for distillation.
+        categories_field: Read the categories of the positives from this metadata field; None: do not read them.
+
+    Raises:
+        InputError: If an artifact is missing or does not fit the others, if a set has no query to train on, if sets of
+            one corpus name different embeddings, or if training by categories has several sets, a positive without
+            categories, or no pair of positives without a common one.
+    """
+    if categories_field is not None and len(names) > 1:
+        raise InputError(
+            "parameter positives categories, parameter also_train: categories are those of one training set; leave out "
+            "one of them"
+        )
+    inputs: dict[str, Artifact | Reference] = {}
+    artifacts: list[tuple[SetName, Queries, Artifact | None]] = []
+    corpora: dict[str, Corpus] = {}  # by URL of the store
+    for name in names:
+        of = Store(name.store) if name.store else store
+        queries = Queries.open(of, name.queries)
+        negatives = None if name.negatives is None else of.open("negatives", name.negatives)
+        artifacts.append((name, queries, negatives))
+        needed = mined_corpus(of, negatives or queries.artifact)
+        corpora[name.store] = max(corpora.get(name.store, needed), needed, key=lambda corpus: len(corpus.generations))
+    sets, places = [], []
+    by_state: dict[str, SetCorpus] = {}
+    for number, (name, queries, negatives) in enumerate(artifacts, 1):
+        corpus = corpora[name.store]
+        by_role = {"queries": queries.artifact, "negatives": negatives}
+        by_role |= {"corpus": corpus.generations[-1]} if name.store else {}
+        suffix = "" if number == 1 else f":{number}"
+        for role, artifact in by_role.items():
+            if artifact is not None:
+                inputs[role + suffix] = Reference(artifact.url, artifact.fingerprint) if name.store else artifact
+        if negatives is None and teacher:
+            raise InputError(f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
+                             "which a distillation loss needs: name negatives, or another parameter loss")  # fmt: skip
+        if negatives is None:
+            data = pair_data(corpus, queries, name.split, limit, weighted=weighted)
+        else:
+            data = training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
+        state = corpus.generations[-1].fingerprint
+        known = by_state.setdefault(state, SetCorpus(number, name.store, corpus, name.embeddings))
+        if name.embeddings not in (None, known.embeddings):
+            raise InputError(
+                f"training set {name.task or name.queries}: embeddings {name.embeddings}, and the first set of the "
+                f"same corpus has {known.embeddings or 'none named'}: name the same"
+            )
+        data = draw(data, name.size)
+        if categories_field is not None:
+            data = with_categories(data, corpus, categories_field)
+        sets.append(TrainingSet(name.task or name.queries, data, name.weight, corpus=state))
+        places.append(list(by_state).index(state))
+    return OpenSets(tuple(by_state.values()), mix(sets, batches), inputs, tuple(places))
+
+
+def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingData:
+    """Returns training data with the categories of the positives.
+
+    Args:
+        data: The training data.
+        corpus: The corpus of its passages.
+        field: The metadata field with the categories of a passage.
+
+    Raises:
+        InputError: If a positive has no categories, or if one category is that of all positives.
+    """
+    rows = np.unique(np.concatenate(data.positives))
+    table = categories_of_rows(corpus, field, rows)
+    [common] = np.nonzero(np.bincount(table.values, minlength=len(table.names)) == len(rows))
+    if len(common):
+        raise InputError(
+            f"{corpus.generations[-1].url}: all {len(rows):,} passages to train on have the category "
+            f"{table.names[common[0]]!r} in the field {field!r}, so that no query has a negative; name a field that "
+            "tells them apart by parameter categories_field, or use judged positives"
+        )
+    return replace(data, categories=table)
+
+
+def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool) -> TrainingData:
+    """Returns the queries of a split with their relevant passages, and without negatives.
+
+    Args:
+        corpus: The corpus.
+        queries: The query set.
+        split: The split.
+        limit: Use only its first N queries; None: all.
+        weighted: The scores of the judgements are the sampling weights of the positives.
+
+    Raises:
+        InputError: If no query has a relevant passage.
+    """
+    if split == ALL:
+        raise InputError(
+            f"parameter split {ALL}: it has no judgements, which training without negatives needs; name a split of "
+            f"{queries.artifact.key} with judgements"
+        )
+    pairs = judged_pairs(corpus, queries, split, limit)
+    if not pairs.ids:
+        raise InputError(
+            f"{queries.artifact.url}: none of the {pairs.num_queries:,} queries of the split {split!r} has a relevant "
+            "passage in the corpus; name another split, or import the passages"
+        )
+    no_rows = [np.empty(0, np.int64)] * len(pairs.ids)
+    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, no_rows)
+    weights = [scores.astype(np.float64) for scores in pairs.scores] if weighted else None
+    return TrainingData(
+        pairs.texts,
+        pairs.rows,
+        no_rows,
+        corpus.num_rows,
+        passages_of(corpus),
+        deleted=corpus.deleted,
+        weights=weights,
+    )

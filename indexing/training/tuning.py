@@ -1,0 +1,328 @@
+"""What a retriever trains on: queries and mined negatives of a store, stored vectors, and a dev split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.embeddings.embeddings import Embeddings, is_sparse
+from indexing.embeddings.encoders import EncoderSpec, differences
+from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.exact import ExactSearch
+from indexing.store.artifact import Artifact
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from indexing.topics.reader import Topics
+from indexing.training.dev import dev_set
+from indexing.training.training_sets import SetName, open_sets
+from indexing.training.training_topics import training_topics
+from retriever.errors import InputError
+from retriever.model.files import resolve
+from retriever.prompts.prompts import load_prompt
+from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.topics.model import TopicModel
+from retriever.topics.training import TrainingTopics
+from retriever.training.dev import DevSets
+from retriever.training.mixture_schedule import Batches
+from retriever.training.reranker_data import TrainingData
+from retriever.training.system import Evaluate, Refresh
+
+ReadVectors = Callable[[np.ndarray], np.ndarray]
+"""Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
+
+_BLOCK = 65_536  # passages whose vectors are in memory at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneMaker:
+    """The Maker of a retriever: prompts over a backbone, or a fine-tuned backbone.
+
+    Attributes:
+        store: The store.
+        backbone: The backbone, with the options that turn its texts into vectors.
+        described: The description of the backbone, which must be the same on every node.
+        tuning: Options of the trained system.
+        corpus: The corpus.
+        sets: The training sets. The dev split is one of the first set's query set.
+        fingerprints: The fingerprints of their artifacts by role, which must be the same on every node.
+        batches: Whether a batch mixes the training sets.
+        limit: Use only the first N queries of each training split; None: all.
+        dev_split: The split that measures quality; None: no measurement.
+        dev_limit: Use only the first N queries of the dev split; None: all.
+        dev_passages: Number of passages in which they are searched: relevant ones, and random others.
+        checkpointing: Recompute activations in the backward pass.
+        start: Start from this prompt, as `open_prompt` takes it; None: from random values.
+        refresh_depth: Negatives per query in each mining by the current model; 0: no such mining.
+        embeddings: Read the vectors of passages from embeddings/NAME of the store of each corpus, in the order of
+            `OpenSets.corpora`; None: the trained model encodes them.
+        topics: The name and the fingerprint of the topics whose prompts are trained; None: other prompts, or none.
+
+    Raises:
+        InputError: If such negatives, which have no teacher scores, are to be mined for a distillation loss.
+    """
+
+    store: Store
+    backbone: EncoderSpec
+    described: dict[str, Any]
+    tuning: TuneOptions
+    corpus: Corpus
+    sets: tuple[SetName, ...]
+    fingerprints: dict[str, str]
+    batches: Batches
+    limit: int | None
+    dev_split: str | None
+    dev_limit: int | None
+    dev_passages: int
+    checkpointing: bool
+    start: str | None = None
+    refresh_depth: int = 0
+    embeddings: tuple[str, ...] | None = None
+    topics: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.refresh_depth and self.tuning.distills:
+            raise InputError(f"parameter loss {self.tuning.loss} with parameter refresh_epochs: negatives that are "
+                             "mined during training have no teacher scores; leave one of them out")  # fmt: skip
+        if self.refresh_depth and self.tuning.flops is not None:
+            raise InputError("parameter pooling splade with parameter refresh_epochs: negatives are mined during "
+                             "training with dense vectors only; leave one of them out")  # fmt: skip
+
+    def make(
+        self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
+    ) -> tuple[DualSystem, Evaluate | None, Refresh | None]:
+        """Makes the system of a worker; see Maker."""
+        if self.backbone.describe("query") != self.described:
+            raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
+        tuning = self.tuning
+        categories_field = None if tuning.categories is None else tuning.categories.field
+        training = open_sets(
+            self.store,
+            self.sets,
+            limit=self.limit,
+            batches=self.batches,
+            weighted=tuning.draw_positive == "weighted",
+            teacher=tuning.distills,
+            categories_field=categories_field,
+        )
+        training.check(self.fingerprints)
+        data = training.data
+        start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
+        vectors = None
+        readers: list[ReadVectors] = []
+        if self.embeddings is not None:
+            kind = SparseEmbeddings if tuning.flops is not None else Embeddings
+            for each, embeddings in zip(training.corpora, self.embeddings, strict=True):
+                of = Store(each.store) if each.store else self.store
+                readers.append(kind.open(of, embeddings, each.corpus).open_vectors())
+            vectors = joined_vectors(readers, [each.corpus.num_rows for each in training.corpora])
+        system = DualSystem(
+            resolve(self.backbone.folder),
+            self.backbone.options,
+            self.tuning,
+            data,
+            device=device,
+            dtype=dtype,
+            checkpointing=self.checkpointing,
+            start=start,
+            vectors=vectors,
+            topics=self._open_topics(data),
+        )
+        refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
+        if self.dev_split is None:
+            return system, None, refresh
+
+        def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+            return system.tokenizer.compose(titles, texts, system.encoder.title)
+
+        dev_sets = []
+        for number, (training_set, place) in enumerate(zip(self.sets, training.places, strict=True)):
+            if split := self.dev_split if number == 0 else training_set.dev:
+                dev = dev_set(
+                    training.corpora[place].corpus,
+                    Queries.open(Store(training_set.store) if training_set.store else self.store, training_set.queries),
+                    split,
+                    self.dev_limit,
+                    self.dev_passages,
+                    compose,
+                    vectors=readers[place] if readers else None,
+                    categories_field=categories_field,
+                    topics=None if system.topics is None else system.topics.passages,
+                )
+                system.check_queries(dev.queries)
+                if system.topics is not None:
+                    system.topics.infer(dev.queries, "query")  # names a query without a known word before any step
+                dev_sets.append(dev)
+        dev_splits = DevSets(dev_sets)
+        return system, lambda: dev_splits.mrr(system, rank, world), refresh
+
+    def open_model(self) -> TopicModel:
+        """Returns the topics whose prompts are trained."""
+        assert self.topics is not None
+        return Topics.open(self.store, self.topics[0], rows=0).model
+
+    def _open_topics(self, data: TrainingData) -> TrainingTopics | None:
+        """Returns the topics of the training data. Raises InputError if this node has other topics."""
+        if self.topics is None or self.tuning.topics is None:
+            return None
+        name, fingerprint = self.topics
+        stored, topics = training_topics(self.store, name, data.queries, data.num_passages, self.tuning.topics)
+        if stored.fingerprint != fingerprint:
+            raise InputError(
+                f"topics/{name}: this node has {stored.fingerprint[:12]}, the node of the job {fingerprint[:12]}: give "
+                "a store that all nodes share, and leave it unchanged"
+            )
+        return topics
+
+    def judge(self, system: DualSystem) -> dict[str, Any]:
+        """Returns the learned temperature for the notes of the artifact; see JudgingMaker."""
+        return {} if system.learned is None else {"temperature": system.learned.value()}
+
+
+@dataclass(frozen=True)
+class RefreshedNegatives:
+    """A Refresh that mines the nearest passages of each training query by the current model.
+
+    A query's positives, other passages with their text, and passages of other corpora are excluded.
+
+    The workers encode the corpus together, block by block, or read its stored vectors. Each searches for its share of
+    the queries.
+
+    Attributes:
+        system: The system that is trained.
+        depth: Negatives per query.
+        rank: The rank of this worker.
+        world: The number of workers.
+    """
+
+    system: DualSystem
+    depth: int
+    rank: int = 0
+    world: int = 1
+
+    def mine(self) -> torch.Tensor:
+        """Returns rows, nearest first, padded with -1: int64 [queries, depth], on the CPU."""
+        system, data = self.system, self.system.data
+        assert data is not None
+        topics = None
+        if system.topics is not None:  # those of training, since inference may refuse a query
+            positives = np.array([rows[0] for rows in data.positives])
+            topics = system.topics.of_queries(np.arange(len(positives)), positives)
+        queries = system.encode(data.queries, "query", self.rank, self.world, topics)
+        mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
+        by_corpus: dict[tuple[int, int], list[int]] = {}
+        for query in range(len(queries)):
+            by_corpus.setdefault(data.corpus_of(query), []).append(query)
+        for (begin, end), of_corpus in by_corpus.items():
+            share = of_corpus[self.rank :: self.world]
+            max_relevant = max(len(data.relevant(query)) for query in of_corpus)
+            search = ExactSearch(queries[share], min(self.depth + max_relevant, end - begin))
+            for first in range(begin, end, _BLOCK):
+                rows = np.arange(first, min(first + _BLOCK, end))
+                vectors = system.encode_passages(rows, self.rank, self.world)
+                search.add(vectors.astype(np.float16), first, data.deleted)
+            for query, hits in zip(share, search.result().rows, strict=True):
+                negatives = hits[(hits >= 0) & ~np.isin(hits, data.relevant(query))][: self.depth]
+                mined[query, : len(negatives)] = torch.from_numpy(negatives)
+        mined = mined.to(system.device)
+        if self.world > 1:
+            dist.all_reduce(mined, dist.ReduceOp.MAX)
+        return mined.cpu()
+
+    def take(self, mined: torch.Tensor) -> None:
+        """Trains on mined rows from the next batch on."""
+        data = self.system.data
+        assert data is not None
+        self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined.numpy()])
+
+
+def open_prompt(store: Store, name: str) -> Artifact:
+    """Opens a prompt of this store or of another one.
+
+    Args:
+        store: The store of the run.
+        name: prompts/NAME or NAME, in this store, or STORE/prompts/NAME in another one.
+
+    Raises:
+        InputError: If there is no such store or prompt.
+    """
+    url, found, short = name.rpartition("/prompts/")
+    if not found:
+        return store.open("prompts", name.removeprefix("prompts/"))
+    return Store(url).require().open("prompts", short)
+
+
+def joined_vectors(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> ReadVectors:
+    """Returns a function that reads vectors of several corpora, whose rows are numbered one corpus after the other.
+
+    Args:
+        readers: For each corpus, a function that reads vectors by its own rows.
+        sizes: The number of passages of each corpus.
+    """
+    if len(readers) == 1:
+        return readers[0]
+    ends = np.cumsum(sizes)
+
+    def read(rows: np.ndarray) -> np.ndarray:
+        numbers = np.searchsorted(ends, rows, side="right")
+        pieces, order = [], []
+        for number in np.unique(numbers):
+            places = np.flatnonzero(numbers == number)
+            pieces.append(readers[number](rows[places] - (ends[number] - sizes[number])))
+            order.append(places)
+        return np.concatenate(pieces)[np.argsort(np.concatenate(order))]
+
+    return read
+
+
+def passage_embeddings(
+    store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None
+) -> Embeddings | SparseEmbeddings:
+    """Returns the embeddings whose vectors training reads in place of encoding passages by the frozen backbone.
+
+    Args:
+        store: The store.
+        backbone: The backbone, with the options that turn passages into vectors. The dtype may be another one, and the
+            embeddings may keep fewer words of sparse vectors.
+        corpus: The corpus that they must cover.
+        name: Name of the embeddings; None: the only ones that the backbone made with these options.
+
+    Raises:
+        InputError: If there are no such embeddings or several, or if they were made by another encoder, with other
+            options, or of a part of the corpus only.
+    """
+    described = backbone.describe("passage")
+    reasons: dict[str, str] = {}
+    for each in store.names("embeddings") if name is None else [store.only("embeddings", name)]:
+        try:
+            encoder = store.generations("embeddings", each)[-1].config["encoder"]
+        except InputError:
+            if name is not None:
+                raise
+            continue  # damaged, so the encoder of these embeddings is unknown
+        free = [name for name in ("dtype", "passage_terms") if name in described]
+        reasons[each] = differences(encoder, described | {name: encoder.get(name) for name in free}, passages=True)
+    fitting = [each for each, reason in reasons.items() if not reason]
+    if len(fitting) > 1:
+        raise InputError(f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
+                         "name one with parameter embeddings")  # fmt: skip
+    encode = f"run jobs/encode_corpus.py --encoder {backbone.name} first"
+    if not fitting and not reasons:
+        raise InputError(f"{store.url}: there are no embeddings, from which training with parameter sides query reads "
+                         f"the vectors of passages: {encode}")  # fmt: skip
+    if not fitting:
+        other, reason = next(iter(reasons.items()))
+        raise InputError(f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
+                         f"settings of the embeddings, or {encode} with these under another name")  # fmt: skip
+    kind = SparseEmbeddings if is_sparse(described) else Embeddings
+    embeddings = kind.open(store, fitting[0], corpus)
+    if embeddings.num_rows < corpus.num_rows:
+        raise InputError(f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "
+                         f"{corpus.num_rows:,} passages: encode all of them, under another name")  # fmt: skip
+    return embeddings

@@ -1,0 +1,12 @@
+"""Encoders of texts and scorers of pairs, and how they are saved.
+
+encoder          texts to dense vectors
+sparse_encoder   texts to sparse vectors (SPLADE)
+sparse_model     a weight for each word of the vocabulary
+sparse_vectors   sparse vectors in CSR form
+language_model   masked language models and their heads
+pairs            pairs of a query and a passage for a cross-encoder
+reranker         the cross-encoder
+saving           saves a trained encoder in the layout of sentence-transformers
+mteb_encoder     the encoder protocol of the package mteb
+"""

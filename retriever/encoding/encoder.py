@@ -1,0 +1,680 @@
+"""The encoder: converts texts to float32 vectors; the same list of texts gives the same bytes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from retriever.encoding.language_model import empty_masked_model, load_masked_model
+from retriever.encoding.sparse_model import SpladePooled, keep_largest
+from retriever.errors import InputError
+from retriever.forward.attention import reach
+from retriever.forward.batching import TextTokenizer, Tokens, end_to_end, padded, plan, plan_packed
+from retriever.forward.compiling import compile_model, warm_up, warm_up_batch
+from retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
+from retriever.forward.packing import SETTING, Packed, Team, packs
+from retriever.forward.pooling import Head, Pooled
+from retriever.forward.prompt_rows import PromptRows, PromptShape
+from retriever.memory import free_memory
+from retriever.model.configuration import load_config
+from retriever.model.files import resolve
+from retriever.model.recipe import Dense, Recipe, describe, fingerprint_of, read_recipe, settings_of
+from retriever.model.weights import load_model
+from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
+from retriever.prompts.prompts import TaskPrompt, check_backbone, check_offsets
+from retriever.prompts.query_words import NO_WORDS, Words, unusable_texts
+from retriever.prompts.saved_synthesis import SavedSynthesis
+from retriever.prompts.synthesiser import KeptSynthesiser
+from retriever.prompts.table import Prompts, PromptTable, warm_up_rows
+from retriever.topics.model import NO_TOPIC
+from retriever.topics.saved import NO_TOPIC_WORDS, TextTopics
+
+__all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
+
+log = logging.getLogger(__name__)
+
+# Tokens of the smallest packed batch that is worth a thread: float32 products take about eight times as long.
+_LEAST = {torch.float32: 32, torch.bfloat16: 192}
+# Tokens per batch, padding included. On the CPU (2,048 to 12,288 tried) a layer's intermediate values stay in cache.
+_BUDGET = {"cpu": 4096, "cuda": 65536}
+# Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
+_STEP = 16
+# Bytes of the prompts of a batch in which some are computed; larger batches are cut. Each row's prompt takes as many as
+# the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)
+_COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
+_WEIGHT_BLOCK = 256  # texts whose word embeddings are in memory at once, for the weights of basic prompts
+_ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+
+
+class _Served(NamedTuple):
+    """A snapshot of the tasks, of the prompts of both sides, and of how the topics of texts are inferred."""
+
+    names: frozenset[str]
+    sides: dict[Side, Prompts]
+    topics: Mapping[str, TextTopics]
+
+
+class _TextPrompts(NamedTuple):
+    """The prompts of some texts.
+
+    Attributes:
+        served: All prompts of a side; None: no text has one.
+        slots: The slot of each text, int64 [texts].
+        wordless: bool [texts], texts without the words by which their prompts are found; their vectors become NaN.
+        topicless: bool [texts], those of them that lack the words by which their topic is inferred.
+    """
+
+    served: Prompts | None
+    slots: np.ndarray
+    wordless: np.ndarray
+    topicless: np.ndarray
+
+    def reasons(self) -> dict[int, str]:
+        """Returns what each wordless text lacks, by the number of the text."""
+        texts = np.flatnonzero(self.wordless).tolist()
+        return {text: NO_TOPIC_WORDS if self.topicless[text] else NO_WORDS for text in texts}
+
+
+class Encoder:
+    """A frozen backbone with its tokenizer, pooling and head.
+
+    Attributes:
+        name: The name or folder that it was opened by.
+        dim: Length of a vector.
+        similarity: "cosine" if vectors have length 1, else "dot".
+        config: The settings that shape the vectors, JSON-able.
+        fingerprint: The sha256 of `config`.
+        numerics: The numerics class in one line.
+        startup: Seconds to load, and the part of them spent on compiling.
+
+    Args:
+        name_or_path: A Hugging Face name or a model folder.
+        options: How text becomes a vector.
+        device: "cpu" or "cuda"; None: CUDA if it is available.
+        threads: Threads for matrix products on the CPU. None keeps torch's setting; Ray sets that to 1.
+        tasks: Prompts by task name, possibly none ({}); put_task and drop_task change them at any time. None: the
+            encoder never has tasks, which saves memory.
+        trust_remote_code: Whether code in the model folder may run.
+
+    Raises:
+        InputError: If a model or a setting cannot be used; missing weights are never replaced by random numbers.
+    """
+
+    name: str
+    dim: int
+    similarity: Literal["cosine", "dot"]
+    config: dict[str, Any]
+    fingerprint: str
+    numerics: str
+    _run: Callable[..., torch.Tensor]
+    _tables: dict[Side, PromptTable]
+
+    def __init__(
+        self,
+        name_or_path: str,
+        options: EncoderOptions = DEFAULT_OPTIONS,
+        *,
+        device: str | None = None,
+        threads: int | None = None,
+        tasks: Mapping[str, TaskPrompt] | None = None,
+        trust_remote_code: bool = False,
+    ):
+        started = time.perf_counter()
+        with SETTING:
+            self._threads = threads or torch.get_num_threads()
+            torch.set_num_threads(self._threads)
+        self.name = str(name_or_path)
+        self.options = options
+        self.device = choose_device(device)
+        self.dtype = choose_dtype(options.dtype, self.device)
+        recipe = read_recipe(resolve(name_or_path), options, trust_remote_code=trust_remote_code)
+        self.config = settings_of(recipe, options)
+        self.fingerprint = fingerprint_of(self.config)
+        self._recipe = recipe
+        if recipe.unused_prompts:
+            log.warning(
+                "%s: has prompts %s, and none named query: queries have no prefix unless query_prefix gives one",
+                name_or_path,
+                ", ".join(recipe.unused_prompts),
+            )
+        self._tokenizer = TextTokenizer(recipe, options, trust_remote_code=trust_remote_code)
+        self._head = Head(recipe, options.dimension).to(self.device).eval()
+        self.dim = recipe.dim
+        self.similarity = "cosine" if self._head.normalized else "dot"
+        eager = open_pooled(recipe, self.dtype, trust_remote_code).to(self.device).eval().requires_grad_(False)
+        backbone: Any = eager.backbone
+        self._trust_remote_code = trust_remote_code
+        self._lock = threading.Lock()
+        self._shape: PromptShape | None = None
+        self._served: _Served | None = None
+        packed = packs(recipe.model_type, options, self.device) and not (trust_remote_code or recipe.is_sparse)
+        if packed and backbone.config.is_decoder:
+            raise InputError(
+                f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
+                "later ones: set it to false, or open it with compile='always'"
+            )
+        self._team = Team(self._threads) if packed else None
+        if tasks is not None:
+            self._shape = reach(backbone)
+            self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
+            self._serve(frozenset(), {})
+        compiling = time.perf_counter()
+        mode: Mode = "packed"
+        if packed:
+            self._run = Packed(backbone, recipe.pooling, recipe.first_position).eval()
+        elif recipe.is_sparse:
+            self._run, mode = eager, "eager"
+        else:
+            self._run, mode = self._compile(eager)
+        self._eager = eager
+        # (whether some prompts are computed, whether texts start later): the kinds of batches that are compiled
+        self._compiled = {(False, False)} if mode == "compiled" else None
+        for name, prompt in (tasks or {}).items():
+            self.put_task(name, prompt)
+        self.numerics = describe_numerics(self.device, self.dtype, mode)
+        self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
+        log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether vectors are weights of the vocabulary's words; SparseEncoder returns them without the zeros."""
+        return self._recipe.is_sparse
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the current tasks, sorted."""
+        return tuple(sorted(self._served.names)) if self._served else ()
+
+    def text_topics(self, task: str) -> TextTopics | None:
+        """Returns how the topics of a task's texts are inferred; None if it has no prompts of topics."""
+        return self._served.topics.get(task) if self._served else None
+
+    def put_task(self, name: str, prompt: TaskPrompt) -> None:
+        """Adds a task's prompt, or replaces it; forward passes in progress keep the previous one.
+
+        Raises:
+            InputError: If the prompt is for another backbone or other settings than `options`, if the backbone has too
+                few positions for texts that start after the prompt, if memory is short, or if the encoder was opened
+                without tasks.
+        """
+        if self._served is None:
+            raise InputError(f"task {name!r}: the encoder was opened without tasks; open it with tasks={{}}")
+        self._check(name, prompt)
+        with self._lock:
+            self._check_room(name, prompt)
+            self._compile_for(prompt)
+            for side, table in self._tables.items():
+                if matrices := prompt.matrices(side):
+                    table.put_topics(name, matrices, prompt.offset(side))
+                elif side == "query" and prompt.synthesis is not None:
+                    table.put_synthesiser(name, self._open_synthesiser(prompt.synthesis))
+                else:
+                    table.drop(name)
+            topics = {other: own for other, own in self._served.topics.items() if other != name}
+            self._serve(self._served.names | {name}, topics | ({name: prompt.topics.texts} if prompt.topics else {}))
+
+    def _open_synthesiser(self, synthesis: SavedSynthesis) -> KeptSynthesiser:
+        assert self._shape is not None
+        return KeptSynthesiser(synthesis.open(self._shape), self.dtype, self.device)
+
+    def _synthesiser_bytes(self, synthesis: SavedSynthesis) -> int:
+        """Returns the bytes that an open synthesiser needs: its kept numbers, and their float32 form while it opens."""
+        return synthesis.kept_numbers() * (4 + self.dtype.itemsize)
+
+    def _check_room(self, name: str, prompt: TaskPrompt) -> None:
+        """Raises InputError if the tables with one more prompt exceed the free memory."""
+        free = free_memory(self.device)
+        if prompt.synthesis is not None:
+            size = self._synthesiser_bytes(prompt.synthesis)
+            if size > free:
+                raise InputError(
+                    f"task {name!r}: what computes its prompts takes {size / 2**30:.1f} GiB, and "
+                    f"{free / 2**30:.1f} are free"
+                )
+            free -= size  # its passages may have a prompt in the table
+        sides = {side: matrices for side in self._tables if (matrices := prompt.matrices(side))}
+        size = sum(self._tables[side].growth(own[0].shape[3], len(own)) for side, own in sides.items())
+        if size and size > free:
+            longest = max(own[0].shape[3] for own in sides.values())
+            raise InputError(f"task {name!r}: with a prompt of {longest} tokens the table of all prompts takes "
+                             f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
+                             "longest")  # fmt: skip
+
+    def drop_task(self, name: str) -> None:
+        """Removes a task; forward passes in progress keep its prompt. Raises InputError for an unknown task."""
+        with self._lock:
+            if self._served is None or name not in self._served.names:
+                raise _unknown(name, self.tasks)
+            for table in self._tables.values():
+                table.drop(name)
+            topics = {other: own for other, own in self._served.topics.items() if other != name}
+            self._serve(self._served.names - {name}, topics)
+
+    def encode(
+        self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
+    ) -> np.ndarray:
+        """Returns the vectors of texts, in order. For passages with titles, see `compose`.
+
+        The bytes depend only on the list of texts, their tasks' prompts and the numerics class.
+
+        Args:
+            texts: The texts.
+            side: Whether they are queries or passages: prefix, length and prompt depend on it.
+            task: The task whose prompt is used: one for all texts, or one per text (None: no prompt). A task may have
+                no prompt on this side.
+
+        Returns:
+            float32 [n, dim].
+
+        Raises:
+            InputError: If a task is unknown, a text is not a valid string, or a vector is not finite; names the text.
+            TextsError: If texts lack the words from which their prompts are computed, or queries those by which their
+                topics are inferred.
+        """
+        tokens = self.tokenize(texts, side=side)  # checks the texts
+        return self.forward(tokens, side=side, task=task, topics=self.topics_of(texts, side=side, task=task))
+
+    def topics_of(
+        self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
+    ) -> np.ndarray | None:
+        """Returns the topics of texts, by which they have prompts; None if no task has prompts of topics.
+
+        A passage without a known word has the most probable topic.
+
+        Args:
+            texts: The texts, without prefix; passages with their titles.
+            side: Whether they are queries or passages.
+            task: As in `encode`.
+
+        Returns:
+            int64 [n]; -1 for a query without a word that the topics know, and for texts of other tasks.
+        """
+        if task is None or self._served is None:
+            return None
+        tasks, by_task = self._tasks_of(task, len(texts)), self._served.topics
+        names = by_task.keys() & ({task} if isinstance(task, str) else set(tasks))
+        topics = np.full(len(texts), NO_TOPIC, np.int64) if names else None
+        for name in names:
+            rows = [row for row, own in enumerate(tasks) if own == name]
+            assert topics is not None
+            topics[rows] = by_task[name].topics_of([texts[row] for row in rows], side)
+        return topics
+
+    def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+        """Returns the texts of passages with titles as the options say; an empty title adds nothing."""
+        return self._tokenizer.compose(titles, texts, self.options.title)
+
+    def tokenize(self, texts: Sequence[str], *, side: Side, prefix: str | None = None) -> Tokens:
+        """Returns the token ids of texts, prefix and special tokens included; uses the CPU only.
+
+        `prefix` replaces the prefix of the side.
+        """
+        return self._tokenizer(texts, side=side, prefix=prefix)
+
+    def unknown_tokens(self, tokens: Tokens) -> tuple[int, int]:
+        """Returns the number of tokens unknown to the vocabulary, and of all tokens, special tokens excluded."""
+        return self._tokenizer.unknown(tokens)
+
+    def probe(self, text: str, *, task: str) -> None:
+        """Encodes a text on both sides with the prompts of a task, of all its topics, to check them.
+
+        If the text lacks the words for a computed prompt, the first word of the vocabulary takes its place.
+
+        Raises:
+            InputError: If a vector is not finite, or the task is unknown.
+        """
+        inferred = self.text_topics(task)
+        topics = None if inferred is None else np.arange(inferred.model.num_topics)
+        for side in SIDES:
+            tokens = self.tokenize([text] * (1 if topics is None else len(topics)), side=side)
+            if self.unusable_texts(tokens, side=side, task=task, topics=topics):
+                tokens = Tokens(np.array([self._tokenizer.first_word()], np.int32), np.ones(1, np.int64))
+            self.forward(tokens, side=side, task=task, topics=topics)
+
+    def unusable_texts(
+        self,
+        tokens: Tokens,
+        *,
+        side: Side = "query",
+        task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None,
+    ) -> dict[int, str]:
+        """Returns what the texts lack that have no words by which their prompts are found, by the number of the text.
+
+        Arguments as in `forward`, which gives these texts vectors of NaN with check=False.
+        """
+        return self._prompts_of(task, side, tokens, topics).reasons()
+
+    def prompt_weights(self, texts: Sequence[str], *, task: str) -> np.ndarray:
+        """Returns the weights of the basic prompts that the prompt of each query is mixed from (HYPER, Eq. 2).
+
+        Args:
+            texts: The queries.
+            task: A task whose prompts are computed from each query.
+
+        Returns:
+            float32 [n, N], rows of sum 1; NaN where a text has no word that its prompt could be computed from.
+
+        Raises:
+            InputError: If the task is unknown, or if its prompt is the same for all queries.
+        """
+        if self._served is None or task not in self._served.names:
+            raise _unknown(task, self.tasks)
+        synthesiser = self._served.sides["query"].synthesisers.get(task)
+        if synthesiser is None:
+            raise InputError(
+                f"task {task!r}: all its queries have the same prompt: expected one whose prompts are computed from "
+                "each query"
+            )
+        tokens = self.tokenize(texts, side="query")
+        weights = np.full((len(tokens), synthesiser.options.prompts), np.nan, np.float32)
+        with_words = np.flatnonzero(self._words.counts(tokens))
+        for start in range(0, len(with_words), _WEIGHT_BLOCK):
+            rows = with_words[start : start + _WEIGHT_BLOCK]
+            weights[rows] = synthesiser.weights(self._words.largest(tokens, rows)).cpu().numpy()
+        return weights
+
+    def forward(
+        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None, check: bool = True, report: Callable[[int], object] | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """Returns the vectors of tokenised texts, in order: float32 [n, dim]. Arguments and errors as in `encode`.
+
+        Tasks that are added or removed during the call do not affect it. `topics`, int64 [n], are needed for texts of a
+        task with prompts of topics (`topics_of`); -1: unknown. With check=False, vectors that are not finite are
+        returned unchanged; where a text lacks the words for its prompt, they are NaN. `report` is called after each
+        batch with the number of texts that are done; after a packed batch, from the batch's thread.
+        """
+        prompts = self._prompts_of(task, side, tokens, topics)
+        if check and (reasons := prompts.reasons()):
+            raise unusable_texts(reasons, len(tokens))
+        done = _Done(report)
+        vectors = (
+            self._padded(tokens, prompts, side, done)
+            if self._team is None
+            else self._packed(tokens, prompts, self._team, done)
+        )
+        if check and len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
+            raise InputError(
+                f"the vector of text {bad[0]} (and of {len(bad) - 1} more of {len(vectors)}) is not finite: "
+                f"try dtype='float32' (now: {self.numerics})"
+            )
+        return vectors
+
+    def _packed(self, tokens: Tokens, prompts: _TextPrompts, team: Team, done: _Done) -> np.ndarray:
+        """Encodes without padding (packed); one thread per batch."""
+        vectors = np.empty((len(tokens), self.dim), np.float32)
+
+        def fill(rows: np.ndarray) -> None:
+            inputs: tuple[object, ...] = end_to_end(tokens, rows)
+            with torch.inference_mode():
+                if prompt := self._prompt_rows(tokens, prompts, rows):
+                    inputs = (*inputs, prompt)
+                vectors[rows] = self._head(self._run(*inputs)).numpy()
+            done.add(len(rows))
+
+        batches = plan_packed(tokens.lengths, least=_LEAST[self.dtype])
+        team.run(fill, [some for rows in batches for some in self._cut(rows, prompts)])
+        vectors[prompts.wordless] = np.nan
+        return vectors
+
+    def _padded(self, tokens: Tokens, prompts: _TextPrompts, side: Side, done: _Done) -> np.ndarray:
+        """Encodes padded batches, one after another."""
+        pooled = torch.empty(len(tokens), self._recipe.pooled_dim, dtype=torch.float32, device=self.device)
+        for rows, outputs in self._batches(tokens, prompts, side):
+            pooled[torch.from_numpy(rows).to(self.device)] = outputs
+            done.add(len(rows))
+        with torch.no_grad():
+            vectors: np.ndarray = self._head(pooled).cpu().numpy()
+        return vectors
+
+    def pooled_batches(
+        self,
+        tokens: Tokens,
+        *,
+        side: Side,
+        task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None,
+    ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        """Yields the pooled vectors of padded batches: the texts of a batch, int64 [n], and float32 [n, pooled_dim].
+
+        Arguments and errors as in `forward`; numbers that are not finite are yielded unchanged.
+        """
+        return self._batches(tokens, self._prompts_of(task, side, tokens, topics), side)
+
+    def _batches(self, tokens: Tokens, prompts: _TextPrompts, side: Side) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        recipe = self._recipe
+        terms = recipe.query_terms if side == "query" else recipe.passage_terms
+        planned = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
+        batches = [(some, width) for rows, width in planned for some in self._cut(rows, prompts)]
+        for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
+            inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
+            with torch.no_grad():
+                if prompt := self._prompt_rows(tokens, prompts, np.resize(rows, len(ids))):  # a single text is repeated
+                    inputs = (*inputs, prompt)
+                outputs = self._run(*inputs)[: len(rows)]
+                if terms is not None:
+                    outputs = keep_largest(outputs, terms)
+                outputs[torch.from_numpy(prompts.wordless[rows]).to(self.device)] = torch.nan
+            yield rows, outputs
+
+    def _cut(self, texts: np.ndarray, prompts: _TextPrompts) -> list[np.ndarray]:
+        """Returns the texts of a batch in several ones if their prompts would take too much memory."""
+        if prompts.served is None or not (size := prompts.served.bytes_per_row(prompts.slots[texts])):
+            return [texts]
+        most = max(1, _COMPUTED_BYTES[self.device.type] // size)
+        return [texts[start : start + most] for start in range(0, len(texts), most)]
+
+    def _prompt_rows(self, tokens: Tokens, prompts: _TextPrompts, texts: np.ndarray) -> PromptRows | None:
+        """Returns the prompts of a batch, which holds some of the texts."""
+        if prompts.served is None:
+            return None
+        return prompts.served.rows(prompts.slots[texts], lambda rows: self._words.largest(tokens, texts[rows]))
+
+    @functools.cached_property
+    def _words(self) -> Words:
+        return Words(self._word_embeddings(), self._tokenizer.are_words)
+
+    def _word_embeddings(self) -> torch.Tensor:
+        backbone: Any = self._eager.backbone
+        embeddings: torch.Tensor = backbone.get_input_embeddings().weight
+        return embeddings
+
+    def _compile(self, eager: Pooled) -> tuple[Callable[..., torch.Tensor], Mode]:
+        """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
+        plain: tuple[object, ...] = warm_up_batch(self._tokenizer.pad_id, self.device)
+        warm_ups = [plain, *self._warm_ups(computed=False, offsets=False)]
+        run, compiled = compile_model(eager, self.options.compile, self.device, self.dtype, warm_ups)
+        return run, "compiled" if compiled else "eager"
+
+    def _compile_for(self, prompt: TaskPrompt) -> None:
+        """Compiles the model for the kinds of batches that occur only with this prompt, if it is compiled."""
+        if self._compiled is None:
+            return
+        computed = {False, prompt.synthesis is not None, *(computed for computed, _ in self._compiled)}
+        offsets = {False, prompt.position_offset, *(offsets for _, offsets in self._compiled)}
+        for kind in sorted({*itertools.product(computed, offsets)} - self._compiled):
+            warm_up(self._run, self._warm_ups(computed=kind[0], offsets=kind[1]), self.device)
+            self._compiled.add(kind)
+
+    def _warm_ups(self, *, computed: bool, offsets: bool) -> list[tuple[object, ...]]:
+        """Returns batches with prompts to compile the model with."""
+        if self._shape is None:
+            return []
+        ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
+        rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, computed=computed, offsets=offsets)
+        return [(ids, lengths, prompt) for prompt in rows]
+
+    def _serve(self, names: frozenset[str], topics: Mapping[str, TextTopics]) -> None:
+        self._served = _Served(names, {side: table.now() for side, table in self._tables.items()}, topics)
+
+    def _check(self, name: str, prompt: TaskPrompt) -> None:
+        """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
+        check_backbone(prompt, self.config, self._shape, self._word_embeddings().shape[1])
+        if prompt.position_offset:
+            self._eager.check_offsets()
+            check_offsets(self._recipe, {side: prompt.offset(side) for side in SIDES})
+        current = _shaping(self._recipe, self.options)
+        recipe = read_recipe(self._recipe.folder, prompt.options, trust_remote_code=self._trust_remote_code)
+        other = _shaping(recipe, prompt.options)
+        if differ := [f"{key}={other[key]!r} (here {current[key]!r})" for key in current if current[key] != other[key]]:
+            raise InputError(f"task {name!r}: its prompt was trained with other settings than the encoder's: "
+                             f"{', '.join(differ)}; open an encoder with those")  # fmt: skip
+
+    def _prompts_of(
+        self, task: str | Sequence[str | None] | None, side: Side, tokens: Tokens, topics: np.ndarray | None
+    ) -> _TextPrompts:
+        """Returns the current prompts, and which of them each text has."""
+        num_texts = len(tokens)
+        wordless, topicless = np.zeros((2, num_texts), bool)
+        if task is None:
+            return _TextPrompts(None, np.zeros(num_texts, np.int64), wordless, topicless)
+        if self._served is None:
+            raise InputError(f"task={task!r}: this encoder was opened without tasks; open it with tasks, or leave out "
+                             "task")  # fmt: skip
+        served = self._served
+        tasks = self._tasks_of(task, num_texts)
+        names = {task} if isinstance(task, str) else {name for name in tasks if name is not None}
+        for name in names:
+            if name not in served.names:
+                raise _unknown(name, served.names)
+        if by_topic := names & served.topics.keys():
+            topicless = _check_topics({name: served.topics[name] for name in by_topic}, tasks, topics)
+        prompts = served.sides[side]
+        slots = prompts.slots_of(tasks, topics if by_topic else None)
+        if (slots < 0).any():
+            wordless = (slots < 0) & (self._words.counts(tokens) == 0)
+        wordless = wordless | topicless
+        slots[wordless] = 0
+        return _TextPrompts(prompts, slots, wordless, topicless)
+
+    @staticmethod
+    def _tasks_of(task: str | Sequence[str | None], num_texts: int) -> list[str | None]:
+        """Returns the task of each text."""
+        tasks: list[str | None] = [task] * num_texts if isinstance(task, str) else list(task)
+        if len(tasks) != num_texts:
+            raise InputError(f"task: expected one for each of the {num_texts} texts, found {len(tasks)}")
+        return tasks
+
+
+def _check_topics(
+    by_task: Mapping[str, TextTopics], tasks: Sequence[str | None], topics: np.ndarray | None
+) -> np.ndarray:
+    """Returns which texts lack a topic that their task needs, bool [texts]. Raises InputError for other numbers."""
+    if topics is None or topics.shape != (len(tasks),):
+        actual = "none" if topics is None else str(list(topics.shape))
+        raise InputError(f"task {min(by_task)!r}: has prompts of topics: expected the topics of {len(tasks)} texts "
+                         f"(topics_of), found {actual}")  # fmt: skip
+    numbers = {name: own.model.num_topics for name, own in by_task.items()}
+    counts = np.array([numbers.get(name, 0) if name is not None else 0 for name in tasks])
+    if len(bad := np.flatnonzero((counts > 0) & ((topics >= counts) | (topics < NO_TOPIC)))):
+        raise InputError(f"task {tasks[bad[0]]!r}: text {bad[0]} has the topic {topics[bad[0]]}, expected -1 to "
+                         f"{counts[bad[0]] - 1}")  # fmt: skip
+    return (counts > 0) & (topics == NO_TOPIC)
+
+
+class _Done:
+    """Counts the texts that are done, and reports the count."""
+
+    def __init__(self, report: Callable[[int], object] | None):
+        self._report, self._texts = report, 0
+
+    def add(self, texts: int) -> None:
+        """Adds texts. Two threads that add at once may report one count twice, which does not matter for progress."""
+        if self._report is not None:
+            self._texts += texts
+            self._report(self._texts)
+
+
+def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Any:
+    """Loads a backbone without a language-model head or a decoder.
+
+    Args:
+        recipe: The recipe of the model folder, from `read_recipe`.
+        dtype: The dtype of the weights.
+        trust_remote_code: Whether code in the folder may run.
+        config: Values that override those of config.json.
+
+    Raises:
+        InputError: If the weights are damaged, incomplete, or hold more layers than config.json says. A pooler may be
+            missing, because no vector depends on it.
+    """
+    import transformers
+
+    kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
+    settings = {**recipe.config_args, **config}
+    model, _ = load_model(
+        kind, recipe.backbone, dtype=dtype, unused=[is_pooler], trust_remote_code=trust_remote_code, **settings
+    )
+    return model
+
+
+def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Pooled:
+    """Loads a backbone with its pooling; arguments and errors as in `load_backbone`.
+
+    With pooling "splade" the backbone has its masked-language-model head; InputError if there is none.
+    """
+    if recipe.is_sparse:
+        return SpladePooled(load_masked_model(recipe, dtype, trust_remote_code, **config), recipe)
+    return Pooled.over(load_backbone(recipe, dtype, trust_remote_code, **config), recipe)
+
+
+def empty_backbone(recipe: Recipe) -> Any:
+    """Returns a backbone with new weights, for looking at its layers; the recipe is as in `load_backbone`."""
+    import transformers
+
+    kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
+    config = load_config(recipe.backbone, **recipe.config_args)
+    return kind.from_config(config) if kind is transformers.AutoModel else kind(config)
+
+
+def encoder_bytes(recipe: Recipe) -> int:
+    """Returns the size of an encoder in float32, with its language-model head or its layers after pooling.
+
+    Loads no weights; the recipe is as in `load_backbone`.
+    """
+    with torch.device("meta"):
+        model = empty_masked_model(recipe) if recipe.is_sparse else empty_backbone(recipe)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    size = recipe.pooled_dim
+    for step in recipe.head:
+        if isinstance(step, Dense):
+            numbers += (size + step.bias) * step.size
+            size = step.size
+    return 4 * numbers
+
+
+def is_pooler(name: str) -> bool:
+    """Whether a tensor belongs to a pooler: a layer over the first token, which sentence encoders do not use."""
+    return any(piece.startswith("pooler") for piece in name.split("."))
+
+
+def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
+    """Returns the resolved settings that shape vectors in training: not dtype, compile and the pruning of words."""
+    resolved = (
+        "pooling",
+        "head",
+        "query_prefix",
+        "passage_prefix",
+        "query_length",
+        "passage_length",
+        "append_eos",
+        "padding_side",
+    )
+    return {name: getattr(recipe, name) for name in resolved} | {
+        name: getattr(options, name) for name in ("title", "dimension")
+    }
+
+
+def _unknown(name: str | None, names: Collection[str]) -> InputError:
+    return InputError(f"task={name!r}: no such task; there are: {', '.join(sorted(names)) or 'none'}")

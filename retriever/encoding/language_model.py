@@ -1,0 +1,111 @@
+"""Masked language models of transformers: which architectures have one, its weights, and its head alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from retriever.errors import InputError
+from retriever.model.configuration import load_config
+from retriever.model.recipe import Recipe
+from retriever.model.weights import load_model
+
+
+def has_head(config: Any) -> bool:
+    """Whether transformers has a masked language model for the architecture of a configuration."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING
+
+
+def backbone_prefix(config: Any) -> str:
+    """Returns what the names of the backbone's tensors begin with; the other tensors are the head's."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    return f"{MODEL_FOR_MASKED_LM_MAPPING[type(config)].base_model_prefix}."
+
+
+def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **settings: Any) -> Any:
+    """Loads a backbone with its masked-language-model head.
+
+    Args:
+        recipe: The recipe of the model folder, from `read_recipe`.
+        dtype: The dtype of the weights.
+        trust_remote_code: Whether code in the folder may run.
+        settings: Values that override those of config.json.
+
+    Raises:
+        InputError: If the weights are damaged or incomplete, or if the backbone has no such head.
+    """
+    from transformers import AutoModelForMaskedLM
+
+    prefix = backbone_prefix(_masked_config(recipe, trust_remote_code))
+
+    def is_head(name: str) -> bool:
+        return not name.startswith(prefix)
+
+    model, lacking = load_model(
+        AutoModelForMaskedLM,
+        recipe.backbone,
+        dtype=dtype,
+        fresh=[is_head],
+        trust_remote_code=trust_remote_code,
+        **{**recipe.config_args, **settings},
+    )
+    if lacking:
+        raise InputError(
+            f"{recipe.backbone}: pooling=splade needs a masked-language-model head, and the weights lack it "
+            f"({lacking[0]}): use the folder of a masked language model, or pretrain a head with objective mlm"
+        )
+    return model
+
+
+def empty_masked_model(recipe: Recipe) -> Any:
+    """Returns a backbone and its head with new weights. Raises InputError if the architecture has no such head."""
+    from transformers import AutoModelForMaskedLM
+
+    return AutoModelForMaskedLM.from_config(_masked_config(recipe))
+
+
+def _masked_config(recipe: Recipe, trust_remote_code: bool = False) -> Any:
+    """Returns the configuration of a masked language model; raises InputError for another architecture."""
+    config = load_config(recipe.backbone, trust_remote_code=trust_remote_code, **recipe.config_args)
+    if not has_head(config) or config.is_encoder_decoder:
+        raise InputError(
+            f"{recipe.backbone}: pooling=splade needs a masked-language-model head, and a {config.model_type} has "
+            "none: use a masked language model, for example BERT"
+        )
+    return config
+
+
+def head_over_states(whole: Any) -> nn.Module:
+    """Returns a language model's head alone: `head(inputs_embeds=states).logits` are the logits of the last states.
+
+    It is the model itself, with any structure, over a stand-in for its backbone, and shares all parameters with it.
+    """
+    head: nn.Module = replaced(whole, whole.base_model, _Given())
+    return head
+
+
+def replaced(module: Any, old: Any, new: nn.Module) -> Any:
+    """Returns a module with one of its parts replaced: copies the modules on the path to it, and shares all others."""
+    if module is old:
+        return new
+    parts = {name: None if part is None else replaced(part, old, new) for name, part in module._modules.items()}
+    if all(parts[name] is part for name, part in module._modules.items()):
+        return module
+    copied = copy.copy(module)
+    copied._modules = parts
+    return copied
+
+
+class _Given(nn.Module):
+    """A backbone that returns its input embeddings as the last hidden state."""
+
+    def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        return BaseModelOutput(last_hidden_state=inputs_embeds)

@@ -1,0 +1,164 @@
+"""The re-ranker: a cross-encoder that reads a query and a passage together and returns a probability per pair."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from retriever.encoding.pairs import DEFAULT_OPTIONS, PairTokenizer, RerankerOptions, read_pair_recipe, settings_of
+from retriever.errors import InputError
+from retriever.forward.batching import Tokens, padded, plan
+from retriever.forward.compiling import compile_model, warm_up_batch
+from retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
+from retriever.model.files import resolve
+from retriever.model.recipe import fingerprint_of
+from retriever.model.weights import load_model
+from retriever.options import EncoderOptions
+
+__all__ = ["Reranker", "RerankerOptions", "describe_reranker", "expected_reranker_numerics"]
+
+log = logging.getLogger(__name__)
+
+# Tokens per batch, and the multiple of its number of columns; as in the encoder, which has the same layers.
+_BUDGET = {"cpu": 4096, "cuda": 65536}
+_STEP = 16
+
+
+class Reranker:
+    """A frozen cross-encoder with its tokenizer.
+
+    Attributes:
+        config: The settings that shape the probabilities, JSON-able.
+        fingerprint: The sha256 of `config`.
+        numerics: The numerics class in one line.
+        startup: Seconds to load, and the part of them spent on compiling.
+
+    Args:
+        name_or_path: A Hugging Face name or a folder (transformers or sentence-transformers) with a classification
+            head.
+        options: How a pair becomes a probability.
+        device: "cpu" or "cuda"; None: CUDA if it is available.
+        threads: Threads for matrix products on the CPU. None keeps torch's setting; Ray sets that to 1.
+        trust_remote_code: Whether code in the model folder may run.
+
+    Raises:
+        InputError: If a model or a setting cannot be used.
+    """
+
+    config: dict[str, Any]
+    fingerprint: str
+    numerics: str
+    _run: Callable[..., torch.Tensor]
+
+    def __init__(
+        self,
+        name_or_path: str,
+        options: RerankerOptions = DEFAULT_OPTIONS,
+        *,
+        device: str | None = None,
+        threads: int | None = None,
+        trust_remote_code: bool = False,
+    ):
+        started = time.perf_counter()
+        self._threads = threads or torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        self.options = options
+        self.device = choose_device(device)
+        self.dtype = choose_dtype(options.dtype, self.device)
+        folder = resolve(name_or_path)
+        self._recipe = read_pair_recipe(folder, options, trust_remote_code=trust_remote_code)
+        self.config = settings_of(self._recipe, options)
+        self.fingerprint = fingerprint_of(self.config)
+        self._tokenizer = PairTokenizer(
+            folder, self._recipe.max_length, vocabulary=self._recipe.vocabulary, trust_remote_code=trust_remote_code
+        )
+        model = _load_classifier(folder, self.dtype, trust_remote_code).to(self.device)
+        if model.config.pad_token_id is None:  # decoders read the last token before the padding
+            model.config.pad_token_id = self._tokenizer.pad_id
+        scored = Scored(model, self._tokenizer.types).eval().requires_grad_(False)
+        compiling = time.perf_counter()
+        ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
+        warm_ups = [(ids, torch.zeros_like(ids), lengths)]
+        self._run, compiled = compile_model(scored, options.compile, self.device, self.dtype, warm_ups)
+        self.numerics = describe_numerics(self.device, self.dtype, "compiled" if compiled else "eager")
+        self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
+        log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
+
+    def score(self, queries: Sequence[str], passages: Sequence[str]) -> np.ndarray:
+        """Returns the probability that passages[i] answers queries[i]: float32 [n]. For titles, see `compose`.
+
+        The bytes depend only on the list of pairs and the numerics class.
+
+        Raises:
+            InputError: If the lists differ in length, or if a logit is not finite; names the pair.
+        """
+        return self.forward(*self.tokenize(queries, passages))
+
+    def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+        """Returns the texts of passages with titles as the options say; an empty title adds nothing."""
+        return self._tokenizer.compose(titles, texts, self.options.title)
+
+    def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
+        """Returns the token ids of pairs, and the type of each token (0 query, 1 passage); uses the CPU only."""
+        return self._tokenizer(queries, passages)
+
+    def forward(self, tokens: Tokens, types: Tokens) -> np.ndarray:
+        """Returns the probabilities of tokenised pairs, in order: float32 [n]. Raises the same errors as `score`."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        logits = torch.empty(len(tokens), self._recipe.labels, dtype=torch.float32)
+        batches = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, self._recipe.positions)
+        pairs = padded(tokens, batches, side="right", pad_id=self._tokenizer.pad_id)
+        kinds = padded(types, batches, side="right", pad_id=0)
+        with torch.no_grad():
+            for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True):
+                outputs = self._run(ids.to(self.device), type_ids.to(self.device), lengths.to(self.device))
+                logits[torch.from_numpy(rows)] = outputs[: len(rows)].cpu()
+        bad = np.flatnonzero(~np.isfinite(logits.numpy()).all(axis=1))
+        if len(bad):
+            raise InputError(
+                f"the score of pair {bad[0]} (and of {len(bad) - 1} more of {len(logits)}) is not finite: "
+                f"try dtype='float32' (now: {self.numerics})"
+            )
+        label = self._recipe.positive_label
+        return (torch.sigmoid(logits[:, 0]) if label is None else torch.softmax(logits, dim=1)[:, label]).numpy()
+
+
+def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
+    """Returns the settings that shape the probabilities, JSON-able: a Reranker's `config`; loads no model."""
+    return settings_of(read_pair_recipe(resolve(name_or_path), options), options)
+
+
+def expected_reranker_numerics(options: RerankerOptions, device: str | None) -> str:
+    """Returns the numerics class of a Reranker on this machine; loads no model."""
+    return expected_numerics(EncoderOptions(dtype=options.dtype, compile=options.compile), device)
+
+
+class Scored(nn.Module):
+    """A classifier over padded pairs: (ids, types int64 [b, n], lengths int64 [b]) -> logits float32 [b, labels]."""
+
+    def __init__(self, model: nn.Module, types: bool):
+        super().__init__()
+        self.model = model
+        self.types = types and "token_type_ids" in inspect.signature(model.forward).parameters
+
+    def forward(self, ids: torch.Tensor, types: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+        extra = {"token_type_ids": types} if self.types else {}
+        return self.model(input_ids=ids, attention_mask=inside.long(), **extra).logits.float()
+
+
+def _load_classifier(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """Returns the classifier in `dtype`. Raises InputError if weights are missing, those of the head included."""
+    from transformers import AutoModelForSequenceClassification
+
+    model, _ = load_model(AutoModelForSequenceClassification, folder, dtype=dtype, trust_remote_code=trust_remote_code)
+    return model

@@ -1,0 +1,109 @@
+"""Saves a trained encoder as a folder that transformers, sentence-transformers and Encoder open."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from retriever.forward.pooling import Head
+from retriever.model.recipe import Dense, Recipe
+from retriever.model.vocabulary import end_texts, load_tokenizer
+
+_POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
+
+
+def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
+    """Saves a backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
+
+    backbone: with its masked-language-model head if the recipe's vectors are sparse; then the layout is that of
+    SparseEncoder. head: the trained head, used if the recipe's head has weights; it must be given if a layer of it is
+    new.
+    """
+    backbone.save_pretrained(folder)
+    tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)
+    if recipe.append_eos:
+        end_texts(tokenizer, recipe.backbone, "append_eos")
+    tokenizer.save_pretrained(folder)
+    if recipe.is_sparse:
+        modules = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
+        _write(folder / "1_SpladePooling" / "config.json", {
+            "pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": recipe.dim,
+        })  # fmt: skip
+    else:
+        modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+        _write(folder / "1_Pooling" / "config.json", {
+            "word_embedding_dimension": recipe.hidden,
+            "pooling_mode": _POOLING[recipe.pooling],
+            "include_prompt": True,
+        })  # fmt: skip
+    for place, step in enumerate(recipe.head, 2):
+        if isinstance(step, Dense):
+            modules.append((f"{place}_Dense", "Dense"))
+            if step.folder is not None:
+                shutil.copytree(recipe.folder / step.folder, folder / f"{place}_Dense")
+            else:
+                _write(folder / f"{place}_Dense" / "config.json", {
+                    "in_features": recipe.hidden,
+                    "out_features": step.size,
+                    "bias": step.bias,
+                    "activation_function": f"torch.nn.modules.linear.{step.activation}",
+                })  # fmt: skip
+            if head is not None:
+                (folder / f"{place}_Dense" / "pytorch_model.bin").unlink(missing_ok=True)
+                layers = head.steps[place - 2]
+                assert isinstance(layers, nn.Sequential)
+                save_file({f"linear.{name}": value.detach().cpu().contiguous()
+                           for name, value in layers[0].state_dict().items()},
+                          folder / f"{place}_Dense" / "model.safetensors")  # fmt: skip
+        else:
+            modules.append((f"{place}_Normalize", "Normalize"))
+            (folder / f"{place}_Normalize").mkdir()
+    lengths = {"max_seq_length": max(recipe.query_length, recipe.passage_length)}
+    if recipe.query_length != recipe.passage_length:
+        lengths |= {"query_length": recipe.query_length, "document_length": recipe.passage_length}
+    _write(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": recipe.lower_case})
+    package = "sentence_transformers.sparse_encoder.models" if recipe.is_sparse else "sentence_transformers.models"
+    _write(folder / "modules.json", [
+        {"idx": place, "name": str(place), "path": path, "type": f"{package}.{kind}"}
+        for place, (path, kind) in enumerate(modules)
+    ])  # fmt: skip
+    normalized = bool(recipe.head) and recipe.head[-1] == "normalize"
+    _write(folder / "config_sentence_transformers.json", {
+        "prompts": {"query": recipe.query_prefix, "document": recipe.passage_prefix},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine" if normalized else "dot",
+        **_sparse_settings(recipe),
+    })  # fmt: skip
+
+
+def _sparse_settings(recipe: Recipe) -> dict[str, Any]:
+    """Returns what sentence-transformers' file says about sparse vectors: it has one limit of words for both sides."""
+    if not recipe.is_sparse:
+        return {}
+    limits = {} if recipe.passage_terms is None else {"max_active_dims": recipe.passage_terms}
+    return {"model_type": "SparseEncoder", **limits}
+
+
+@contextlib.contextmanager
+def restored(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Gives a configuration its values from before training for the duration of the context."""
+    trained_with = {name: getattr(config, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(config, name, value)
+        yield
+    finally:
+        for name, value in trained_with.items():
+            setattr(config, name, value)
+
+
+def _write(file: Path, document: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

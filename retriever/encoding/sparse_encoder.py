@@ -1,0 +1,131 @@
+"""The sparse encoder: converts texts to sparse vectors; the same list of texts gives the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+
+from retriever.encoding.encoder import Encoder
+from retriever.encoding.sparse_vectors import SparseVectors, concatenate, from_dense
+from retriever.errors import InputError, TextsError
+from retriever.forward.batching import Tokens
+from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
+from retriever.prompts.prompts import TaskPrompt
+from retriever.prompts.query_words import unusable_texts
+
+
+class SparseEncoder:
+    """A frozen masked language model that gives a text the weights of words (SPLADE).
+
+    Only the non-zero weights of a batch leave it, so that memory does not grow with the vocabulary. An `Encoder` of the
+    same folder gives the same numbers as dense vectors.
+
+    Attributes:
+        dim: Number of words of the vocabulary.
+        similarity: "dot".
+        config, fingerprint, numerics, startup, device: As those of `Encoder`.
+
+    Args:
+        name_or_path: A Hugging Face name or a model folder.
+        options: How text becomes a vector. `query_terms` and `passage_terms` keep the largest weights alone.
+        device: "cpu" or "cuda"; None: CUDA if it is available.
+        threads: As of `Encoder`.
+        tasks: As of `Encoder`.
+
+    Raises:
+        InputError: If the model cannot be used, has no masked-language-model head, or makes dense vectors.
+    """
+
+    similarity: Literal["dot"] = "dot"
+
+    def __init__(
+        self,
+        name_or_path: str,
+        options: EncoderOptions = DEFAULT_OPTIONS,
+        *,
+        device: str | None = None,
+        threads: int | None = None,
+        tasks: Mapping[str, TaskPrompt] | None = None,
+    ):
+        self._use(Encoder(name_or_path, options, device=device, threads=threads, tasks=tasks), name_or_path)
+
+    @classmethod
+    def over(cls, encoder: Encoder) -> SparseEncoder:
+        """Returns the sparse encoder over an open encoder. Raises InputError if that makes dense vectors."""
+        sparse = cls.__new__(cls)
+        sparse._use(encoder, "the encoder")
+        return sparse
+
+    def _use(self, encoder: Encoder, name: str) -> None:
+        if not encoder.is_sparse:
+            raise InputError(
+                f"{name}: makes dense vectors (pooling={encoder.config['pooling']}); expected a SPLADE model, or "
+                "pooling='splade' for a masked language model"
+            )
+        self.dense = encoder
+        self.dim, self.config, self.fingerprint = encoder.dim, encoder.config, encoder.fingerprint
+        self.numerics, self.startup, self.device = encoder.numerics, encoder.startup, encoder.device
+        self.put_task, self.drop_task = encoder.put_task, encoder.drop_task
+        self.compose, self.tokenize, self.unknown_tokens = encoder.compose, encoder.tokenize, encoder.unknown_tokens
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the current tasks, sorted."""
+        return self.dense.tasks
+
+    def encode(
+        self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
+    ) -> SparseVectors:
+        """Returns the vectors of texts, in order. Arguments as of `Encoder.encode`, errors as of `forward`."""
+        tokens = self.tokenize(texts, side=side)  # checks the texts
+        return self.forward(tokens, side=side, task=task, topics=self.dense.topics_of(texts, side=side, task=task))
+
+    def forward(
+        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None, report: Callable[[int], object] | None = None,
+    ) -> SparseVectors:  # fmt: skip
+        """Returns the vectors of tokenised texts, in order. Arguments as of `Encoder.forward`.
+
+        Raises:
+            TextsError: If texts lack the words by which their prompts are found, or if vectors are not finite; it
+                names all of the former, or those of one batch of the latter.
+        """
+        pieces: list[SparseVectors] = []
+        order = [np.empty(0, np.int64)]
+        for rows, vectors in self.batches(tokens, side=side, task=task, topics=topics, report=report):
+            order.append(rows)
+            pieces.append(vectors)
+        return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
+
+    def batches(
+        self,
+        tokens: Tokens,
+        *,
+        side: Side = "query",
+        task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None,
+        report: Callable[[int], object] | None = None,
+    ) -> Iterator[tuple[np.ndarray, SparseVectors]]:
+        """Yields the texts of each batch, int64 [n], and their vectors; the longest texts come first.
+
+        Arguments and errors as of `Encoder.forward`.
+        """
+        if reasons := self.dense.unusable_texts(tokens, side=side, task=task, topics=topics):
+            raise unusable_texts(reasons, len(tokens))
+        done = 0
+        for rows, weights in self.dense.pooled_batches(tokens, side=side, task=task, topics=topics):
+            finite = torch.isfinite(weights).all(1)
+            if not bool(finite.all()):
+                bad = [int(row) for row in rows[(~finite).cpu().numpy()]]
+                reason = f"is not finite: try dtype='float32' (now: {self.numerics})"
+                raise TextsError(
+                    f"the vector of text {bad[0]} of {len(tokens)} {reason}",
+                    dict.fromkeys(bad, f"the vector of the text {reason}"),
+                )
+            yield rows, from_dense(weights.cpu().numpy())
+            done += len(rows)
+            if report is not None:
+                report(done)

@@ -1,0 +1,323 @@
+"""Turns texts into token ids, and token ids into batches that depend on the texts alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Encoding, Tokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as Normalizers
+
+from retriever.cuts import Cuts
+from retriever.errors import InputError
+from retriever.model.recipe import Recipe
+from retriever.model.vocabulary import check_ids, end_texts, load_tokenizer
+from retriever.options import EncoderOptions, Side, TitlePolicy
+
+PIECE = 1 << 17  # characters of texts, about, that a tokenizer of a server gets in one call
+_TEXT = 32  # characters that are added for each text: a tokenizer's result takes about 20 kB per text
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of some texts, concatenated.
+
+    Attributes:
+        ids: int32 [total].
+        lengths: Tokens of each text, int64 [texts].
+        uncut: Tokens of each text before it was cut to a length limit, int64 [texts]; None: no text was cut.
+        limit: The length limit; 0: there was none.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    uncut: np.ndarray | None = None
+    limit: int = 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The position in `ids` at which each text begins: int64 [texts]."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def num_cut(self) -> np.ndarray:
+        """The number of tokens that were cut off each text: int64 [texts]."""
+        return np.zeros_like(self.lengths) if self.uncut is None else self.uncut - self.lengths
+
+    def cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
+        """Returns the counts of the texts that were cut; texts: numbers of the texts to count, by default all."""
+        return Cuts.of(self.lengths[texts], self.num_cut[texts], self.limit)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Tokens]) -> Tokens:
+        """Returns the tokens of the texts of several objects, at least one and all of one limit, in order."""
+        if len(pieces) == 1:
+            return pieces[0]
+        uncut = [piece.lengths if piece.uncut is None else piece.uncut for piece in pieces]
+        return cls(
+            np.concatenate([piece.ids for piece in pieces]),
+            np.concatenate([piece.lengths for piece in pieces]),
+            np.concatenate(uncut),
+            pieces[0].limit,
+        )
+
+
+def text_pieces(lengths: Iterable[int]) -> Iterator[slice]:
+    """Yields slices of a list of texts, in order, each of one text or of texts with about PIECE characters in all.
+
+    A tokenizer holds the GIL while it reads the texts of a call and while its results are freed (0.1 to 0.3 s for 64
+    texts of 64 Ki characters). A server tokenises piece by piece, so that its other threads do not wait that long.
+
+    Args:
+        lengths: Characters of each text.
+    """
+    start = end = size = 0
+    for length in lengths:
+        if end > start and size + length + _TEXT > PIECE:
+            yield slice(start, end)
+            start, size = end, 0
+        end += 1
+        size += length + _TEXT
+    if end > start:
+        yield slice(start, end)
+
+
+def excess(encoding: Encoding, limit: int) -> list[slice]:
+    """Returns the tokens to delete so that a text, or a pair of texts, has at most `limit` tokens.
+
+    These are the last tokens of a text before its closing special tokens, which count too. Of a pair, the longer text
+    is cut until both have the same length, as by the tokenizer's own truncation (`longest_first`), which does not tell
+    how much it cuts off.
+
+    Args:
+        encoding: The tokens of a text or a pair, not truncated, with special tokens.
+        limit: Number of tokens, more than there are special tokens.
+
+    Returns:
+        Up to two slices, the last one first, so that they can be deleted one after the other.
+    """
+    if len(encoding) <= limit:
+        return []
+    if encoding.n_sequences == 1:
+        is_special = encoding.special_tokens_mask
+        closing = is_special[::-1].index(0)
+        return [slice(limit - closing, len(is_special) - closing)]
+    sequences = encoding.sequence_ids  # None at special tokens
+    first, second = (sequences.count(number) for number in (0, 1))
+    room = limit - (len(sequences) - first - second)
+    shorter = min(first, second, room // 2)
+    kept = (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+    tails = [
+        slice((start := sequences.index(number)) + most, start + length)
+        for number, length, most in ((0, first, kept[0]), (1, second, kept[1]))
+        if length > most
+    ]
+    return sorted(tails, key=lambda tail: tail.start, reverse=True)
+
+
+class TextTokenizer:
+    """A model's fast tokenizer, with the prefix and the length limit of each side.
+
+    Raises InputError for a tokenizer that is damaged, has no vocabulary, or does not fit the model.
+    """
+
+    def __init__(self, recipe: Recipe, options: EncoderOptions, *, trust_remote_code: bool = False):
+        slow = load_tokenizer(
+            recipe.backbone,
+            vocabulary=recipe.vocabulary,
+            trust_remote_code=trust_remote_code,
+            **recipe.tokenizer_args,
+        )
+        self._vocabulary = recipe.vocabulary
+        # Byte-level tokenizers know all text, and some name the token that ends or begins a text for unknown ones.
+        ends = (slow.bos_token_id, slow.eos_token_id)
+        self._unknown: int | None = None if slow.unk_token_id in ends else slow.unk_token_id
+        ignored = {*slow.all_special_ids} - {self._unknown}
+        self._is_special = np.zeros(max(ignored, default=0) + 2, bool)  # the last entry stands for all larger ids
+        self._is_special[sorted(ignored)] = True
+        self.separator: str | None = slow.sep_token or slow.eos_token
+        self.pad_id = int(slow.pad_token_id if slow.pad_token_id is not None else slow.eos_token_id or 0)
+        base: Tokenizer = slow.backend_tokenizer
+        self._size = base.get_vocab_size()
+        base.no_padding()
+        base.no_truncation()
+        if recipe.lower_case and "Lowercase" not in repr(base.normalizer):
+            base.normalizer = Normalizers([Lowercase(), *([base.normalizer] if base.normalizer else [])])
+        if recipe.append_eos:
+            end_texts(slow, recipe.backbone, "append_eos" if options.append_eos else "add_eos_token")
+        self._tokenizer = base
+        self._sides: dict[Side, tuple[str, int]] = {
+            "query": (recipe.query_prefix, recipe.query_length),
+            "passage": (recipe.passage_prefix, recipe.passage_length),
+        }
+        special = base.num_special_tokens_to_add(False)
+        for side, (_, length) in self._sides.items():
+            if length <= special:
+                raise InputError(f"{side}_length={length} leaves no room beside {special} special tokens")
+
+    def __call__(self, texts: Sequence[str], *, side: Side, prefix: str | None = None) -> Tokens:
+        """Returns token ids with special tokens, cut to the side's length; uses the tokenizer's own threads.
+
+        `prefix` is the text in front of each text; None: that of the side.
+
+        Raises:
+            InputError: For a text that is no valid string, or that has a token without an embedding; names it.
+        """
+        texts, limit = self._prepare(texts, side, prefix)
+        with _named_text(texts):
+            rows = [_row(encoding, limit) for encoding in self._tokenizer.encode_batch_fast(texts)]
+        return self._join(rows, limit)
+
+    def with_words(self, texts: Sequence[str], *, side: Side) -> tuple[Tokens, np.ndarray]:
+        """Returns token ids as a call does, and the word of each token, which the tokenizer's pre-tokenization decides.
+
+        Words are numbered from 0 in each text: int64 [total], -1 for special tokens.
+        """
+        texts, limit = self._prepare(texts, side)
+        with _named_text(texts):
+            encodings = self._tokenizer.encode_batch(texts)
+        tokens = self._join([_row(encoding, limit) for encoding in encodings], limit)
+        words = np.full(len(tokens.ids), -1, np.int64)
+        for start, encoding in zip(tokens.starts, encodings, strict=True):
+            numbers = [-1 if word is None else word for word in encoding.word_ids]
+            for tail in excess(encoding, limit):
+                del numbers[tail]
+            words[start : start + len(numbers)] = numbers
+        return tokens, words
+
+    def _prepare(self, texts: Sequence[str], side: Side, prefix: str | None = None) -> tuple[list[str], int]:
+        """Returns the texts with a prefix, None: that of the side; and the limit of the side."""
+        side_prefix, limit = self._sides[side]
+        prefix = side_prefix if prefix is None else prefix
+        return [prefix + text for text in texts] if prefix else list(texts), limit
+
+    def _join(self, cut: Sequence[tuple[list[int], int]], limit: int) -> Tokens:
+        """Returns the checked token ids of texts; cut: the results of `_row`."""
+        rows = [row or [self.pad_id] for row, _ in cut]  # an empty text without special tokens has no token
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        uncut = np.maximum(lengths, np.fromiter((length for _, length in cut), np.int64, len(rows)))
+        ids = np.empty(int(lengths.sum()), np.int32)
+        start = 0
+        for row in rows:
+            ids[start : start + len(row)] = row
+            start += len(row)
+        check_ids(ids, lengths, self._vocabulary)
+        return Tokens(ids, lengths, uncut, limit)
+
+    def unknown(self, tokens: Tokens) -> tuple[int, int]:
+        """Returns how many tokens are unknown to the vocabulary, and how many there are, special tokens excluded."""
+        special = self._is_special[np.minimum(tokens.ids, len(self._is_special) - 1)]
+        unknown = 0 if self._unknown is None else int(np.count_nonzero(tokens.ids == self._unknown))
+        return unknown, len(tokens.ids) - int(np.count_nonzero(special))
+
+    def are_words(self, ids: np.ndarray) -> np.ndarray:
+        """Returns whether tokens are neither special nor the one for unknown words: int [n] -> bool [n]."""
+        return ~self._is_special[np.minimum(ids, len(self._is_special) - 1)] & (ids != self._unknown)
+
+    def first_word(self) -> int:
+        """Returns the lowest token id that is a word."""
+        return int(np.flatnonzero(self.are_words(np.arange(self._size)))[0])
+
+    def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
+        """Returns passages' strings by the title policy; an empty title adds nothing."""
+        if policy == "none":
+            return list(texts)
+        between = {"space": " ", "newline": "\n", "sep": f" {self.separator} "}[policy]
+        return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
+
+
+def _row(encoding: Encoding, limit: int) -> tuple[list[int], int]:
+    """Returns the token ids of a text, cut to a limit, and how many there were."""
+    ids = encoding.ids
+    for tail in excess(encoding, limit):
+        del ids[tail]
+    return ids, len(encoding)
+
+
+@contextlib.contextmanager
+def _named_text(texts: Sequence[str]) -> Iterator[None]:
+    """Turns the tokenizer's error about a text that is no valid string into an InputError that names the text."""
+    try:
+        yield
+    except (TypeError, UnicodeEncodeError) as error:
+        for position, text in enumerate(texts):
+            try:
+                text.encode("utf-8")
+            except (AttributeError, UnicodeEncodeError) as fault:
+                raise InputError(f"text {position} of {len(texts)} is no valid string: {fault}") from error
+        raise
+
+
+def plan(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list[tuple[np.ndarray, int]]:
+    """Cuts texts into padded batches, sorted by length (ties by position), longest first.
+
+    Args:
+        lengths: Tokens of each text, int64 [n].
+        budget: Tokens of a batch at most, padding included; a longer text is a separate batch.
+        step: Columns of a batch are a multiple of this.
+        limit: Columns of a batch at most; None: no limit.
+
+    Returns:
+        (rows, width) of each batch: row numbers, int64, and columns, at least 2. A function of the lengths alone.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    batches = []
+    start = 0
+    while start < len(order):
+        length = int(lengths[order[start]])
+        width = max(2, length, min(-(-length // step) * step, limit or length + step))
+        rows = order[start : start + max(1, budget // width)]
+        batches.append((rows, width))
+        start += len(rows)
+    return batches
+
+
+def padded(
+    tokens: Tokens, batches: list[tuple[np.ndarray, int]], *, side: str, pad_id: int
+) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
+    """Yields the batches of a plan as (rows, ids int64 [batch, width], lengths int64 [batch]), padded on `side`.
+
+    A single row is repeated: compiled code would treat a batch of one as a separate case.
+    """
+    starts = tokens.starts
+    for rows, width in batches:
+        doubled = np.repeat(rows, 2) if len(rows) == 1 else rows
+        lengths = tokens.lengths[doubled]
+        columns = np.arange(width)
+        first = (width - lengths if side == "left" else np.zeros_like(lengths))[:, None]
+        inside = (columns >= first) & (columns < first + lengths[:, None])
+        ids = np.full((len(doubled), width), pad_id, np.int64)
+        source = starts[doubled][:, None] + columns - first
+        ids[inside] = tokens.ids[source[inside]]
+        yield rows, torch.from_numpy(ids), torch.from_numpy(lengths)
+
+
+def plan_packed(lengths: np.ndarray, most: int = 1024, *, least: int) -> list[np.ndarray]:
+    """Cuts texts into packed batches, sorted by length (ties by position), longest first.
+
+    Args:
+        lengths: Tokens of each text, int64 [n].
+        most: Tokens of a batch, about; half of all tokens if that is less, so that two threads have work.
+        least: Tokens of a batch at least.
+
+    Returns:
+        The row numbers of each batch, int64. A function of the arguments alone.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    before = np.cumsum(lengths[order]) - lengths[order]
+    size = min(most, max(least, -(-int(lengths.sum()) // 2)))
+    return [rows for rows in np.split(order, np.flatnonzero(np.diff(before // size)) + 1) if len(rows)]
+
+
+def end_to_end(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the given texts packed, without padding: ids int64 [total], lengths int64 [rows]."""
+    starts = tokens.starts
+    ids = np.concatenate([tokens.ids[starts[row] : starts[row] + tokens.lengths[row]] for row in rows])
+    return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(tokens.lengths[rows].astype(np.int64))

@@ -1,0 +1,284 @@
+"""Unpadded (packed) batches of BERT-family models on a CPU: padding takes no time.
+
+The sequences of a batch are concatenated. The layers are called here and not through transformers' modules, whose
+Python takes longer than the products of a few queries. Their weights are stored in the order in which the CPU
+multiplies them. Attention is a C++ kernel: torch's takes two to three times as long for short texts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from retriever.forward import native
+from retriever.forward.prompt_rows import PromptRows
+from retriever.options import EncoderOptions
+
+T = TypeVar("T")
+# Values of `model_type` of backbones that have BERT's layers.
+PACKABLE = frozenset({"bert", "electra", "roberta", "xlm-roberta", "camembert"})
+SOURCE = Path(__file__).with_name("packing_kernel.cpp")
+_LANES = 16  # the kernel normalises vectors whose width is a multiple of this
+_ROWS = 512  # rows of the product for which the order of the weights is chosen; other products are nearly as fast
+
+# Held while torch's number of threads is changed for a moment, and while it is read.
+SETTING = threading.Lock()
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def kernel() -> ctypes.CDLL | None:
+    """Returns the kernels, compiled on first use; None if they cannot be (the reason is logged once per process)."""
+    try:
+        library = native.load(SOURCE)
+    except OSError as error:
+        log.warning("texts are encoded with padding, which takes longer: %s", error)
+        return None
+    pointer, long = ctypes.c_void_p, ctypes.c_int64
+    library.riptide_attend.argtypes = [
+        pointer, ctypes.c_int, long, pointer, long, long, pointer, *[long] * 4, pointer, pointer, pointer
+    ]  # fmt: skip
+    library.riptide_add_and_normalize.argtypes = [
+        pointer, pointer, ctypes.c_int, long, long, pointer, pointer, ctypes.c_float
+    ]  # fmt: skip
+    library.riptide_attend.restype = library.riptide_add_and_normalize.restype = None
+    return library
+
+
+def in_tiles() -> bool:
+    """Whether bfloat16 attention uses the CPU's tiles, which sum in another order."""
+    library = kernel()
+    return library is not None and library.riptide_tiles() == 1
+
+
+def packs(kind: str | None, options: EncoderOptions, device: torch.device) -> bool:
+    """Whether batches are packed: on a CPU with the kernel, for a supported backbone, unless compile is "always"."""
+    return device.type == "cpu" and options.compile != "always" and kind in PACKABLE and kernel() is not None
+
+
+def rounded(total: int) -> int:
+    """Returns the rows of a product for a number of tokens: a multiple of 16, the rows of a tile of the CPU, or of 32.
+
+    oneDNN compiles a product for each number of rows, which takes as long as several products, and keeps 1,024 of them.
+    """
+    step = 16 if total <= 256 else 32
+    return -(-total // step) * step
+
+
+class Packed(nn.Module):
+    """A backbone and its pooling: (ids int64 [t], lengths int64 [b], prompts of the b rows) -> float32 [b, hidden].
+
+    Computes no gradients.
+
+    Args:
+        backbone: A transformers model with a `model_type` in PACKABLE; only its embeddings are kept.
+        pooling: "cls", "mean" or "last".
+        first: The usual position of a text's first token.
+    """
+
+    def __init__(self, backbone: Any, pooling: str, first: int):
+        super().__init__()
+        self.embeddings = backbone.embeddings
+        self.project = getattr(backbone, "embeddings_project", None)  # in an ELECTRA whose two widths differ
+        self.layers = [_Layer(layer) for layer in backbone.encoder.layer]
+        self.pooling = pooling
+        self.first = first
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
+        ends = lengths.cumsum(0)
+        starts = ends - lengths
+        offsets = None if prompt is None else prompt.offsets
+        hidden = self._embedded(ids, self._positions(ids, lengths, starts, offsets))
+        total = len(hidden)
+        hidden = functional.pad(hidden, (0, 0, 0, rounded(total) - total))
+        seen = _Prompts.of(prompt, len(lengths))
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden, lengths, total, seen.at(number))
+        hidden = hidden[:total]
+        if self.pooling == "mean":
+            return torch.segment_reduce(hidden.float(), "mean", lengths=lengths)
+        return hidden.index_select(0, starts if self.pooling == "cls" else ends - 1).float()
+
+    def _positions(
+        self, ids: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, offsets: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Returns the position of each token, int64 [t].
+
+        RoBERTa-family models do not count padding tokens, which a text may contain as well.
+        """
+        before = starts if offsets is None else starts - offsets
+        if self.first == 0:
+            return torch.arange(len(ids)) - before.repeat_interleave(lengths)
+        counted = (ids != self.first - 1).long()
+        numbers = counted.cumsum(0)
+        before = (numbers - counted).index_select(0, starts)
+        if offsets is not None:
+            before = before - offsets
+        return (numbers - before.repeat_interleave(lengths)) * counted + self.first - 1
+
+    def _embedded(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        tables = self.embeddings
+        hidden = tables.word_embeddings(ids) + tables.token_type_embeddings.weight[0]
+        hidden = tables.LayerNorm(hidden + tables.position_embeddings(positions))
+        return hidden if self.project is None else self.project(hidden)
+
+
+class _Prompts(NamedTuple):
+    """The prompts of a batch, as the kernel takes them.
+
+    table: as in PromptRows; None: there are no prompts. rows: the prompt of each row, int64 [b]. lengths: int64
+    [prompts].
+    """
+
+    table: torch.Tensor | None
+    rows: torch.Tensor
+    lengths: torch.Tensor
+
+    @classmethod
+    def of(cls, prompt: PromptRows | None, batch: int) -> _Prompts:
+        nothing = torch.zeros(batch, dtype=torch.int64)
+        if prompt is None:
+            return cls(None, nothing, nothing)
+        table = prompt.table if prompt.table.stride(-1) == 1 else prompt.table.contiguous()
+        lengths = (
+            torch.full((table.shape[2],), table.shape[4], dtype=torch.int64)
+            if prompt.inside is None
+            else prompt.inside.sum(1)
+        )
+        return cls(table, nothing if prompt.rows is None else prompt.rows.contiguous(), lengths)
+
+    def at(self, layer: int) -> tuple[int | None, ...]:
+        """Returns the arguments of a layer: the addresses of its numbers, rows and lengths, and four strides."""
+        if self.table is None:
+            return None, 0, 0, 0, 0, None, None
+        numbers = self.table[layer]
+        return numbers.data_ptr(), *numbers.stride()[:4], self.rows.data_ptr(), self.lengths.data_ptr()
+
+
+class _Layer:
+    """One of BERT's layers: attention and its output, then the two products of the feed-forward network."""
+
+    def __init__(self, layer: Any):
+        own, out = layer.attention.self, layer.attention.output
+        together = [own.query, own.key, own.value]
+        self.heads, self.head_dim = own.num_attention_heads, own.attention_head_size
+        weight, bias = (torch.cat([getattr(one, name) for one in together]) for name in ("weight", "bias"))
+        self.inward = _Linear(weight, bias)
+        self.outward = _Linear(out.dense.weight, out.dense.bias)
+        self.after_attention = _Norm(out.LayerNorm)
+        act = layer.intermediate.intermediate_act_fn
+        gelu = type(act).__name__ == "GELUActivation"
+        self.widen = _Linear(layer.intermediate.dense.weight, layer.intermediate.dense.bias, gelu)
+        self.act = None if gelu else act
+        self.narrow = _Linear(layer.output.dense.weight, layer.output.dense.bias)
+        self.at_end = _Norm(layer.output.LayerNorm)
+
+    def __call__(
+        self, hidden: torch.Tensor, lengths: torch.Tensor, total: int, prompts: tuple[int | None, ...]
+    ) -> torch.Tensor:
+        """Returns the output of the layer for hidden states, [t, hidden].
+
+        Args:
+            hidden: [t, hidden]; the rows from `total` on are filler.
+            lengths: Tokens of each text, int64 [b].
+            total: Tokens of all texts.
+            prompts: The arguments of `_Prompts.at`.
+        """
+        inward = self.inward(hidden)
+        seen = torch.empty_like(hidden)
+        seen[total:] = 0
+        library = kernel()
+        assert library is not None
+        library.riptide_attend(
+            inward.data_ptr(), int(inward.dtype == torch.bfloat16), len(lengths), lengths.data_ptr(), self.heads,
+            self.head_dim, *prompts, seen.data_ptr(),
+        )  # fmt: skip
+        hidden = self.after_attention(self.outward(seen), hidden)
+        wide = self.widen(hidden)
+        return self.at_end(self.narrow(wide if self.act is None else self.act(wide)), hidden)
+
+
+class _Norm:
+    """Layer norm of the sum of two tensors in one pass; overwrites the first one."""
+
+    def __init__(self, norm: nn.LayerNorm):
+        self.norm = norm
+        self.weight, self.bias = norm.weight.detach().contiguous(), norm.bias.detach().contiguous()
+
+    def __call__(self, values: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        library = kernel()
+        assert library is not None
+        if values.shape[-1] % _LANES or self.weight.dtype != values.dtype:
+            return self.norm(values + added)
+        library.riptide_add_and_normalize(
+            values.data_ptr(), added.data_ptr(), int(values.dtype == torch.bfloat16), *values.shape,
+            self.weight.data_ptr(), self.bias.data_ptr(), self.norm.eps,
+        )  # fmt: skip
+        return values
+
+
+def reorders(dtype: torch.dtype) -> bool:
+    """Whether the CPU's products take reordered weights."""
+    mkldnn = torch.backends.mkldnn
+    return bool(
+        mkldnn.is_available()
+        and (dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+    )
+
+
+class _Linear:
+    """x W^T + b, then GELU if requested; the weights are stored in the order of the CPU's products."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False):
+        self.reordered = reorders(weight.dtype)
+        weight = weight.detach()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.reordered else weight
+        self.bias = bias.detach()
+        self.gelu = gelu
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        if not self.reordered:
+            product = functional.linear(values, self.weight, self.bias)
+            return functional.gelu(product) if self.gelu else product
+        after: tuple[str, list[float], str] = ("gelu", [], "none") if self.gelu else ("none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(values, self.weight, self.bias, *after)
+
+
+class Team:
+    """Threads that each compute their products alone, so that results do not depend on the number of threads.
+
+    If several threads share a product, each sums a part of it, and their number decides how the sum is rounded.
+    """
+
+    def __init__(self, size: int):
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="encoder")
+        together = threading.Barrier(size, timeout=60)
+
+        def begin(_: int) -> None:
+            torch.get_num_threads()  # the first call in a thread copies the process's number, which would override ours
+            torch.set_num_threads(1)
+            together.wait()
+
+        with SETTING:
+            try:
+                list(self._threads.map(begin, range(size)))
+            finally:
+                torch.set_num_threads(size)
+
+    def run(self, function: Callable[[T], None], items: Sequence[T]) -> None:
+        """Calls function(item) for all items; raises the first exception after all calls have ended."""
+        futures = [self._threads.submit(function, item) for item in items]
+        wait(futures)
+        for future in futures:
+            future.result()

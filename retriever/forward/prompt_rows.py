@@ -1,0 +1,101 @@
+"""What a forward pass takes of prompts: their shape, the prompts of a batch, and the provider that makes them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from retriever.forward.kernels import dropped_out
+
+
+class PromptShape(NamedTuple):
+    """The shape of a backbone's keys and values: layers, heads, and numbers per head."""
+
+    layers: int
+    heads: int
+    head_dim: int
+
+
+class PromptRows(NamedTuple):
+    """The prompts of a batch, one for each of its b rows.
+
+    Attributes:
+        table: Keys and values, [layers, 2, prompts, heads, l, head_dim].
+        rows: The prompt of each row, int64 [b]; None: there is one prompt, which all rows share.
+        inside: bool [prompts, l], False after the end of a shorter prompt; None: all prompts have l tokens.
+        offsets: int64 [b], by how many positions the text of each row starts later than usual; None: by none. The
+            attention function does not use it: `Pooled` and `Packed` compute positions from it.
+        dropout: Fraction of the keys' and values' numbers that are dropped out, with a separate mask for each row and
+            layer. The masks depend on torch's seed, and are drawn in the order of the layers.
+    """
+
+    table: torch.Tensor
+    rows: torch.Tensor | None = None
+    inside: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+    dropout: float = 0.0
+
+    def of(self, layer: int, batch: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the keys and the values of a layer: each [batch, heads, l, head_dim].
+
+        Args:
+            layer: The layer.
+            batch: Number of rows.
+            dtype: The dtype of the result; None: that of the table.
+        """
+        both = self.table[layer]
+        if self.rows is not None:
+            both = both.index_select(1, self.rows)
+        if self.dropout:
+            both = dropped_out(both, self.dropout, batch, dtype or both.dtype)
+        key, value = both.expand(2, batch, *both.shape[2:]).to(dtype or both.dtype).unbind()
+        return key, value
+
+    def seen(self, batch: int) -> torch.Tensor:
+        """Returns which columns belong to the prompt of a row: bool [batch, 1, 1, l]."""
+        if self.inside is None:
+            return self.table.new_ones((batch, 1, 1, self.table.shape[4]), dtype=torch.bool)
+        inside = self.inside.expand(batch, -1) if self.rows is None else self.inside.index_select(0, self.rows)
+        return inside[:, None, None]
+
+
+class PromptInputs(NamedTuple):
+    """The texts of a batch, from which a provider may compute their prompts.
+
+    Attributes:
+        ids: Token ids with padding, int64 [b, n].
+        lengths: Tokens of each text, int64 [b].
+        tasks: The number of the task of each text, or of its topic, int64 [b]; None: unknown, or no provider needs it.
+    """
+
+    ids: torch.Tensor
+    lengths: torch.Tensor
+    tasks: torch.Tensor | None = None
+
+
+class PromptProvider(Protocol):
+    """Makes the prompts of a batch in the forward pass.
+
+    The training systems know nothing else about a prompt, so that a prompt may also depend on a text or its topic.
+    """
+
+    def __call__(self, inputs: PromptInputs) -> PromptRows:
+        """Returns the prompts of a batch, with gradients to the provider's parameters."""
+
+
+def rows_of(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
+    """Returns the prompts of a batch in which each row has a separate one.
+
+    Args:
+        numbers: [b, m, layers * 2 * heads * head_dim].
+        shape: The shape of the backbone's keys and values.
+    """
+    table = attention_order(numbers, shape).permute(1, 2, 0, 3, 4, 5)
+    return PromptRows(table, torch.arange(len(numbers), device=numbers.device))
+
+
+def attention_order(numbers: torch.Tensor, shape: PromptShape) -> torch.Tensor:
+    """[b, m, layers * 2 * heads * head_dim] in the order of attention, [b, layers, 2, heads, m, head_dim]; a view."""
+    layers, heads, head_dim = shape
+    return numbers.unflatten(2, (layers, 2, heads, head_dim)).permute(0, 2, 3, 4, 1, 5)

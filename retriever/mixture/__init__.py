@@ -1,1 +1,0 @@
-"""Training on several training sets: which queries each batch holds."""

@@ -1,0 +1,125 @@
+"""Loads config.json after checking that no field of it loads code, kernels or files from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from retriever.errors import InputError
+from retriever.model.arguments import ATTENTION
+from retriever.model.documents import count, field, read_object, shown
+from retriever.model.failures import readable_errors
+
+# transformers loads other files, packages or kernels for these fields.
+_REFUSED = {
+    "backbone": "a backbone of another model",
+    "compression_config": "quantised weights",
+    "configuration_files": "another file in place of config.json",
+    "fusion_config": "fused layers",
+    "gguf_file": "a GGUF file",
+    "kernel_config": "kernels",
+    "quantization_config": "quantised weights",
+    "transformers_weights": "weights in a file with another name",
+    "use_kernels": "kernels",
+    "use_pretrained_backbone": "a backbone of another model",
+    "use_timm_backbone": "a backbone of another model",
+}
+_IMPLEMENTATIONS = {
+    "attn_implementation": ATTENTION,
+    "_attn_implementation": ATTENTION,
+    "_attn_implementation_internal": ATTENTION,
+    "experts_implementation": ("eager", "grouped_mm"),
+    "_experts_implementation": ("eager", "grouped_mm"),
+    "_experts_implementation_internal": ("eager", "grouped_mm"),
+}
+# Names of an architecture's sizes in all families; a text encoder has them, and none may be null or below 1.
+_SIZES = (
+    "hidden_size",
+    "d_model",
+    "dim",
+    "n_embd",
+    "num_hidden_layers",
+    "num_layers",
+    "n_layers",
+    "n_layer",
+    "num_attention_heads",
+    "num_heads",
+    "n_heads",
+    "n_head",
+    "vocab_size",
+    "d_kv",
+)
+_MOST_LAYERS = 1000
+
+
+def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: Any) -> Any:
+    """Returns transformers' configuration of a model folder; loads no weights and reaches for no network.
+
+    Args:
+        folder: The folder with config.json.
+        trust_remote_code: Whether code in the folder may run.
+        arguments: Values that override those of config.json.
+
+    Raises:
+        InputError: For a missing or damaged file, an unknown architecture, sizes that no model can have, and fields
+            that would load code, kernels or other files.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    file = folder / "config.json"
+    content = read_object(file, required=True)
+    check_fields(content, file)
+    if (folder / "adapter_config.json").exists():
+        raise InputError(f"{folder / 'adapter_config.json'}: adapters are not supported: merge it into its base model")
+    kind = content.get("model_type")
+    if not trust_remote_code and content.get("auto_map") and kind not in CONFIG_MAPPING:
+        raise InputError(
+            f"{file}: auto_map: the architecture {shown(kind)} is not in transformers and needs code of the model "
+            "folder; read that code, then set trust_remote_code to run it"
+        )
+    with readable_errors(file):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **arguments)
+    for name in ("hidden_size", "num_hidden_layers"):
+        value = getattr(config, name, None)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(
+                f"{file}: {name}: expected an integer of at least 1, got {shown(value)}: not the "
+                "configuration of a text encoder"
+            )
+    if config.num_hidden_layers > _MOST_LAYERS:
+        raise InputError(f"{file}: {config.num_hidden_layers} layers, expected at most {_MOST_LAYERS}")
+    return config
+
+
+def check_fields(content: Mapping[str, Any], file: Path) -> None:
+    """Raises InputError for a field of config.json that is refused, at any depth, or has a wrong type."""
+    field(content, "model_type", str, file)
+    architectures = field(content, "architectures", list, file, [])
+    if not all(isinstance(name, str) for name in architectures):
+        raise InputError(f"{file}: architectures: expected a list of names, got {shown(architectures)}")
+    for name in _SIZES:
+        if name in content and count(content, name, file) is None:
+            raise InputError(f"{file}: {name}: expected an integer of at least 1, got null")
+    for name, value in _fields(content):
+        if name in _REFUSED and value not in (None, False):
+            raise InputError(
+                f"{file}: {name}: {_REFUSED[name]} (here {shown(value)}) are not supported; save the model without"
+            )
+        allowed = _IMPLEMENTATIONS.get(name, ())
+        if allowed and value is not None and (not isinstance(value, str) or value not in allowed):
+            raise InputError(
+                f"{file}: {name}: {shown(value)} is not supported; remove it, or give {' or '.join(allowed)}"
+            )
+
+
+def _fields(content: Any) -> Iterator[tuple[str, Any]]:
+    """All fields of a JSON value, at any depth."""
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            yield from value.items()
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value

@@ -1,0 +1,488 @@
+"""Resolves the options against the files of a model folder: how text becomes a vector; loads no weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from retriever.errors import InputError
+from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
+from retriever.model.configuration import load_config
+from retriever.model.documents import count, field, inner_path, read_document, read_object, shown
+from retriever.model.files import resolve, sha256_of, tokenizer_files, weight_files
+from retriever.model.vocabulary import check_vocabulary
+from retriever.model.weights import check_files
+from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
+
+_TRANSFORMER_CONFIGS = [
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+_POOLING_NAMES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+_OLD_POOLING_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+SPLADE: Pooling = "splade"
+_ENCODER_CONFIG = "config_sentence_transformers.json"
+_SPLADE_MODULES = ("MLMTransformer", "SpladePooling")
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+# Model types whose positions begin after the padding token's id.
+OFFSET_POSITIONS = frozenset(
+    {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "esm"}
+)
+# Keys of config.json that do not affect a backbone's output.
+_IDLE_CONFIG_KEYS = {
+    "_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache",
+    "gradient_checkpointing", "_attn_implementation_autoset",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer after pooling.
+
+    folder: relative to the model's; None: the layer is new, and training gives it weights. activation: a class of
+    torch.nn. size: numbers of its output.
+    """
+
+    folder: str | None
+    activation: str
+    size: int
+    bias: bool
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model turns text into vectors: the folder's settings, overridden by the options.
+
+    head: the steps after pooling, in order; "normalize" scales a vector to length 1. positions: the number of tokens
+    that the backbone has positions for, None if its positions are relative. vocabulary: rows of its table of token
+    embeddings, None if unknown. append_eos: every text ends with the end-of-sequence token, which is added if
+    the tokenizer does not. unused_prompts: names of the folder's prompts, if it has some, and none of them is for
+    queries. query_terms, passage_terms: words of a sparse vector at most; None: all.
+    """
+
+    folder: Path
+    backbone: Path
+    model_type: str
+    pooling: Pooling
+    head: tuple[Dense | str, ...]
+    query_prefix: str
+    passage_prefix: str
+    unused_prompts: tuple[str, ...]
+    query_length: int
+    passage_length: int
+    lower_case: bool
+    append_eos: bool
+    padding_side: str
+    hidden: int
+    dim: int
+    positions: int | None
+    first_position: int
+    vocabulary: int | None
+    tokenizer_args: dict[str, Any]
+    config_args: dict[str, Any]
+    query_terms: int | None = None
+    passage_terms: int | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether vectors are weights of the vocabulary's words."""
+        return self.pooling == SPLADE
+
+    @property
+    def pooled_dim(self) -> int:
+        """Length of a vector after pooling, before the head."""
+        return self.dim if self.is_sparse else self.hidden
+
+
+def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: bool = False) -> Recipe:
+    """Resolves the options against a model folder (plain Hugging Face or sentence-transformers layout).
+
+    Args:
+        folder: The model folder.
+        options: Values that override the folder's settings.
+        trust_remote_code: Whether code in the folder may run.
+
+    Raises:
+        InputError: For damaged or missing files, an unsupported module, pooling or setting, and lengths that the
+            backbone has no positions for.
+    """
+    modules = _read_modules(folder)
+    is_splade = _is_splade(folder, modules)
+    backbone, file = folder, folder / _TRANSFORMER_CONFIGS[0]
+    settings: dict[str, Any] = {}
+    pooling: str = "mean"
+    head: list[Dense | str] = []
+    for position, (kind, path) in enumerate(modules):
+        if is_splade:
+            if position == 0:
+                backbone = folder / path if path else folder
+                file, settings = _transformer_settings(backbone, kind, is_splade=True)
+            continue
+        if (kind == "Transformer") != (position == 0) or (kind == "Pooling") != (position == 1):
+            kinds = ", ".join(kind for kind, _ in modules)
+            raise InputError(
+                f"{folder / 'modules.json'}: expected Transformer, Pooling, then Dense or Normalize, got {kinds}: "
+                "not supported"
+            )
+        if kind == "Transformer":
+            backbone = folder / path if path else folder
+            file, settings = _transformer_settings(backbone)
+        elif kind == "Pooling":
+            pooling = _read_pooling(folder / path / "config.json")
+        elif kind == "Dense":
+            head.append(_read_dense(folder, path))
+        else:
+            head.append("normalize")
+    config_args = config_arguments(settings, file)
+    tokenizer_args = tokenizer_arguments(settings, file)
+    check_model_arguments(settings, file, trust_remote_code=trust_remote_code)
+    config = load_config(backbone, trust_remote_code=trust_remote_code, **config_args)
+    check_files(backbone, config)
+    check_vocabulary(backbone)
+    hidden = int(config.hidden_size)
+    chosen: Pooling = options.pooling or (SPLADE if is_splade else _POOLING_NAMES[pooling])
+    vocabulary = vocabulary_of(config)
+    if is_splade:
+        _check_splade(folder / modules[1][1] / "config.json", vocabulary)
+    if chosen == SPLADE:
+        _check_sparse_options(options)
+        head = []
+    elif options.query_terms or options.passage_terms:
+        raise InputError(f"query_terms={options.query_terms} passage_terms={options.passage_terms}: are for "
+                         f"pooling=splade, and pooling is {chosen}")  # fmt: skip
+    if options.normalize is not None:
+        while head and head[-1] == "normalize":
+            head.pop()
+        if options.normalize:
+            head.append("normalize")
+    dim = next((step.size for step in reversed(head) if isinstance(step, Dense)), hidden)
+    if options.dimension is not None:
+        if options.dimension > dim:
+            raise InputError(f"dimension={options.dimension} is more than the {dim} that {folder.name} makes")
+        dim = options.dimension
+    if chosen == SPLADE:
+        if vocabulary is None:
+            raise InputError(f"{backbone / 'config.json'}: vocab_size: expected an integer, whose words get weights")
+        dim = vocabulary
+    most = count(read_object(folder / _ENCODER_CONFIG), "max_active_dims", folder / _ENCODER_CONFIG)
+    query_length, passage_length, padding_side = _lengths(backbone, config, file, settings, tokenizer_args, options)
+    query_prefix, passage_prefix, others = _read_prefixes(folder / _ENCODER_CONFIG)
+    return Recipe(
+        folder=folder,
+        backbone=backbone,
+        model_type=config.model_type,
+        pooling=chosen,
+        head=tuple(head),
+        query_prefix=query_prefix if options.query_prefix is None else options.query_prefix,
+        passage_prefix=passage_prefix if options.passage_prefix is None else options.passage_prefix,
+        unused_prompts=() if query_prefix or options.query_prefix is not None else others,
+        query_length=query_length,
+        passage_length=passage_length,
+        lower_case=field(settings, "do_lower_case", bool, file, False),
+        append_eos=options.append_eos or _adds_eos(backbone, tokenizer_args),
+        padding_side=options.padding_side or padding_side,
+        hidden=hidden,
+        dim=dim,
+        positions=positions_of(config),
+        first_position=first_position_of(config),
+        vocabulary=vocabulary,
+        tokenizer_args=tokenizer_args,
+        config_args=config_args,
+        query_terms=(options.query_terms or most) if chosen == SPLADE else None,
+        passage_terms=(options.passage_terms or most) if chosen == SPLADE else None,
+    )
+
+
+def with_projection(recipe: Recipe, size: int) -> Recipe:
+    """Returns the recipe with a new linear layer after pooling, without bias and before any scaling (GTR).
+
+    Args:
+        recipe: The recipe of a backbone.
+        size: Numbers of a vector after the layer; it may be the backbone's hidden size.
+
+    Raises:
+        InputError: If the backbone has such layers already.
+    """
+    if present := [step.folder for step in recipe.head if isinstance(step, Dense)]:
+        raise InputError(
+            f"projection={size}: {recipe.folder} has a layer after pooling already ({present[0]}), which is trained "
+            "further without the parameter: leave it out"
+        )
+    return replace(recipe, head=(Dense(None, "Identity", size, bias=False), *recipe.head), dim=size)
+
+
+def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
+    """Returns the settings that shape the vectors, JSON-able: an Encoder's `config`; loads no model."""
+    return settings_of(read_recipe(resolve(name_or_path), options), options)
+
+
+def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
+    """Returns the settings of an artifact's fingerprint: files by their sha256, no paths, no device."""
+    content = read_object(recipe.backbone / "config.json", required=True)
+    backbone = {key: value for key, value in content.items() if key not in _IDLE_CONFIG_KEYS}
+    backbone |= recipe.config_args
+    return {
+        "model_type": recipe.model_type,
+        "backbone": hashlib.sha256(json.dumps(backbone, sort_keys=True).encode()).hexdigest(),
+        "weights": [sha256_of(file) for file in weight_files(recipe.backbone)],
+        "tokenizer": [sha256_of(file) for file in tokenizer_files(recipe.backbone)],
+        "tokenizer_args": recipe.tokenizer_args,
+        "lower_case": recipe.lower_case,
+        "pooling": recipe.pooling,
+        "head": [
+            step
+            if isinstance(step, str)
+            else {
+                "activation": step.activation,
+                "size": step.size,
+                "weights": [sha256_of(f) for f in _weights_of(recipe, step)],
+            }
+            for step in recipe.head
+        ],
+        "query_prefix": recipe.query_prefix,
+        "passage_prefix": recipe.passage_prefix,
+        "title": options.title,
+        "query_length": recipe.query_length,
+        "passage_length": recipe.passage_length,
+        "dimension": options.dimension,
+        "append_eos": recipe.append_eos,
+        "padding_side": recipe.padding_side,
+        "dtype": options.dtype,
+        "dim": recipe.dim,
+        **({"query_terms": recipe.query_terms, "passage_terms": recipe.passage_terms} if recipe.is_sparse else {}),
+    }
+
+
+def _weights_of(recipe: Recipe, step: Dense) -> list[Path]:
+    """The files with the weights of a dense layer. A new layer has none, and no settings to store."""
+    assert step.folder is not None
+    return weight_files(recipe.folder / step.folder)
+
+
+def fingerprint_of(config: dict[str, Any]) -> str:
+    """Returns the sha256 of a `config`, as hexadecimal digits."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def _read_modules(folder: Path) -> list[tuple[str, str]]:
+    """(kind, folder) of each sentence-transformers module; empty for a plain Hugging Face folder."""
+    file = folder / "modules.json"
+    if not file.exists() and not file.is_symlink():
+        for name in (_ENCODER_CONFIG, "1_Pooling"):
+            if (folder / name).exists():
+                raise InputError(
+                    f"{file}: no such file, but {name} is there: the model folder is incomplete; copy it again"
+                )
+        return []
+    modules = []
+    for entry in read_document(file, list):
+        if not isinstance(entry, dict) or not isinstance(entry.get("type"), str) or "path" not in entry:
+            raise InputError(f"{file}: expected modules with type and path, got {shown(entry)}")
+        package, _, kind = entry["type"].rpartition(".")
+        if not package.startswith("sentence_transformers") or kind not in (
+            "Transformer",
+            "Pooling",
+            "Dense",
+            "Normalize",
+            *_SPLADE_MODULES,
+        ):
+            raise InputError(f"{file}: module {entry['type']} is not supported (Transformer, Pooling, Dense, "
+                             "Normalize, MLMTransformer and SpladePooling of sentence-transformers are)")  # fmt: skip
+        modules.append((kind, inner_path(entry["path"], "path", file)))
+    if len(modules) < 2:
+        raise InputError(f"{file}: expected a Transformer and a Pooling module, got {len(modules)} module(s)")
+    return modules
+
+
+def _is_splade(folder: Path, modules: list[tuple[str, str]]) -> bool:
+    """Whether modules are those of a SPLADE model. Raises InputError if only some of them are."""
+    kinds = [kind for kind, _ in modules]
+    if not set(kinds) & set(_SPLADE_MODULES):
+        return False
+    if len(kinds) != 2 or kinds[0] not in ("Transformer", "MLMTransformer") or kinds[1] != "SpladePooling":
+        raise InputError(
+            f"{folder / 'modules.json'}: expected MLMTransformer (or Transformer), then SpladePooling, got "
+            f"{', '.join(kinds)}: not supported"
+        )
+    return True
+
+
+def _check_splade(file: Path, vocabulary: int | None) -> None:
+    """Raises InputError unless the settings of SpladePooling are those of SPLADE v2."""
+    config = read_object(file, required=True)
+    for name, expected in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if (value := field(config, name, str, file, expected)) != expected:
+            raise InputError(f"{file}: {name}={value} is not supported ({expected} is)")
+    for name in ("embedding_dimension", "word_embedding_dimension"):
+        size = count(config, name, file)
+        if size is not None and size != vocabulary:
+            raise InputError(f"{file}: {name} is {size}, and the model has {vocabulary} words: copy the folder again")
+
+
+def _check_sparse_options(options: EncoderOptions) -> None:
+    """Raises InputError for options that have no meaning for weights of words."""
+    if options.normalize or options.dimension is not None:
+        raise InputError(
+            f"pooling=splade normalize={options.normalize} dimension={options.dimension}: weights of words are not "
+            "scaled to length 1, and have no leading dimensions: leave both out"
+        )
+    if options.compile == "always":
+        raise InputError("pooling=splade compile=always: SPLADE's head is not compiled: use compile=auto")
+
+
+def _transformer_settings(
+    backbone: Path, kind: str = "Transformer", *, is_splade: bool = False
+) -> tuple[Path, dict[str, Any]]:
+    """The file with sentence-transformers' settings of a backbone, and its content; empty if there is no such file.
+
+    kind: its module. With SpladePooling, a Transformer has the task fill-mask, which is the default of MLMTransformer.
+    """
+    file, settings = backbone / _TRANSFORMER_CONFIGS[0], {}
+    for name in _TRANSFORMER_CONFIGS:
+        if content := read_object(backbone / name):
+            file, settings = backbone / name, content
+            break
+    task = settings.get("transformer_task", "fill-mask" if kind == "MLMTransformer" else "feature-extraction")
+    is_masked = is_splade and task == "fill-mask"
+    output = "logits" if is_masked else "last_hidden_state"
+    default = {"method": "forward", "method_output_name": output}
+    text = field(settings, "modality_config", dict, file, {}).get("text", default)
+    refused = {
+        "transformer_task": is_splade != is_masked or (not is_splade and task != "feature-extraction"),
+        "query_expansion": bool(settings.get("query_expansion")),
+        "processing_kwargs": bool(settings.get("processing_kwargs")),
+        "modality_config": text != default,
+    }
+    for key, is_refused in refused.items():
+        if is_refused:
+            raise InputError(f"{file}: {key}={settings.get(key, task)} is not supported")
+    return file, settings
+
+
+def _read_pooling(file: Path) -> str:
+    config = read_object(file, required=True)
+    modes: Any = config.get("pooling_mode")
+    modes = modes or [mode for key, mode in _OLD_POOLING_KEYS.items() if field(config, key, bool, file)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or not all(isinstance(mode, str) for mode in modes):
+        raise InputError(f"{file}: pooling_mode: expected a name or a list of names, got {shown(modes)}")
+    known = {"pooling_mode", *_OLD_POOLING_KEYS}
+    if unknown := [
+        key for key, value in config.items() if key.startswith("pooling_mode") and value and key not in known
+    ]:
+        raise InputError(f"{file}: {unknown[0]}: unknown pooling mode (cls, mean and lasttoken are supported)")
+    if len(modes) != 1 or modes[0] not in _POOLING_NAMES:
+        raise InputError(f"{file}: pooling {' + '.join(modes)} is not supported (cls, mean and lasttoken are)")
+    if field(config, "include_prompt", bool, file) is False:
+        raise InputError(f"{file}: include_prompt=false (pooling that leaves the prefix out) is not supported")
+    return modes[0]
+
+
+def _read_dense(folder: Path, path: str) -> Dense:
+    file = folder / path / "config.json"
+    config = read_object(file, required=True)
+    name = field(config, "activation_function", str, file, "torch.nn.modules.activation.Tanh")
+    package, _, activation = name.rpartition(".")
+    if not package.startswith("torch.nn") or activation not in _ACTIVATIONS:
+        raise InputError(f"{file}: activation {package}.{activation} is not supported ({', '.join(_ACTIVATIONS)} are)")
+    ends = [field(config, f"module_{end}_name", str, file) or "sentence_embedding" for end in ("input", "output")]
+    if set(ends) != {"sentence_embedding"} or config.get("use_residual"):
+        raise InputError(f"{file}: only a plain layer over the sentence embedding is supported, got {shown(config)}")
+    size = count(config, "out_features", file)
+    if size is None:
+        raise InputError(f"{file}: out_features: expected an integer of at least 1, got none")
+    if not weight_files(folder / path):
+        raise InputError(f"{folder / path}: no model.safetensors and no pytorch_model.bin")
+    return Dense(path, activation, size, field(config, "bias", bool, file, True))
+
+
+def _read_prefixes(file: Path) -> tuple[str, str, tuple[str, ...]]:
+    """Returns sentence-transformers' prompts for queries and for passages, and the names of all other prompts.
+
+    A prompt that the file lacks is empty. The names are those of prompts that are not empty.
+    """
+    prompts = field(read_object(file), "prompts", dict, file, {})
+    texts = {name: field(prompts, name, str, file, "") for name in prompts}
+    of_passages = ("document", "passage", "corpus")
+    passage = next((texts[name] for name in of_passages if texts.get(name)), "")
+    others = tuple(name for name, text in texts.items() if text and name not in ("query", *of_passages))
+    return texts.get("query", ""), passage, others
+
+
+def _lengths(
+    backbone: Path,
+    config: Any,
+    file: Path,
+    settings: dict[str, Any],
+    tokenizer_args: dict[str, Any],
+    options: EncoderOptions,
+) -> tuple[int, int, str]:
+    """Tokens of a query and of a passage, and the side on which the tokenizer pads."""
+    tokenizer_file = backbone / "tokenizer_config.json"
+    tokenizer = read_object(tokenizer_file) | tokenizer_args
+    positions = positions_of(config)
+    limit = count(settings, "max_seq_length", file) or count(tokenizer, "model_max_length", tokenizer_file) or 512
+    limit = 512 if limit > 1_000_000 and positions is None else min(limit, positions or limit)
+    lengths = []
+    for name, key in (("query_length", "query_length"), ("passage_length", "document_length")):
+        chosen = getattr(options, name)
+        if chosen is not None and positions is not None and chosen > positions:
+            raise InputError(f"{name}={chosen} is more than the {positions} positions of {backbone.name}")
+        length = count(settings, key, file)
+        if length is not None and positions is not None and length > positions:
+            raise InputError(f"{file}: {key}={length} is more than the {positions} positions of {backbone.name}")
+        lengths.append(int(chosen or length or limit))
+    side = field(tokenizer, "padding_side", str, tokenizer_file, "right")
+    if side not in ("right", "left"):
+        raise InputError(f"{tokenizer_file}: padding_side: expected right or left, got {shown(side)}")
+    return lengths[0], lengths[1], side
+
+
+def _adds_eos(backbone: Path, tokenizer_args: dict[str, Any]) -> bool:
+    """Whether the tokenizer's settings say that texts end with the end-of-sequence token.
+
+    transformers before version 5 obeyed this field of tokenizer_config.json; later versions obey tokenizer.json alone,
+    which E5-Mistral's folder leaves without the token that its vectors are taken from.
+    """
+    file = backbone / "tokenizer_config.json"
+    return field(read_object(file) | tokenizer_args, "add_eos_token", bool, file, False)
+
+
+def positions_of(config: Any) -> int | None:
+    """Returns the number of tokens that a backbone has positions for; None if its positions are relative (T5)."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None or (isinstance(positions, int) and positions < 0):
+        return None
+    first = first_position_of(config)
+    if not isinstance(positions, int) or positions <= first:
+        raise InputError(
+            f"config.json: max_position_embeddings: expected an integer of at least {first + 1}, got {shown(positions)}"
+        )
+    return positions - first
+
+
+def first_position_of(config: Any) -> int:
+    """Returns the position of a text's first token: RoBERTa-family models count from the padding token's id."""
+    if config.model_type not in OFFSET_POSITIONS:
+        return 0
+    if not isinstance(config.pad_token_id, int) or config.pad_token_id < 0:
+        raise InputError(
+            f"config.json: pad_token_id: expected an integer of at least 0, got {shown(config.pad_token_id)}"
+        )
+    return config.pad_token_id + 1
+
+
+def vocabulary_of(config: Any) -> int | None:
+    """Returns the number of a backbone's token embeddings; None if its configuration does not say."""
+    size = getattr(config, "vocab_size", None)
+    return size if isinstance(size, int) else None

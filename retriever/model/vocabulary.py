@@ -1,0 +1,175 @@
+"""Loads a tokenizer and checks that it knows tokens, and that its ids fit the model's table of embeddings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retriever.errors import InputError
+from retriever.model.documents import field, read_object, shown
+from retriever.model.failures import readable_errors
+from retriever.model.files import tokenizer_files
+
+_TOKENIZER_CLASS = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
+# transformers opens other files, or builds other objects, for these fields of tokenizer_config.json.
+_REFUSED = ("fast_tokenizer_files", "gguf_file", "init_inputs", "tokenizer_object", "transformers_weights")
+_VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer*.model",
+    "vocab*",
+    "merges.txt",
+    "*.spm",
+    "*spm*.model",
+    "spiece.model",
+    "sentencepiece*.model",
+    "bpe.codes",
+    "*.tiktoken",
+    "tekken.json",
+)
+_PROBE = "The Bank, of a caf\u00e9 1998 \u0378 \U0010fffd"  # letters of all kinds, some in hardly any vocabulary
+
+
+def load_tokenizer(folder: Path, *, vocabulary: int | None, trust_remote_code: bool = False, **arguments: Any) -> Any:
+    """Returns transformers' fast tokenizer of a model folder.
+
+    Args:
+        folder: The folder with the tokenizer's files.
+        vocabulary: Rows of the model's table of embeddings; None if unknown.
+        trust_remote_code: Whether code in the folder may run.
+        arguments: Values that override those of tokenizer_config.json.
+
+    Raises:
+        InputError: For missing or damaged files, for a tokenizer without a vocabulary, for one that is not fast, and if
+            its ids exceed the table of embeddings.
+    """
+    from transformers import AutoTokenizer
+
+    check_vocabulary(folder)
+    _check_documents(folder, trust_remote_code)
+    with readable_errors(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, **arguments)
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(f"{folder}: {type(tokenizer).__name__} is no fast tokenizer: save one (tokenizer.json)")
+    backend = tokenizer.backend_tokenizer
+    with readable_errors(folder):
+        inserted = backend.encode(_PROBE).ids
+        ids = set(backend.get_vocab(with_added_tokens=False).values())
+        special = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
+        _check_same(folder, backend, arguments)
+    if not ids - special - set(tokenizer.all_special_ids):
+        raise InputError(
+            f"{folder}: the tokenizer's vocabulary holds special tokens only: its files "
+            f"({', '.join(file.name for file in tokenizer_files(folder)) or 'none'}) are incomplete; copy "
+            "tokenizer.json again"
+        )
+    largest = max(ids.union(inserted))
+    if vocabulary is not None and largest >= vocabulary:
+        raise InputError(
+            f"{folder}: the tokenizer's ids reach {largest}, and the model has {vocabulary} token "
+            "embeddings: the tokenizer is another model's; copy both again"
+        )
+    return tokenizer
+
+
+def end_texts(tokenizer: Any, folder: Path, setting: str) -> None:
+    """Makes a fast tokenizer end every text with its end-of-sequence token, also a truncated one, if it does not yet.
+
+    Args:
+        tokenizer: transformers' tokenizer. Its post-processor is replaced.
+        folder: The model folder.
+        setting: The setting that asks for the token, for the message.
+
+    Raises:
+        InputError: If the tokenizer has no end-of-sequence token.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise InputError(
+            f"{folder / 'tokenizer_config.json'}: no eos_token, and {setting} asks for one after every text: add the "
+            f"field, or remove {setting}"
+        )
+    backend = tokenizer.backend_tokenizer
+    encoding, bare = backend.encode("a"), backend.encode("a", add_special_tokens=False)
+    if encoding.ids[-1:] == [end]:
+        return
+    # A sequence of two templates would take the tokens that the first one adds for texts, so there is one for both.
+    before = next((place for place, special in enumerate(encoding.special_tokens_mask) if not special), 0)
+    tokens = [*encoding.tokens[:before], *encoding.tokens[before + len(bare.ids) :], backend.id_to_token(end)]
+    ids = {token: backend.token_to_id(token) for token in tokens}
+
+    def around(text: str, kind: int) -> list[str]:
+        return [f"{token}:{kind}" for token in (*tokens[:before], text, *tokens[before:])]
+
+    backend.post_processor = TemplateProcessing(
+        single=around("$A", 0), pair=[*around("$A", 0), *around("$B", 1)], special_tokens=list(ids.items())
+    )
+
+
+def _check_same(folder: Path, backend: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises InputError if tokenizer_config.json is missing and the tokenizer differs from tokenizer.json.
+
+    Without that file, transformers takes the defaults of the architecture's tokenizer, for example for lower case.
+    """
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if arguments or (folder / "tokenizer_config.json").exists() or not file.exists():
+        return
+    stored, loaded = Tokenizer.from_file(str(file)), Tokenizer.from_str(backend.to_str())
+    for tokenizer in (stored, loaded):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    if stored.encode(_PROBE).ids != loaded.encode(_PROBE).ids:
+        raise InputError(
+            f"{folder / 'tokenizer_config.json'}: no such file, and without it the tokenizer gives other tokens than "
+            "tokenizer.json; copy it again"
+        )
+
+
+def check_vocabulary(folder: Path) -> None:
+    """Raises InputError if a model folder holds no file with a tokenizer's vocabulary."""
+    if not any(path.is_file() for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)):
+        raise InputError(f"{folder}: no tokenizer.json and no other tokenizer vocabulary; copy the model folder again")
+
+
+def check_ids(ids: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> None:
+    """Raises InputError, naming the text, if a token id has no embedding: tokens that were added to a tokenizer later.
+
+    Args:
+        ids: Token ids of some texts, concatenated, int32 [total].
+        lengths: Tokens of each text, int64 [texts].
+        vocabulary: Rows of the model's table of embeddings; None if unknown.
+    """
+    if vocabulary is None or not len(ids) or int(ids.max()) < vocabulary:
+        return
+    place = int(np.flatnonzero(ids >= vocabulary)[0])
+    text = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
+    raise InputError(
+        f"text {text} of {len(lengths)}: token id {int(ids[place])} has no embedding (the model has "
+        f"{vocabulary}): the tokenizer has tokens that the model was not trained with"
+    )
+
+
+def _check_documents(folder: Path, trust_remote_code: bool) -> None:
+    """Raises InputError for damaged JSON files of a tokenizer, and for fields that load other files or classes."""
+    file = folder / "tokenizer_config.json"
+    content = read_object(file)
+    for name in _REFUSED:
+        if content.get(name):
+            raise InputError(f"{file}: {name}: {shown(content[name])} is not supported; remove it")
+    field(content, "model_max_length", float, file)
+    for name in ("padding_side", "truncation_side"):
+        if field(content, name, str, file, "right") not in ("right", "left"):
+            raise InputError(f"{file}: {name}: expected right or left, got {shown(content[name])}")
+    for source, settings in ((file, content), (folder / "config.json", read_object(folder / "config.json"))):
+        kind = field(settings, "tokenizer_class", str, source)
+        if kind is not None and not trust_remote_code and not _TOKENIZER_CLASS.fullmatch(kind):
+            raise InputError(f"{source}: tokenizer_class: {shown(kind)} is no tokenizer of transformers")
+    for name in ("special_tokens_map.json", "added_tokens.json"):
+        read_object(folder / name)

@@ -1,0 +1,259 @@
+"""Loads weights and refuses a model unless the file holds exactly the tensors that the architecture needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retriever.errors import InputError, listed
+from retriever.model.documents import parse_json, read_object, shown
+from retriever.model.failures import readable_errors, without_loading_report
+from retriever.model.files import weight_files
+
+MOST_HEADER = 4 << 20  # bytes of the header of a safetensors file
+_REMEDY = "copy the model folder again, or save the model again"
+
+Part = Callable[[str], bool]
+
+
+def check_files(folder: Path, config: Any) -> None:
+    """Checks a backbone's weight files without loading them: headers, the index of shards, and plausible sizes.
+
+    A file whose header is read is as long as its header says. The hidden size must be a dimension of some tensor: with
+    another one, transformers would allocate random weights of that size before it noticed.
+
+    Args:
+        folder: The folder with the weights.
+        config: transformers' configuration.
+
+    Raises:
+        InputError: For missing or damaged files, and for sizes that no tensor has.
+    """
+    files = weight_files(folder)
+    if not files:
+        raise InputError(
+            f"{folder}: no model.safetensors and no pytorch_model.bin: the model folder is incomplete; copy it again"
+        )
+    stem, suffix = ("model", ".safetensors") if files[0].suffix == ".safetensors" else ("pytorch_model", ".bin")
+    single, index = folder / f"{stem}{suffix}", folder / f"{stem}{suffix}.index.json"
+    if single in files:
+        used = [single]
+    elif index.exists():
+        used = _shards(index, files)
+    else:
+        raise InputError(f"{files[0]}: neither {single.name} nor {index.name} is there; {_REMEDY}")
+    if suffix == ".safetensors":
+        dimensions = {size for file in used for shape in tensor_shapes(file).values() for size in shape}
+        for name in ("hidden_size", "vocab_size"):
+            size = getattr(config, name, None)
+            if size is not None and size not in dimensions:
+                raise InputError(
+                    f"{folder / 'config.json'}: {name} is {size}, and no tensor of the weights has this size; {_REMEDY}"
+                )
+
+
+def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each tensor in a safetensors file, from its header.
+
+    Raises:
+        InputError: If the file is damaged, its header exceeds MOST_HEADER bytes, or a name stands twice in the header,
+            which safetensors does not notice.
+    """
+    from safetensors import safe_open
+
+    with readable_errors(file):
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > MOST_HEADER:
+                raise InputError(f"{file}: a header of {length:,} bytes, expected up to {MOST_HEADER:,}")
+            header = stream.read(length)
+        with safe_open(file, "pt"):  # checks the header, and that the file is as long as it says
+            pass
+        try:
+            entries = parse_json(header.decode(), has_unique_fields=True)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{file}: its header is not a table of tensors: {error.msg}; {_REMEDY}") from error
+    return {name: tuple(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a safetensors file by name, on the CPU. Raises InputError as `tensor_shapes` does."""
+    from safetensors.torch import load_file
+
+    tensor_shapes(file)
+    with readable_errors(file):
+        return dict(load_file(file))
+
+
+def load_model(
+    kind: Any,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    unused: Sequence[Part] = (),
+    fresh: Sequence[Part] = (),
+    trust_remote_code: bool = False,
+    **settings: Any,
+) -> tuple[Any, list[str]]:
+    """Loads a model of transformers whose weights must be complete.
+
+    Args:
+        kind: The class whose `from_pretrained` loads it.
+        folder: The model folder.
+        dtype: The dtype of its weights.
+        unused: Parts of the model, as predicates on tensor names, that the caller does not use: they may be missing.
+        fresh: Parts that the caller trains from random weights if the file lacks them; a file that has some tensors of
+            such a part and lacks others is refused.
+        trust_remote_code: Whether code in the folder may run.
+        settings: Values that override those of config.json.
+
+    Returns:
+        The model, and the names of the tensors of `fresh` parts that the file lacks.
+
+    Raises:
+        InputError: If files are damaged, if tensors are missing or have another shape, or if the file holds more layers
+            than the configuration says and `settings` do not override that. Names up to three tensors.
+    """
+    safe = any(file.suffix == ".safetensors" for file in weight_files(folder))  # then pickled ones are never read
+    with readable_errors(folder), without_loading_report():
+        model, report = kind.from_pretrained(
+            folder,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            use_safetensors=safe,
+            trust_remote_code=trust_remote_code,
+            **settings,
+        )
+    missing, title = set(report["missing_keys"]), type(model).__name__
+    if report["error_msgs"]:
+        raise InputError(
+            f"{folder}: the weights do not fit a {title}: {' '.join(str(report['error_msgs'][0]).split())}"
+        )
+    if report["mismatched_keys"]:
+        shapes = [
+            f"{name} {list(stored)} instead of {list(expected)}"
+            for name, stored, expected in sorted(report["mismatched_keys"])
+        ]
+        raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {listed(shapes)}; {_REMEDY}")
+    lacking = _lacking(model, missing, fresh)
+    needed = sorted(name for name in missing - lacking if not any(part(name) for part in unused))
+    encoder = _encoder_tensors(model)
+    if needed and encoder and encoder <= missing and _has_decoder(folder):
+        raise InputError(
+            f"{folder}: the weights hold a decoder without its encoder, which computes the vectors: give a folder with "
+            "the encoder, or with both"
+        )
+    if needed:
+        raise InputError(f"{folder}: the weights lack {listed(needed)}, which a {title} needs: {_REMEDY}")
+    # A setting that overrides the number of layers leaves out the last ones on purpose.
+    if "num_hidden_layers" not in settings and (surplus := surplus_layers(model, report["unexpected_keys"])):
+        raise InputError(
+            f"{folder}: the weights hold layers that config.json does not use: {listed(surplus)}; correct "
+            "the number of layers in config.json"
+        )
+    return model, sorted(lacking)
+
+
+def surplus_layers(model: Any, unexpected: Iterable[str]) -> list[str]:
+    """Returns the unexpected tensors that belong to a layer beyond the model's last one, sorted.
+
+    Other unexpected tensors (a language-model head, a classifier, a decoder) are what checkpoints usually hold more of.
+    """
+    prefix = f"{model.base_model_prefix}."
+    known: dict[str, set[str]] = {}  # for each list of layers, by the path to it, the numbers that the model has
+    for name in model.state_dict():
+        for path, number in _numbered(name.removeprefix(prefix)):
+            known.setdefault(path, set()).add(number)
+    return sorted(
+        name
+        for name in unexpected
+        if any(path in known and number not in known[path] for path, number in _numbered(name.removeprefix(prefix)))
+    )
+
+
+def load_tensors(folder: Path, expected: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, torch.Tensor]:
+    """Loads the tensors of a small layer from model.safetensors, or pytorch_model.bin if there is no such file.
+
+    Args:
+        folder: The layer's folder.
+        expected: Name and shape of each tensor.
+        prefix: What the names in the file may begin with.
+
+    Returns:
+        The tensors in float32, by the names of `expected`.
+
+    Raises:
+        InputError: If the file is damaged, or holds other tensors, shapes or types.
+    """
+    file = folder / "model.safetensors"
+    if file.exists():
+        stored: Any = read_tensors(file)
+    else:
+        file = folder / "pytorch_model.bin"
+        with readable_errors(file):
+            stored = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(stored, dict) or not all(isinstance(value, torch.Tensor) for value in stored.values()):
+        raise InputError(f"{file}: expected a table of tensors, got {type(stored).__name__}; {_REMEDY}")
+    tensors = {str(name).removeprefix(prefix): value for name, value in stored.items()}
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    if shapes != dict(expected) or len(tensors) != len(stored):
+        raise InputError(f"{file}: expected tensors {_table(expected)}, got {_table(shapes)}; {_REMEDY}")
+    if wrong := sorted(name for name, value in tensors.items() if not value.is_floating_point()):
+        raise InputError(f"{file}: {wrong[0]} is {tensors[wrong[0]].dtype}, expected floating-point numbers")
+    return {name: value.float() for name, value in tensors.items()}
+
+
+def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
+    """The files that an index of shards names. Raises InputError for a damaged index, and for one that is missing."""
+    names = read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise InputError(f"{index}: weight_map: expected a file name for each tensor, got {shown(names)}")
+    by_name = {file.name: file for file in files}
+    if lost := sorted(set(names.values()) - set(by_name)):
+        raise InputError(f"{index}: names {listed(lost)}, which is not in the folder; {_REMEDY}")
+    return [by_name[name] for name in sorted(set(names.values()))]
+
+
+def _lacking(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
+    """The tensors of fresh parts that are missing as a whole; a part of which some are there is not excused."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    ordinary = {value.data_ptr() for name, value in parameters.items() if not any(part(name) for part in fresh)}
+    lacking: set[str] = set()
+    for part in fresh:
+        # A tensor that is tied to one of the backbone's is there whenever the backbone is.
+        names = {name for name, value in parameters.items() if part(name) and value.data_ptr() not in ordinary}
+        absent = {name for name in missing if part(name)}
+        if names <= missing:
+            lacking |= absent
+    return lacking
+
+
+def _encoder_tensors(model: Any) -> set[str]:
+    """The tensors of a model's encoder, without the token embeddings, which a decoder has too."""
+    return {name for name in model.state_dict() if name.startswith("encoder.") and "embed_tokens" not in name}
+
+
+def _has_decoder(folder: Path) -> bool:
+    """Whether the weight files of a folder hold tensors of a decoder (T5)."""
+    for file in weight_files(folder):
+        with readable_errors(file):
+            is_safe = file.suffix == ".safetensors"
+            names: Iterable[str] = tensor_shapes(file) if is_safe else torch.load(file, "cpu", weights_only=True)
+        if any(name.startswith("decoder.") for name in names):
+            return True
+    return False
+
+
+def _numbered(name: str) -> list[tuple[str, str]]:
+    """(path, number) of each numbered component of a tensor's name: `encoder.layer.3.x` gives (encoder.layer, 3)."""
+    pieces = name.split(".")
+    return [(".".join(pieces[:place]), piece) for place, piece in enumerate(pieces) if piece.isdigit()]
+
+
+def _table(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return listed([f"{name} {list(shape)}" for name, shape in shapes.items()]) or "none"

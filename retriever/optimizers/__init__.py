@@ -1,1 +1,0 @@
-"""The optimizers of training: parameter groups, and Adafactor."""

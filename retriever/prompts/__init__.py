@@ -1,0 +1,11 @@
+"""Deep prompts: parameters, files, prompts of many tasks in one batch, and prompts computed from a query (HYPER).
+
+prompts              trained prompts, and their folders
+table                prompts of many tasks in one batch
+synthesis_options    options of computed prompts
+query_words          the words of texts, and the maximum of their embeddings
+synthesiser          the network that mixes basic prompts by the words of a query
+synthesis_provider   the synthesiser as a provider of prompts in training
+task_prompts         a baseline: a prompt for each task, by the same prefix encoder
+saved_synthesis      the saved form of a synthesiser
+"""

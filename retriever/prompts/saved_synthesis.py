@@ -1,0 +1,149 @@
+"""The saved form of a synthesiser: its options and its weights, in a task's folder beside those of other prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from retriever.errors import InputError, listed, shortened
+from retriever.forward.prompt_rows import PromptShape
+from retriever.model.documents import has_type, shown
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.prompts.synthesiser import Synthesiser
+
+PREFIX = "synthesis."  # of the names of its tensors in a task's file
+
+
+@dataclass(frozen=True)
+class SavedSynthesis:
+    """A trained synthesiser.
+
+    Attributes:
+        options: Numbers, lengths and sizes.
+        tensors: The weights by name, float32, as of `Synthesiser.state_dict`.
+    """
+
+    options: SynthesisOptions
+    tensors: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, trained: Synthesiser) -> SavedSynthesis:
+        """Returns the saved form of a trained module, a copy of its weights."""
+        state = trained.state_dict()
+        return cls(trained.options, {name: tensor.detach().cpu().float().clone() for name, tensor in state.items()})
+
+    @property
+    def width(self) -> int:
+        """Numbers of a word's embedding."""
+        return self.tensors["basic"].shape[2]
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a token of a prompt: layers * 2 * heads * head_dim."""
+        return self.tensors["up.weight"].shape[0]
+
+    def kept_numbers(self) -> int:
+        """Returns how many numbers `KeptSynthesiser` keeps."""
+        options = self.options
+        tokens, prefix_encoder = options.prompts * options.length, options.bottleneck * self.numbers
+        banks = tokens * self.numbers if options.mix == "after" else tokens * options.bottleneck + prefix_encoder
+        return banks + self.width * (options.prompts + 2 * options.hidden + 2)
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Returns the tensors by the names that they have in a task's file."""
+        return {PREFIX + name: tensor.contiguous() for name, tensor in self.tensors.items()}
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the options, JSON-able."""
+        return asdict(self.options)
+
+    def digest(self) -> str:
+        """Returns the sha256 of the options and of the names, shapes and numbers of the weights."""
+        digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode())
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def fits(self, shape: PromptShape) -> bool:
+        """Whether its prompts have as many numbers as a backbone's keys and values."""
+        return self.numbers == 2 * shape.layers * shape.heads * shape.head_dim
+
+    def open(self, shape: PromptShape) -> Synthesiser:
+        """Returns the module with these weights."""
+        module = Synthesiser(shape, self.width, self.options)
+        module.load_state_dict(dict(self.tensors))
+        return module
+
+
+def read_options(content: Any, file: Path) -> SynthesisOptions:
+    """Returns the options that a task's settings hold.
+
+    Args:
+        content: The object of the field `synthesis`.
+        file: The file that it is from, for messages.
+
+    Raises:
+        InputError: If a field is unknown, missing, of a wrong type or out of range.
+    """
+    types = {field.name: type(field.default) for field in fields(SynthesisOptions)}
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: synthesis: expected an object, got {shown(content)}")
+    if unknown := [name for name in content if name not in types]:
+        raise InputError(f"{file}: synthesis.{shortened(unknown[0], 60)}: unknown field; expected {', '.join(types)}")
+    for name, kind in types.items():
+        if name not in content:
+            raise InputError(f"{file}: synthesis.{name}: missing")
+        if not has_type(content[name], kind):
+            raise InputError(f"{file}: synthesis.{name}: expected {kind.__name__}, got {shown(content[name])}")
+    try:
+        return SynthesisOptions(**content)
+    except InputError as error:
+        raise InputError(f"{file}: synthesis: {error}") from error
+
+
+def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tensor], file: Path) -> SavedSynthesis:
+    """Returns the saved form from the tensors of a task's file.
+
+    Args:
+        options: What the file of settings says.
+        tensors: The tensors whose names begin with PREFIX, without it.
+        file: The file that they are from, for messages.
+
+    Raises:
+        InputError: If a tensor is missing, unknown, or has another shape than the options say, or is not finite.
+    """
+    basic, up = tensors.get("basic"), tensors.get("up.weight")
+    if basic is None or basic.ndim != 3 or up is None or up.ndim != 2:
+        raise InputError(
+            f"{file}: holds {listed(tensors) or 'no tensor'} of a synthesiser: expected basic [N, m, d] and "
+            "up.weight [layers * 2 * heads * head_dim, d_p] among them"
+        )
+    width, hidden, bottleneck = basic.shape[2], options.hidden, options.bottleneck
+    expected = {
+        "basic": (options.prompts, options.length, width),
+        "adapter.0.weight": (hidden, width),
+        "adapter.2.weight": (width, hidden),
+        "norm.weight": (width,),
+        "norm.bias": (width,),
+        "down.weight": (bottleneck, width),
+        "up.weight": (up.shape[0], bottleneck),
+    }
+    if set(tensors) != set(expected):
+        raise InputError(f"{file}: a synthesiser of {listed(tensors)}: expected {', '.join(sorted(expected))}")
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != expected[name] or tensor.dtype != torch.float32:
+            raise InputError(
+                f"{file}: {PREFIX}{name} is {tensor.dtype} {tuple(tensor.shape)}, expected float32 "
+                f"{expected[name]}, as the settings say"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{file}: {PREFIX}{name} holds numbers that are not finite")
+    return SavedSynthesis(options, dict(tensors))

@@ -1,0 +1,54 @@
+"""A prompt of each task, computed by a prefix encoder that all tasks share: a baseline of prompts for each query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, rows_of
+from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.prompts.synthesiser import Synthesiser
+
+
+class TaskPrompts(nn.Module):
+    """A PromptProvider that gives a query the prompt of its task, and the mean of all prompts if its task is unknown.
+
+    It is a synthesiser with a basic prompt for each task, which the prefix encoder reads. Nothing is computed from the
+    words of a query, so the layers that would do so are frozen.
+
+    Args:
+        shape: The shape of the backbone's keys and values.
+        width: Numbers of a token of a basic prompt.
+        tasks: The names of the tasks.
+        options: The length of the prompts, and the size of the prefix encoder; `prompts` is the number of tasks.
+        dropout: Fraction of a prompt's numbers that are dropped out in training, with a separate mask for each query.
+    """
+
+    def __init__(
+        self, shape: PromptShape, width: int, tasks: Sequence[str], options: SynthesisOptions, dropout: float = 0.0
+    ):
+        super().__init__()
+        self.tasks, self.dropout = tuple(tasks), dropout
+        self.synthesiser = Synthesiser(shape, width, options)
+        for layer in (self.synthesiser.adapter, self.synthesiser.norm):
+            layer.requires_grad_(False)
+
+    def forward(self, inputs: PromptInputs) -> PromptRows:
+        """Returns the prompts of queries; see PromptProvider."""
+        prompts = self.synthesiser.encoded()
+        if inputs.tasks is None:
+            prompts = prompts.mean(0, keepdim=True)
+        rows = rows_of(prompts, self.synthesiser.shape)
+        return rows._replace(rows=inputs.tasks, dropout=self.dropout if self.training else 0.0)
+
+    @torch.no_grad()
+    def matrices(self) -> dict[str, torch.Tensor]:
+        """Returns the saved form of the prompt of each task: [layers, 2, heads, l, head_dim], float32."""
+        table = rows_of(self.synthesiser.encoded(), self.synthesiser.shape).table.float()
+        return {task: table[:, :, number].contiguous() for number, task in enumerate(self.tasks)}
+
+    def matrix(self) -> torch.Tensor:
+        """Returns the mean of the prompts of all tasks, in the saved form."""
+        return torch.stack([*self.matrices().values()]).mean(0)

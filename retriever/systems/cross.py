@@ -1,0 +1,221 @@
+"""Trains the cross-encoder, which reads query and passage together, on each query's positive and its negatives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import nn
+
+from retriever.encoding.encoder import is_pooler
+from retriever.encoding.pairs import PairTokenizer
+from retriever.encoding.reranker import Scored
+from retriever.encoding.saving import restored
+from retriever.errors import InputError
+from retriever.forward.attention import reach
+from retriever.forward.batching import padded, plan
+from retriever.forward.kernels import attention_dropouts, swap_dropout
+from retriever.model.configuration import load_config
+from retriever.model.recipe import positions_of, vocabulary_of
+from retriever.model.vocabulary import load_tokenizer
+from retriever.model.weights import check_files, load_model
+from retriever.options import TitlePolicy
+from retriever.training.dev_workers import ITEMS, share_items
+from retriever.training.reranker_data import TrainingData, batch_at
+from retriever.training.system import Batch, Chunk, checkpoint_activations
+
+Loss = Literal["bce", "listwise"]
+
+_CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens, padding included
+_STEP = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossOptions:
+    """Batches and loss of a cross-encoder.
+
+    batch: queries per step over all workers, each with one positive and `negatives_per_query` negatives. loss: "bce"
+    trains the sigmoid of a logit as the probability that the passage answers; "listwise" is the cross-entropy of a
+    query's positive among its negatives: its logits rank as well, and are no probabilities. max_length: tokens of query
+    and passage together.
+    """
+
+    batch: int = 32
+    negatives_per_query: int = 4
+    seed: int = 0
+    max_length: int = 256
+    loss: Loss = "bce"
+    title: TitlePolicy = "space"
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        for name in ("batch", "negatives_per_query", "max_length"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.seed < 0:
+            raise InputError(f"seed={self.seed}: expected a seed of at least 0")
+        for name, allowed in (("loss", get_args(Loss)), ("title", get_args(TitlePolicy))):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+
+
+class CrossSystem:
+    """A System: a backbone with a head of one label, over pairs. Its loss is the sum of the chunks' losses.
+
+    If the backbone has no head, a new one is initialised from the seed. data: None if the model is not trained. Weights
+    are float32; dtype bfloat16 computes under autocast. Raises InputError for a backbone that is damaged or incomplete.
+    """
+
+    module: nn.Module
+
+    def __init__(
+        self, folder: Path, options: CrossOptions, data: TrainingData | None, *, device: torch.device,
+        dtype: torch.dtype = torch.float32, checkpointing: bool = False,
+    ):  # fmt: skip
+        torch.manual_seed(options.seed)
+        self.folder, self.options, self.data, self.device, self.dtype = folder, options, data, device, dtype
+        self.tokenizer = check_length(folder, options.max_length)
+        loaded, self._dropouts = _load(folder)
+        self.module = self.model = loaded.to(device)
+        swap_dropout(self.model)
+        with contextlib.suppress(InputError):  # other architectures train with torch's own attention
+            reach(self.model)
+        if checkpointing:
+            checkpoint_activations(self.model)
+        if self.model.config.pad_token_id is None:
+            self.model.config.pad_token_id = self.tokenizer.pad_id
+        self.scored = Scored(self.model, self.tokenizer.types)
+
+    def batch(self, step: int, rank: int, world: int) -> Batch:
+        """Returns every world-th query of a step; a query's pairs stay together, as the listwise loss needs."""
+        assert self.data is not None
+        queries, rows = (each[rank::world] for each in batch_at(self.data, self.options, step))
+        width = rows.shape[1]
+        texts = [self.data.queries[query] for query in queries for _ in range(width)]
+        passages = self.tokenizer.compose(*self.data.passages(rows.ravel()), self.options.title)
+        return Batch({}, self._chunks(texts, passages, width))
+
+    def score(self, queries: Sequence[str], passages: Sequence[str], rank: int = 0, world: int = 1) -> np.ndarray:
+        """Returns the logits of pairs by the current model, float32 [n]; the workers share the pairs, and all get the
+        result.
+
+        Args:
+            queries: The query of each pair.
+            passages: The passage of each pair, with its title.
+            rank: The rank of this worker.
+            world: The number of workers.
+        """
+
+        def make_chunks(rows: np.ndarray) -> list[Chunk]:
+            return self._chunks([queries[row] for row in rows], [passages[row] for row in rows], 1, rows)
+
+        def forward(chunk: Chunk) -> torch.Tensor:
+            return self._logits(chunk)[: len(chunk.rows[ITEMS])]
+
+        shape = (len(queries), 1)
+        logits = share_items(self.module, make_chunks, forward, shape, device=self.device, rank=rank, world=world)
+        return logits[:, 0]
+
+    def _chunks(
+        self, queries: Sequence[str], passages: Sequence[str], width: int, positions: np.ndarray | None = None
+    ) -> list[Chunk]:
+        """Cuts pairs into chunks, `width` consecutive pairs together; `positions` are those of the pairs, if needed."""
+        if not len(queries):
+            return []
+        tokens, types = self.tokenizer(list(queries), list(passages))
+        longest = tokens.lengths.reshape(-1, width).max(axis=1)
+        groups = plan(longest, _CHUNK[self.device.type] // width, _STEP, positions_of(self.model.config))
+        batches = [((group[:, None] * width + np.arange(width)).ravel(), columns) for group, columns in groups]
+        pairs = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
+        kinds = padded(types, batches, side="right", pad_id=0)
+        none: dict[str, np.ndarray] = {}
+        return [
+            Chunk(
+                none if positions is None else {ITEMS: positions[rows]},
+                (ids, type_ids, lengths),
+                ids.numel(),
+                {"pairs": tokens.cuts(rows)},
+            )
+            for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True)
+        ]
+
+    def _logits(self, chunk: Chunk) -> torch.Tensor:
+        """Returns the logits of a chunk's pairs, float [n, 1]."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return self.scored(*(tensor.to(self.device) for tensor in chunk.inputs))
+
+    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Returns no outputs, and the chunk's part of the mean loss over the batch's queries."""
+        logits = self._logits(chunk)
+        part = loss_of(logits.view(-1, 1 + self.options.negatives_per_query), self.options.loss)
+        return {}, part / self.options.batch
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """Returns 0: the loss is in the chunks' parts."""
+        return torch.zeros((), device=self.device)
+
+    def save(self, folder: Path) -> None:
+        """Saves a folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""
+        with restored(self.model.config, self._dropouts):
+            self.model.save_pretrained(folder)
+        tokenizer = load_tokenizer(self.folder, vocabulary=vocabulary_of(self.model.config))
+        tokenizer.model_max_length = self.options.max_length
+        tokenizer.save_pretrained(folder)
+
+
+def loss_of(logits: torch.Tensor, loss: Loss) -> torch.Tensor:
+    """Returns the loss summed over queries, a scalar; logits: float32 [queries, 1 + negatives], the positive first.
+
+    bce: the mean over a query's pairs of -log sigmoid(s) for the positive, -log(1 - sigmoid(s)) for a negative.
+    listwise: -log(exp(s_0) / sum_i exp(s_i)).
+    """
+    if loss == "listwise":
+        return -torch.log_softmax(logits, dim=1)[:, 0].sum()
+    targets = torch.zeros_like(logits)
+    targets[:, 0] = 1
+    every = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return every.mean(dim=1).sum()
+
+
+def check_length(folder: Path, max_length: int) -> PairTokenizer:
+    """Returns the backbone's tokenizer for pairs of at most `max_length` tokens.
+
+    Raises:
+        InputError: If the folder is damaged, or the backbone has fewer positions.
+    """
+    config = load_config(folder)
+    check_files(folder, config)
+    positions = positions_of(config)
+    if positions is not None and max_length > positions:
+        raise InputError(f"max_length={max_length} is more than the {positions} positions of {folder}")
+    return PairTokenizer(folder, max_length, vocabulary=vocabulary_of(config))
+
+
+def _load(folder: Path) -> tuple[Any, dict[str, float]]:
+    """The backbone with one label, in float32, without attention dropout; and the original dropouts.
+
+    Raises InputError if weights are missing other than those of the classification head, or of a pooler, which
+    checkpoints of masked language models lack.
+    """
+    from transformers import AutoModelForSequenceClassification
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    config = load_config(folder)
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise InputError(f"{folder}: transformers has no classification head for a {config.model_type}")
+    prefix = f"{MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)].base_model_prefix}."
+
+    def is_head(name: str) -> bool:
+        return not name.startswith(prefix) and not is_pooler(name)
+
+    dropouts = attention_dropouts(config)
+    off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
+    model, _ = load_model(
+        AutoModelForSequenceClassification, folder, dtype=torch.float32, fresh=[is_head, is_pooler], num_labels=1, **off
+    )
+    return model, dropouts

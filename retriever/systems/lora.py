@@ -1,0 +1,131 @@
+"""Adds a LoRA adapter to a backbone, saves it in PEFT's format, and merges it into the backbone's weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from retriever.encoding.encoder import empty_backbone, is_pooler
+from retriever.errors import InputError
+from retriever.model.recipe import Recipe
+from retriever.training.lora_options import LoraOptions
+
+FOLDER = "adapter"  # the sub-folder of a merged model that holds its adapter
+_ALL_LINEAR = "all-linear"
+_NAME = "default"  # PEFT's name of a model's first adapter
+
+
+def require_peft() -> Any:
+    """Returns the package peft. Raises InputError if it is not installed."""
+    try:
+        import peft
+    except ImportError as error:
+        raise InputError("LoRA needs the package peft, which is not installed: pip install 'riptide[lora]'") from error
+    return peft
+
+
+def add_adapter(backbone: Any, options: LoraOptions) -> None:
+    """Adds a new adapter to a model of transformers, and freezes everything else in it.
+
+    The adapter is float32, B is 0, and A depends on torch's seed.
+
+    Args:
+        backbone: The model, which is changed.
+        options: The options of the adapter.
+
+    Raises:
+        InputError: If PEFT is missing, or if the model has no linear layers of these names.
+    """
+    peft = require_peft()
+    linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
+    targets: Any = None if options.targets is None else list(options.targets)
+    poolers = None
+    if options.targets == (_ALL_LINEAR,):
+        targets, poolers = _ALL_LINEAR, [name for name in linear if is_pooler(name)] or None
+    config = peft.LoraConfig(
+        task_type="FEATURE_EXTRACTION",
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=targets,
+        exclude_modules=poolers,
+    )
+    try:
+        peft.inject_adapter_in_model(config, backbone, _NAME)
+    except ValueError as error:
+        named = "PEFT's default" if options.targets is None else ", ".join(options.targets)
+        ends = sorted({name.rpartition(".")[2] for name in linear if not is_pooler(name)})
+        raise InputError(
+            f"parameter lora_targets {named}: a {type(backbone).__name__} has no such linear layers: give "
+            f"{_ALL_LINEAR}, or some of {', '.join(ends)}"
+        ) from error
+    for name, parameter in backbone.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+        if is_adapter(name):
+            parameter.data = parameter.data.float()
+
+
+def adapter_bytes(recipe: Recipe, options: LoraOptions) -> int:
+    """Returns the size of a backbone's adapter; loads no weights.
+
+    Args:
+        recipe: The recipe of the backbone.
+        options: The options of the adapter.
+
+    Raises:
+        InputError: As `add_adapter` does.
+    """
+    with torch.device("meta"):
+        backbone = empty_backbone(recipe)
+    add_adapter(backbone, options)
+    return sum(4 * value.numel() for name, value in backbone.named_parameters() if is_adapter(name))
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of this name belongs to an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def save_adapter(folder: Path, backbone: Any) -> None:
+    """Saves the adapter of a model for PEFT; the same adapter gives the same bytes.
+
+    `PeftModel.from_pretrained(AutoModel.from_pretrained(BACKBONE), folder)` opens it.
+
+    Args:
+        folder: The folder; it is created.
+        backbone: A model with an adapter from `add_adapter`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"base_model.model.{name.replace(f'.{_NAME}.', '.')}": parameter.detach().float().cpu().contiguous()
+        for name, parameter in backbone.named_parameters()
+        if is_adapter(name)
+    }
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    # PEFT writes a set of layers in an order that changes from process to process.
+    config = {
+        name: sorted(value) if isinstance(value, set) else value
+        for name, value in backbone.peft_config[_NAME].to_dict().items()
+    }
+    config |= {"inference_mode": True, "base_model_name_or_path": None}
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def merge_adapter(backbone: Any, folder: Path) -> Any:
+    """Returns a model whose weights include an adapter: W + (alpha / rank) B A.
+
+    Args:
+        backbone: The backbone without the adapter; it is changed.
+        folder: The adapter, as `save_adapter` or PEFT writes it.
+
+    Raises:
+        InputError: If PEFT is missing.
+    """
+    peft = require_peft()
+    with torch.no_grad():
+        return peft.PeftModel.from_pretrained(backbone, str(folder)).merge_and_unload(safe_merge=True)

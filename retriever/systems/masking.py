@@ -1,0 +1,321 @@
+"""Masked language modelling with any backbone: the masking, and a model that gives vectors and the loss in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from retriever.encoding.encoder import load_backbone
+from retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, replaced
+from retriever.encoding.saving import restored
+from retriever.errors import InputError
+from retriever.forward.batching import Tokens
+from retriever.forward.kernels import attention_dropouts, vocabulary_loss
+from retriever.forward.pooling import check_first_token
+from retriever.model.configuration import load_config
+from retriever.model.recipe import Recipe
+from retriever.model.vocabulary import load_tokenizer
+from retriever.model.weights import load_model
+from retriever.systems.condenser import CondenserHead
+
+_WORD_MARKS = ("\u2581", "\u0120")  # the space before a word, in the pieces of SentencePiece and of byte-level BPE
+
+
+class Masking:
+    """Which tokens of a tokenizer can be masked, and by which tokens.
+
+    A tokenizer without a mask token masks with its unknown token. Raises InputError if it has neither.
+    """
+
+    def __init__(self, recipe: Recipe, vocabulary: int, probability: float):
+        slow = load_tokenizer(recipe.backbone, vocabulary=vocabulary, **recipe.tokenizer_args)
+        mask = slow.mask_token_id if slow.mask_token_id is not None else slow.unk_token_id
+        if mask is None:
+            raise InputError(f"{recipe.backbone}: its tokenizer has no mask token, and no unknown one to mask with")
+        self.mask_id, self.probability = int(mask), probability
+        special = set(slow.all_special_ids)
+        # Excludes the unused rows of a padded table, and the padding token, by which RoBERTa counts positions.
+        ids = [number for number in range(min(len(slow), vocabulary)) if number not in special]
+        self.ordinary = np.zeros(max(vocabulary, len(slow)), bool)
+        self.ordinary[ids] = True
+        self.replacements = np.array(ids, np.int32)
+        self.opens_word = np.zeros(len(self.ordinary), bool)
+        self.opens_word[ids] = [str(piece).startswith(_WORD_MARKS) for piece in slow.convert_ids_to_tokens(ids)]
+
+    def __call__(self, tokens: Tokens, keys: list[list[int]], words: np.ndarray | None = None) -> tuple[Tokens, Tokens]:
+        """Returns the masked texts, and their labels: the original token at masked positions, -100 elsewhere.
+
+        Of a text's ordinary (not special) tokens, round(probability * their number) are masked, at least one if the
+        text has any (BERT): 80 % of them become the mask token, 10 % a random ordinary token, 10 % stay. A function of
+        the text's tokens and its key, which seeds the random generator.
+
+        With `words`, whole words are masked, in random order, as long as they fit into that number; those that do not
+        fit are skipped (Condenser). A text in which no word fits is masked token by token.
+
+        Args:
+            tokens: The texts.
+            keys: The seed of each text.
+            words: The tokenizer's word of each token, int64 [total]; None: single tokens are masked.
+        """
+        ids, labels = tokens.ids.copy(), np.full_like(tokens.ids, -100)
+        for start, length, key in zip(tokens.starts, tokens.lengths, keys, strict=True):
+            text = slice(start, start + length)
+            places = start + np.flatnonzero(self.ordinary[tokens.ids[text]])
+            if not len(places):
+                continue
+            draw = np.random.default_rng(key)
+            count = min(len(places), max(1, round(self.probability * len(places))))
+            chosen = np.empty(0, np.int64)
+            if words is not None:
+                numbers = self._word_numbers(tokens.ids[text], words[text])
+                chosen = _choose_words(places, numbers[places - start], count, draw)
+            if not len(chosen):
+                chosen = draw.choice(places, count, replace=False)
+            fate = draw.random(len(chosen))
+            random = draw.choice(self.replacements, len(chosen))
+            labels[chosen] = tokens.ids[chosen]
+            ids[chosen] = np.where(fate < 0.8, self.mask_id, np.where(fate < 0.9, random, tokens.ids[chosen]))
+        return Tokens(ids, tokens.lengths), Tokens(labels, tokens.lengths)
+
+    def _word_numbers(self, ids: np.ndarray, words: np.ndarray) -> np.ndarray:
+        """Returns the word of each token of a text, counted from 0, int64 [length].
+
+        A tokenizer without pre-tokenization takes a text for one word; then the pieces mark where a word begins.
+        """
+        begins = np.r_[True, words[1:] != words[:-1]] | self.opens_word[ids]
+        return np.cumsum(begins) - 1
+
+
+def _choose_words(places: np.ndarray, numbers: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+    """Returns the positions of the words to mask, int64 [at most count], rising; none if no word fits.
+
+    Args:
+        places: Positions of the tokens that can be masked, int64 [n].
+        numbers: The word of each of them, int64 [n], not falling.
+        count: Maximum number of tokens to mask.
+        draw: The random generator.
+    """
+    firsts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
+    sizes = np.diff(np.r_[firsts, len(numbers)])
+    chosen: list[np.ndarray] = []
+    room = count
+    for word in draw.permutation(len(firsts)):
+        if not room:
+            break
+        if sizes[word] <= room:
+            chosen.append(places[firsts[word] : firsts[word] + sizes[word]])
+            room -= int(sizes[word])
+    return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
+
+
+class MaskedBackbone(nn.Module):
+    """A backbone with its masked-language-model head, in float32, without attention dropout, as in training.
+
+    If the weights hold no head, or transformers has no head for the architecture, a new one is tied to the input
+    embeddings.
+
+    Args:
+        recipe: How the backbone encodes texts.
+        pooling: Pooling of token vectors into the vector of a text.
+        condenser: Condenser's head, as a function of the backbone's configuration; its loss is added. It is saved with
+            the backbone.
+        late_loss: With a head, also add the loss of the last layer's tokens.
+
+    Raises:
+        InputError: If weights are incomplete or belong to another backbone.
+    """
+
+    whole: Any
+    backbone: nn.Module
+    head: nn.Module
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        pooling: str = "cls",
+        *,
+        condenser: Callable[[Any], CondenserHead] | None = None,
+        late_loss: bool = True,
+    ):
+        super().__init__()
+        self.pooling, self.late_loss, self.saves_head = pooling, late_loss, True
+        whole, self.fresh_head, self._dropouts = _load(recipe)
+        object.__setattr__(self, "whole", whole)  # saved as a whole; its parts are registered below
+        check_first_token(whole, pooling)
+        foreign = has_head(whole.config)
+        self.backbone = whole.base_model if foreign else whole
+        self.head = _ForeignHead(whole) if foreign else TiedHead(whole)
+        self.condenser = None if condenser is None else condenser(whole.config)
+
+    def forward(
+        self, ids: torch.Tensor, lengths: torch.Tensor, labels: torch.Tensor, prompt: Any = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the texts' vectors, float32 [n, hidden], and the sum over masked tokens of -log p(token), a scalar.
+
+        Args:
+            ids: int64 [n, width], padded on the right.
+            lengths: int64 [n].
+            labels: int64 [n, width], -100 at tokens that are not masked.
+            prompt: PromptRows, for a backbone that `retriever.forward.attention.reach` prepared.
+        """
+        inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+        output = self._run(ids, inside, prompt, **({} if self.condenser is None else {"output_hidden_states": True}))
+        last = output.last_hidden_state
+        vectors = self._pool(last, inside)
+        at = torch.nonzero(labels.flatten() != -100)[:, 0]
+        targets = labels.flatten()[at]
+        if self.condenser is None:
+            return vectors, self._masked_loss(last, at, targets)
+        early = self.condenser.shape.skip_from
+        loss = self._masked_loss(self.condenser(last, output.hidden_states[early], inside), at, targets)
+        if self.late_loss:
+            loss = self._masked_loss(last, at, targets) + loss
+        return vectors, loss
+
+    def encode(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: Any = None) -> torch.Tensor:
+        """Returns the texts' vectors alone, float32 [n, hidden]; the arguments are those of `forward`."""
+        inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+        return self._pool(self._run(ids, inside, prompt).last_hidden_state, inside)
+
+    def _run(self, ids: torch.Tensor, inside: torch.Tensor, prompt: Any, **more: Any) -> Any:
+        """Runs the backbone; inside: bool [n, width], False at padding."""
+        extra: dict[str, Any] = more if prompt is None else {"prompt": prompt, **more}
+        return self.backbone(input_ids=ids, attention_mask=inside.long(), **extra)
+
+    def _pool(self, last: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+        """Pools token vectors, float [n, width, hidden], into float32 [n, hidden]."""
+        if self.pooling == "mean":
+            return (last.float() * inside[..., None]).sum(1) / inside.sum(1, keepdim=True)
+        return last[:, 0].float()
+
+    def _masked_loss(self, hidden: torch.Tensor, at: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Runs the head at masked positions only; its logits, one per vocabulary entry, are not kept."""
+        loss: torch.Tensor = self.head(hidden.flatten(0, 1)[at], targets)
+        return loss
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Saves the backbone with its original dropouts, its head if transformers has a class for it, and Condenser's
+        head. Without `saves_head` the head for masked words is left out."""
+        saved: Any = self.whole if self.saves_head else self.backbone
+        with restored(saved.config, self._dropouts):
+            saved.save_pretrained(folder)
+        if self.condenser is not None:
+            self.condenser.save(folder)
+
+
+class _Words(nn.Module):
+    """The output table of a language model: hidden float [k, d], targets int64 [k] -> the summed loss, float32 []."""
+
+    def __init__(self, table: torch.Tensor, bias: torch.Tensor | None):
+        super().__init__()
+        self.weight = table
+        self.bias = bias
+
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return vocabulary_loss(hidden, self.weight, self.bias, targets)
+
+
+class TiedHead(nn.Module):
+    """BERT's head for a model without one: hidden float [k, hidden], targets int64 [k] -> the summed loss.
+
+    Its logits are s LayerNorm(gelu(W h + b)) E^T + c, where E is the tensor of the model's input embeddings. s is 1, or
+    less if E's numbers are so large (T5's are near 1) that the standard deviation of new logits would exceed 1.
+    """
+
+    def __init__(self, model: Any):
+        super().__init__()
+        table = model.get_input_embeddings().weight
+        spread = getattr(model.config, "initializer_range", None) or 0.02
+        self.transform = nn.Linear(int(model.config.hidden_size), table.shape[1])
+        nn.init.normal_(self.transform.weight, std=spread)
+        nn.init.zeros_(self.transform.bias)
+        self.norm = nn.LayerNorm(table.shape[1], eps=1e-12)
+        self.decoder = _Words(table, nn.Parameter(torch.zeros(table.shape[0])))
+        self.scale = min(1.0, 1 / (float(table.detach().float().std()) * table.shape[1] ** 0.5 + 1e-12))
+
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        words = self.scale * self.norm(functional.gelu(self.transform(hidden)))
+        loss: torch.Tensor = self.decoder(words, targets)
+        return loss
+
+
+class _ForeignHead(nn.Module):
+    """The head of a transformers model with any structure: the model itself, over a stand-in for its backbone.
+
+    If the product with the output table is the model's last step, the model ends before it and `vocabulary_loss`
+    computes the product; if more follows (a cap on the logits), all logits are computed, with activation checkpointing.
+    """
+
+    decoder: _Words | None
+
+    def __init__(self, whole: Any):
+        super().__init__()
+        self.model = head_over_states(whole)
+        table = whole.get_output_embeddings()
+        cut = replaced(self.model, table, nn.Identity())
+        self.decoder = None
+        if type(table) is nn.Linear and _same(self.model, cut, table):
+            self.model, self.decoder = cut, _Words(table.weight, table.bias)
+
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.decoder is None:
+            return checkpoint(self._loss_of, hidden, targets, use_reentrant=False)
+        loss: torch.Tensor = self.decoder(self._run(hidden), targets)
+        return loss
+
+    def _run(self, hidden: torch.Tensor) -> Any:
+        return self.model(inputs_embeds=hidden[None]).logits[0]
+
+    def _loss_of(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self._run(hidden).float(), targets, reduction="sum")
+
+
+def _same(whole: Any, cut: Any, table: nn.Linear) -> bool:
+    """Whether the output table times the cut model's output equals the whole model's output."""
+    hidden = torch.linspace(-1, 1, 2 * int(whole.config.hidden_size)).view(1, 2, -1).to(table.weight)
+    modes = {part: part.training for part in (*whole.modules(), *cut.modules())}
+    try:
+        with torch.no_grad():
+            words = cut.eval()(inputs_embeds=hidden).logits
+            return words.shape[-1] == table.in_features and torch.allclose(
+                table(words), whole.eval()(inputs_embeds=hidden).logits, atol=1e-4, rtol=1e-4
+            )
+    except (RuntimeError, ValueError, TypeError):
+        return False
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
+    """The model, with its head if its class has one; whether the head is new; the attention dropouts set to 0."""
+    from transformers import AutoModelForMaskedLM
+
+    config = load_config(recipe.backbone, **recipe.config_args)
+    dropouts = attention_dropouts(config)
+    off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
+    if not has_head(config):
+        return load_backbone(recipe, torch.float32, **off), True, dropouts
+
+    if config.is_encoder_decoder:
+        raise InputError(f"{recipe.backbone}: a {config.model_type} has a decoder too, which gives no vectors")
+    prefix = backbone_prefix(config)
+
+    def is_head(name: str) -> bool:
+        return not name.startswith(prefix)
+
+    def load(**more: Any) -> tuple[Any, list[str]]:
+        settings = {**recipe.config_args, **off, **more}
+        return load_model(AutoModelForMaskedLM, recipe.backbone, dtype=torch.float32, fresh=[is_head], **settings)
+
+    model, lacking = load()
+    if lacking and not config.tie_word_embeddings:
+        model, _ = load(tie_word_embeddings=True)
+    return model, bool(lacking), dropouts

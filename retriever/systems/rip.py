@@ -1,0 +1,485 @@
+"""Pretraining objectives: RIP (DPTDR, section 3.2), Condenser, coCondenser, masked language modelling, plain pairs.
+
+Defines a System for the training loop: the batch of each step, the two losses of the model, and how it is saved. RIP
+is retrieval-oriented intermediate pretraining.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from retriever.encoding.saving import save_encoder
+from retriever.errors import InputError
+from retriever.forward.attention import reach
+from retriever.forward.batching import TextTokenizer, Tokens, padded, plan
+from retriever.forward.kernels import swap_dropout
+from retriever.forward.prompt_rows import PromptInputs
+from retriever.model.recipe import read_recipe, settings_of
+from retriever.options import EncoderOptions, Side
+from retriever.prompts.prompts import MatrixPrompt, TaskPrompt, backbone_of
+from retriever.systems.condenser import CondenserHead, choose_shape, saved_shape
+from retriever.systems.masking import MaskedBackbone, Masking
+from retriever.systems.sentences import count_words, spans, split_sentences
+from retriever.training.dev_workers import ITEMS, share_items
+from retriever.training.system import Batch, Chunk, Output, checkpoint_activations
+
+Objective = Literal["rip", "cocondenser", "condenser", "mlm", "pairs"]
+Unit = Literal["sentence", "span"]
+Mask = Literal["token", "word"]
+Trains = Literal["backbone", "prompts"]
+
+_CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
+_STEP = 16
+# Streams of random numbers, in addition to that of the training loop (2): orders of epochs, pairs, masks.
+_ORDER, _PAIR, _MASK = 3, 4, 5
+PAIRS_TEMPERATURE = 0.01  # of the cosines of "pairs"; GTR's
+
+
+@dataclass(frozen=True, kw_only=True)
+class RipOptions:
+    """Options of pretraining. Defaults are those of DPTDR where the paper gives them.
+
+    Attributes:
+        steps: Number of steps.
+        batch: Passages per step, over all workers.
+        lr: Learning rate.
+        seed: Seed of all random numbers.
+        max_length: Maximum number of tokens of a unit, or of a passage that is drawn as a whole; special tokens
+            included.
+        mlm_probability: Fraction of the tokens that are masked.
+        unit: The units of a passage from which a pair is drawn: its sentences, or random spans of its tokens
+            (coCondenser).
+        objective: "rip": Eq. 5; "cocondenser": the same with Condenser's head and its loss; "condenser": masked
+            passages with Condenser's head, without a contrastive loss; "mlm": masked passages alone; "pairs": Eq. 4
+            over cosines, without masks (a first stage of GTR from a corpus without queries).
+        mask: What is masked: single tokens, or whole words.
+        head_layers: Number of layers of Condenser's head; None: as the backbone's saved head, or 2.
+        skip_from: The early layer that the head reads; None: as the backbone's saved head, or half of the layers.
+        late_loss: With the head, also predict masked tokens from the last layer.
+        pooling: Pooling of the token vectors.
+        temperature: With "pairs", cosines are divided by it; None: 0.01.
+        train: All weights, or deep prompts of `prompt_length` tokens over a frozen backbone.
+        prompt_length: Tokens of a prompt.
+        min_words: Minimum number of words of a unit. Shorter sentences are not drawn.
+        language: Language of the sentences.
+    """
+
+    steps: int
+    batch: int = 2048
+    lr: float = 1e-4
+    seed: int = 0
+    max_length: int = 128
+    mlm_probability: float = 0.15
+    unit: Unit = "sentence"
+    objective: Objective = "rip"
+    mask: Mask = "token"
+    head_layers: int | None = None
+    skip_from: int | None = None
+    late_loss: bool = True
+    pooling: Literal["cls", "mean"] = "cls"
+    temperature: float | None = None
+    train: Trains = "backbone"
+    prompt_length: int = 32
+    min_words: int = 8
+    language: str = "en"
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        for name in ("steps", "batch", "max_length", "prompt_length", "min_words"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
+        if not (math.isfinite(self.lr) and self.lr > 0) or self.seed < 0 or not 0 < self.mlm_probability < 1:
+            raise InputError(f"lr={self.lr} seed={self.seed} mlm_probability={self.mlm_probability}: expected a "
+                             "learning rate above 0, a seed from 0 on, and a share of the tokens")  # fmt: skip
+        for name, allowed in (
+            ("unit", get_args(Unit)),
+            ("objective", get_args(Objective)),
+            ("mask", get_args(Mask)),
+            ("train", get_args(Trains)),
+            ("pooling", ("cls", "mean")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if self.has_head and (self.pooling, self.train) != ("cls", "backbone"):
+            raise InputError(
+                f"objective={self.objective} trains a backbone's first token: expected pooling=cls and "
+                f"train=backbone, got {self.pooling} and {self.train}"
+            )
+        if not self.has_head and (self.head_layers, self.skip_from, self.late_loss) != (None, None, True):
+            raise InputError(
+                f"objective={self.objective} has no head: head_layers, skip_from and late_loss are for "
+                "condenser and cocondenser"
+            )
+        if not self.has_masks and (self.mask, self.mlm_probability) != ("token", 0.15):
+            raise InputError(
+                f"objective={self.objective} mask={self.mask} mlm_probability={self.mlm_probability}: no token is "
+                "masked; mask and mlm_probability are for the other objectives"
+            )
+        if self.temperature is not None and not (
+            self.objective == "pairs" and self.temperature > 0 and math.isfinite(self.temperature)
+        ):
+            raise InputError(
+                f"temperature={self.temperature} objective={self.objective}: expected more than 0, and objective "
+                "pairs, whose similarities are cosines"
+            )
+        if self.has_pairs and self.batch < 2:
+            raise InputError("batch=1: the pairs of one passage have no negatives, give 2 or more")
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a passage is drawn as two units with the loss of Eq. 4, not as a whole."""
+        return self.objective in ("rip", "cocondenser", "pairs")
+
+    @property
+    def whole_texts(self) -> str | None:
+        """Plural noun for the texts that should not be cut; None: they are random spans, whose ends mean nothing."""
+        if not self.has_pairs:
+            return "passages"
+        return "sentences" if self.unit == "sentence" else None
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether masked tokens are predicted."""
+        return self.objective != "pairs"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether Condenser's head is trained."""
+        return self.objective in ("cocondenser", "condenser")
+
+
+@dataclass(frozen=True)
+class RipData:
+    """The passages of pretraining.
+
+    Attributes:
+        num_passages: The corpus has rows 0 to num_passages - 1.
+        texts: Maps rows, int64 [n], to the texts of n passages.
+        rows: Rows that can be drawn (`eligible`), int64 [any].
+    """
+
+    num_passages: int
+    texts: Callable[[np.ndarray], list[str]]
+    rows: np.ndarray
+
+
+def default_unit(objective: Objective) -> Unit:
+    """Returns the units that the authors of an objective pair: sentences in RIP, else spans (coCondenser; Contriever,
+    of whose data "pairs" is a simple form)."""
+    return "span" if objective in ("cocondenser", "pairs") else "sentence"
+
+
+def default_mask(objective: Objective) -> Mask:
+    """Returns what the authors of an objective mask: whole words in Condenser and coCondenser, otherwise tokens."""
+    return "word" if objective in ("condenser", "cocondenser") else "token"
+
+
+def encoder_options(options: RipOptions) -> EncoderOptions:
+    """Returns the encoder options of pretraining, which the resulting prompts keep."""
+    return EncoderOptions(
+        pooling=options.pooling,
+        query_prefix="",
+        passage_prefix="",
+        normalize=not options.has_masks,
+        query_length=options.max_length,
+        passage_length=options.max_length,
+        padding_side="right",
+    )
+
+
+def rip_loss(
+    vectors: torch.Tensor, passages: torch.Tensor | None = None, texts: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns the loss of Eq. 4: the mean over 2m units of -log( e^s(x, x') / sum over y of e^s(x, y) ).
+
+    s is the raw inner product, x' the partner of x, and y are x' and the negatives. The negatives of x are all units
+    of the batch, except x, the other units of its passage, and the units whose text is that of x or of x'.
+
+    Args:
+        vectors: float32 [2m, dim]; the partner of row 2i is row 2i + 1.
+        passages: The passage of each row, int64 [2m]; None: every pair is of another passage.
+        texts: A number per row, int64 [2m], that equal texts share; None: all texts differ.
+
+    Returns:
+        A scalar.
+    """
+    rows = torch.arange(len(vectors), device=vectors.device)
+    partners = rows ^ 1
+    excluded = rows[:, None] == rows
+    if passages is not None:
+        excluded = excluded | (passages[:, None] == passages)
+    if texts is not None:
+        excluded = excluded | (texts[:, None] == texts) | (texts[partners][:, None] == texts)
+    excluded[rows, partners] = False
+    scores = (vectors @ vectors.T).masked_fill(excluded, float("-inf"))
+    return functional.cross_entropy(scores, partners)
+
+
+def eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
+    """Returns which passages can be drawn, bool [texts].
+
+    These are passages with two different sentences of at least `min_words` words, or with two spans of as many. If
+    passages are drawn as a whole, these are the passages that are not empty.
+    """
+    if not options.has_pairs:
+        return np.array([bool(text.strip()) for text in texts], bool)
+    return np.array([len(_units(text, options, np.random.default_rng(0))) > 1 for text in texts], bool)
+
+
+def fit_batch(options: RipOptions, num_eligible: int) -> RipOptions:
+    """Returns the options with a batch of at most the eligible passages, if these are negatives of each other.
+
+    Raises:
+        InputError: If fewer than two passages can be drawn.
+    """
+    if not options.has_pairs:
+        return options
+    if num_eligible < 2:
+        raise InputError(
+            f"passages with two {options.unit}s of at least {options.min_words} words: {num_eligible}; "
+            "the pairs of one passage have no negatives, so two passages are needed"
+        )
+    return replace(options, batch=min(options.batch, num_eligible))
+
+
+def passages_at(options: RipOptions, rows: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the passages of the batch at a step, and the epoch of each: int64 [batch] both.
+
+    They depend on (seed, step, batch) only: the epochs are permutations of the eligible rows, concatenated.
+    """
+    positions = step * options.batch + np.arange(options.batch)
+    epochs, positions_in_epoch = np.divmod(positions, len(rows))
+    passages = np.empty(options.batch, np.int64)
+    for epoch in np.unique(epochs):
+        inside = epochs == epoch
+        passages[inside] = rows[_permutation(options.seed, int(epoch), len(rows))[positions_in_epoch[inside]]]
+    return passages, epochs
+
+
+def pair_of(text: str, options: RipOptions, epoch: int, passage: int) -> tuple[str, str]:
+    """Returns two different sentences (or spans) of a passage, drawn by (seed, epoch, passage).
+
+    Raises:
+        InputError: If the passage has only one.
+    """
+    draw = np.random.default_rng([options.seed, _PAIR, epoch, passage])
+    units = _units(text, options, draw)
+    if len(units) < 2:
+        raise InputError(f"passage {passage}: has {len(units)} {options.unit}(s), two are needed: find the rows again")
+    first, second = draw.choice(len(units), 2, replace=False)
+    return units[first], units[second]
+
+
+class RipSystem:
+    """A System: a backbone with its masked-language-model head, and the losses of Eq. 4 and 5.
+
+    Weights are float32; with dtype bfloat16 the forward pass runs under autocast.
+
+    Args:
+        folder: Folder of the backbone.
+        options: Options of pretraining.
+        data: The passages; None if the model is only inspected.
+        device: The device of the model.
+        dtype: The dtype of the forward pass.
+        checkpointing: Use activation checkpointing.
+
+    Raises:
+        InputError: If the backbone cannot be used.
+    """
+
+    module: nn.Module
+
+    def __init__(
+        self, folder: Path, options: RipOptions, data: RipData | None, *, device: torch.device,
+        dtype: torch.dtype = torch.float32, checkpointing: bool = False,
+    ):  # fmt: skip
+        torch.manual_seed(options.seed)
+        self.options, self.data, self.device, self.dtype = options, data, device, dtype
+        self.encoder = encoder_options(options)
+        head = () if options.has_masks else ("normalize",)
+        self.recipe = replace(read_recipe(folder, self.encoder), head=head)
+        self.tokenizer = TextTokenizer(self.recipe, self.encoder)
+        model = MaskedBackbone(
+            self.recipe,
+            options.pooling,
+            late_loss=options.late_loss,
+            condenser=self._open_head if options.has_head else None,
+        )
+        self.masking = Masking(self.recipe, int(model.whole.config.vocab_size), options.mlm_probability)
+        self.model = model.to(device)
+        swap_dropout(self.model)
+        if not options.has_masks:  # the head gets no gradient; a tensor that it shares with the backbone does
+            self.model.saves_head = not model.fresh_head  # random weights would pass for a trained head
+            shared = {id(parameter) for parameter in model.backbone.parameters()}
+            for parameter in model.head.parameters():
+                parameter.requires_grad_(id(parameter) in shared)
+        modules: dict[str, nn.Module] = {"model": self.model}
+        if options.train == "prompts":
+            modules["prompt"] = prompt = MatrixPrompt(reach(model.backbone), options.prompt_length).to(device)
+            self.prompt: MatrixPrompt | None = prompt
+            model.head.requires_grad_(model.fresh_head and options.has_masks)
+            model.backbone.requires_grad_(False)
+        else:
+            self.prompt = None
+            with contextlib.suppress(InputError):  # other architectures train with torch's own attention
+                reach(model.backbone)
+        if checkpointing:
+            checkpoint_activations(model.whole)
+        self.module = nn.ModuleDict(modules)
+
+    def _open_head(self, config: Any) -> CondenserHead:
+        """Returns the head that is saved with the backbone, or a new one."""
+        folder = self.recipe.backbone
+        shape = choose_shape(folder, int(config.num_hidden_layers), self.options.head_layers, self.options.skip_from)
+        head = CondenserHead(config, shape)
+        if saved_shape(folder) is not None:
+            head.load(folder)
+        return head
+
+    def batch(self, step: int, rank: int, world: int) -> Batch:
+        """Returns the batch of a step; a worker gets every world-th passage.
+
+        Rows 2i and 2i + 1 are the two units of passage i of the batch. If passages are drawn as a whole, row i is
+        passage i, and its vector is not used. The loss gets the passages and the digests of all units, which show equal
+        units of other workers too.
+
+        Raises:
+            InputError: If there are fewer passages than workers.
+        """
+        assert self.data is not None
+        options = self.options
+        if options.batch < world:
+            raise InputError(f"batch={options.batch} passages cannot be shared by {world} workers")
+        passages, epochs = passages_at(options, self.data.rows, step)
+        mine = np.arange(rank, options.batch, world)
+        texts = self.data.texts(passages[mine])
+        per_passage = 2 if options.has_pairs else 1
+        if per_passage == 2:
+            chosen = zip(texts, epochs[mine], passages[mine], strict=True)
+            texts = [unit for text, e, p in chosen for unit in pair_of(text, options, int(e), int(p))]
+        rows = (per_passage * mine[:, None] + np.arange(per_passage)).ravel()
+        keys = [[options.seed, _MASK, step, int(row)] for row in rows]
+        words = None
+        if options.mask == "word":
+            units, words = self.tokenizer.with_words(texts, side="passage")
+        else:
+            units = self.tokenizer(texts, side="passage")
+        tokens, labels = self.masking(units, keys, words) if options.has_masks else (units, units)
+        # Workers exchange, in one sum, the number of masked tokens and the digests of their units.
+        num_rows = 0 if per_passage == 1 else per_passage * options.batch
+        shared = torch.zeros(1 + num_rows, dtype=torch.int64)
+        shared[0] = int((labels.ids != -100).sum())
+        if num_rows:
+            shared[1 + torch.from_numpy(rows)] = torch.from_numpy(_digests(units))
+        shared = shared.to(self.device)
+        if world > 1:
+            dist.all_reduce(shared)
+        total = max(1, int(shared[0]))
+        batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+        noun = options.whole_texts
+        inputs = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
+        targets = padded(labels, batches, side="right", pad_id=-100)
+        chunks = []
+        for (text_rows, ids, lengths), (_, label_ids, _) in zip(inputs, targets, strict=True):
+            unique = slice(len(text_rows))  # a chunk of one text holds the text twice
+            chunk_inputs = (ids[unique], lengths[unique], label_ids[unique], total)
+            cuts = {} if noun is None else {noun: units.cuts(text_rows)}
+            chunks.append(Chunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel(), cuts))
+        of_rows = torch.from_numpy(np.repeat(passages, per_passage)).to(self.device)
+        labels_of_rows = {"passages": of_rows, "texts": shared[1:]} if num_rows else {}
+        outputs = {"dense": Output(self.recipe.hidden, num_rows)} if num_rows else {}
+        return Batch(outputs, chunks, labels_of_rows)
+
+    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+        """Returns vectors of a chunk as "dense", float32 [n, hidden], and its part of L_s, the mean over all masked
+        tokens of the batch; None without masks."""
+        *inputs, total = chunk.inputs
+        ids, lengths, labels = (tensor.to(self.device) for tensor in inputs)
+        prompt = None if self.prompt is None else self.prompt(PromptInputs(ids, lengths))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            if not self.options.has_masks:
+                return {"dense": functional.normalize(self.model.encode(ids, lengths, prompt), dim=-1)}, None
+            vectors, masked = self.model(ids, lengths, labels, prompt)
+        return {"dense": vectors}, masked / total
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+        return self.recipe.hidden
+
+    def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
+        """Returns vectors of the current model, float32 [n, hidden], without masks; the workers share the texts, and
+        all get the result."""
+
+        def make_chunks(rows: np.ndarray) -> list[Chunk]:
+            if not len(rows):
+                return []
+            tokens = self.tokenizer([texts[row] for row in rows], side=side)
+            batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+            filled = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
+            return [Chunk({ITEMS: rows[text_rows]}, (ids, lengths), ids.numel()) for text_rows, ids, lengths in filled]
+
+        def forward(chunk: Chunk) -> torch.Tensor:
+            ids, lengths = (tensor.to(self.device) for tensor in chunk.inputs)
+            prompt = None if self.prompt is None else self.prompt(PromptInputs(ids, lengths))
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+                vectors = self.model.encode(ids, lengths, prompt)[: len(chunk.rows[ITEMS])]
+            return vectors if self.options.has_masks else functional.normalize(vectors, dim=-1)
+
+        shape = (len(texts), int(self.model.whole.config.hidden_size))
+        return share_items(self.module, make_chunks, forward, shape, device=self.device, rank=rank, world=world)
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """Returns L_c, the mean over the units of the batch; 0 if passages are drawn as a whole."""
+        if not batch.outputs:
+            return torch.zeros((), device=self.device)
+        vectors = outputs["dense"]
+        if not self.options.has_masks:
+            vectors = vectors * (self.options.temperature or PAIRS_TEMPERATURE) ** -0.5
+        return rip_loss(vectors, **batch.given)
+
+    def save(self, folder: Path) -> None:
+        """Saves a model for transformers, sentence-transformers and Encoder, with its full length; or a prompt."""
+        if self.prompt is not None:
+            matrix = self.prompt.matrix().cpu()
+            config = settings_of(read_recipe(self.recipe.folder, self.encoder), self.encoder)
+            TaskPrompt(backbone_of(config), self.encoder, matrix, matrix).save(folder)
+            return
+        recipe = read_recipe(self.recipe.folder, replace(self.encoder, query_length=None, passage_length=None,
+                                                         padding_side=None))  # fmt: skip
+        save_encoder(folder, replace(recipe, head=self.recipe.head), self.model)
+
+
+def _units(text: str, options: RipOptions, draw: np.random.Generator) -> list[str]:
+    """Returns the units from which a pair is drawn. Sentences are without duplicates: equal ones teach nothing."""
+    if options.unit == "sentence":
+        sentences = dict.fromkeys(split_sentences(text, options.language))
+        return [sentence for sentence in sentences if count_words(sentence) >= options.min_words]
+    return spans(text, options.max_length, draw, options.min_words)
+
+
+def _digests(tokens: Tokens) -> np.ndarray:
+    """Returns a number for each text that equal token ids share, int64 [texts]: 8 bytes of BLAKE2b."""
+    digests = np.empty(len(tokens), np.int64)
+    for row, (start, length) in enumerate(zip(tokens.starts, tokens.lengths, strict=True)):
+        digest = hashlib.blake2b(tokens.ids[start : start + length].tobytes(), digest_size=8).digest()
+        digests[row] = int.from_bytes(digest, "little", signed=True)
+    return digests
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+    return np.random.default_rng([seed, _ORDER, epoch]).permutation(size)

@@ -1,0 +1,172 @@
+"""Dev splits for evaluation during training: MRR@10 of search in a pool of passages, and of re-ranking."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+
+from retriever.encoding.sparse_vectors import SparseVectors, from_dense
+from retriever.options import Side
+
+DEPTH = 10  # of MRR@10
+_BLOCK = 1 << 23  # numbers of a block of dense vectors, 32 MiB; sparse vectors have one for each word of a vocabulary
+
+
+class TextSystem(Protocol):
+    """A System that encodes texts."""
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+
+    def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
+        """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
+
+
+class TopicSystem(TextSystem, Protocol):
+    """A TextSystem with prompts of topics."""
+
+    def encode(
+        self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, topics: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns vectors as TextSystem. topics: those of the texts, int64 [n]; None: they are inferred."""
+
+
+class PairSystem(Protocol):
+    """A System that scores pairs of a query and a passage."""
+
+    def score(self, queries: Sequence[str], passages: Sequence[str], rank: int = 0, world: int = 1) -> np.ndarray:
+        """Returns logits of the current model, float32 [n]; the workers share the pairs, and all get the result."""
+
+
+@dataclass(frozen=True)
+class DevSet:
+    """A dev split for evaluation during training: queries, and the passages to search.
+
+    Attributes:
+        queries: Texts of the queries.
+        positives: For each query, positions among the passages, int64 [any].
+        texts: Texts of the passages; not used if there are vectors.
+        vectors: Their stored vectors, float32 [n, dim], or blocks of them; None: the system encodes the texts.
+        topics: The topics of the passages, int64 [n], for a TopicSystem; None: it infers them, or has no topics.
+    """
+
+    queries: Sequence[str]
+    positives: Sequence[np.ndarray]
+    texts: Sequence[str]
+    vectors: np.ndarray | Sequence[np.ndarray | SparseVectors] | None = None
+    topics: np.ndarray | None = None
+
+    def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
+        """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
+        passages: Sequence[np.ndarray | SparseVectors]
+        if self.vectors is None:
+            blocks = _encode_blocks(system, self.texts, "passage", rank, world, self.topics)
+            passages = [_compact(vectors) for vectors in blocks]
+        else:
+            passages = [self.vectors] if isinstance(self.vectors, np.ndarray) else self.vectors
+        scores = [_products(block, passages) for block in _encode_blocks(system, self.queries, "query", rank, world)]
+        return mean_reciprocal_rank(itertools.chain.from_iterable(scores), self.positives, depth)
+
+
+@dataclass(frozen=True)
+class DevSets:
+    """The dev splits of several training sets, each with its passages to search.
+
+    Attributes:
+        sets: The dev splits, at least one.
+    """
+
+    sets: Sequence[DevSet]
+
+    def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
+        """Returns the mean of MRR@depth over the sets, so that a set with more queries counts no more than others."""
+        return sum(each.mrr(system, rank, world, depth) for each in self.sets) / len(self.sets)
+
+
+def _encode_blocks(
+    system: TextSystem, texts: Sequence[str], side: Side, rank: int, world: int, topics: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
+    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers. topics: as of DevSet."""
+    step = max(1, _BLOCK // system.dim)
+    for first in range(0, len(texts), step):
+        block = texts[first : first + step]
+        if topics is None:
+            yield system.encode(block, side, rank, world)
+        else:
+            yield cast(TopicSystem, system).encode(block, side, rank, world, topics[first : first + step])
+
+
+def read_blocks(
+    read: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, dim: int
+) -> list[np.ndarray | SparseVectors]:
+    """Returns the stored vectors of some rows in blocks, in CSR form where that is smaller.
+
+    Args:
+        read: Returns vectors by row: int64 [n] -> float [n, dim].
+        rows: The rows, int64.
+        dim: Numbers of a vector.
+    """
+    step = max(1, _BLOCK // dim)
+    return [_compact(read(rows[first : first + step]).astype(np.float32)) for first in range(0, len(rows), step)]
+
+
+def _compact(vectors: np.ndarray) -> np.ndarray | SparseVectors:
+    """Returns vectors in CSR form if that is smaller."""
+    return from_dense(vectors) if 2 * np.count_nonzero(vectors) < vectors.size else vectors
+
+
+def _products(queries: np.ndarray, passages: Sequence[np.ndarray | SparseVectors]) -> np.ndarray:
+    """Returns the inner products of queries with the passages of all blocks, float32 [queries, passages]."""
+    blocks = (block.dense() if isinstance(block, SparseVectors) else block for block in passages)
+    return np.concatenate([queries @ block.T for block in blocks], axis=1)
+
+
+@dataclass(frozen=True)
+class DevLists:
+    """A dev split for evaluation of a re-ranker during training: queries, each with a list of passages to order.
+
+    Attributes:
+        queries: Texts of the queries.
+        positives: For each query, positions in its list, int64 [any].
+        lists: For each query, the texts of its passages.
+    """
+
+    queries: Sequence[str]
+    positives: Sequence[np.ndarray]
+    lists: Sequence[Sequence[str]]
+
+    def mrr(self, system: PairSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
+        """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if scores are not finite."""
+        sizes = [len(passages) for passages in self.lists]
+        queries = [query for query, size in zip(self.queries, sizes, strict=True) for _ in range(size)]
+        scores = system.score(queries, list(itertools.chain.from_iterable(self.lists)), rank, world)
+        return mean_reciprocal_rank(np.split(scores, np.cumsum(sizes)[:-1]), self.positives, depth)
+
+
+def mean_reciprocal_rank(scores: Iterable[np.ndarray], positives: Sequence[np.ndarray], depth: int) -> float:
+    """Returns the mean over queries of 1 / rank of the first positive, 0 if that rank is greater than `depth`.
+
+    A positive ranks last among passages with equal scores, because otherwise a model that gives every text the same
+    score would be the best.
+
+    Args:
+        scores: For each query, the scores of its passages, float [n].
+        positives: For each query, positions of its positives among the passages, int64 [any], at least one.
+        depth: The last rank that counts.
+
+    Returns:
+        The mean; NaN if a score is not finite, 0 without queries.
+    """
+    total = 0.0
+    for line, own in zip(scores, positives, strict=True):
+        if not np.isfinite(line).all():
+            return math.nan
+        place = int((np.delete(line, own) >= line[own].max()).sum())
+        total += 1 / (place + 1) if place < depth else 0.0
+    return total / max(1, len(positives))

@@ -1,0 +1,173 @@
+"""Groups of parameters with their own settings, and the optimizer that steps all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from torch import nn
+
+from retriever.errors import InputError
+from retriever.training.adafactor import Adafactor, moment_shapes
+
+OptimizerName = Literal["adamw", "adafactor"]
+ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Parameters of a System with their own settings. None: the setting of the training loop.
+
+    Attributes:
+        parameters: The parameters. Those that are frozen are left out.
+        lr: Peak learning rate. The schedule is that of the loop.
+        lr_factor: The learning rate is multiplied by this.
+        weight_decay: Weight decay of the matrices. Vectors do not decay in any group.
+        optimizer: "adamw" or "adafactor".
+    """
+
+    parameters: Iterable[nn.Parameter]
+    lr: float | None = None
+    lr_factor: float = 1.0
+    weight_decay: float | None = None
+    optimizer: OptimizerName | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that cannot be trained with."""
+        rates = [self.lr_factor] if self.lr is None else [self.lr, self.lr_factor]
+        decay = 0.0 if self.weight_decay is None else self.weight_decay
+        if not all(math.isfinite(rate) and rate > 0 for rate in rates) or not (math.isfinite(decay) and decay >= 0):
+            raise InputError(f"a parameter group with lr={self.lr} lr_factor={self.lr_factor} weight_decay="
+                             f"{self.weight_decay}: expected rates above 0, and a decay of 0 or more")  # fmt: skip
+        if self.optimizer is not None:
+            check_name(self.optimizer)
+
+
+@runtime_checkable
+class GroupedSystem(Protocol):
+    """A System that declares parameter groups. Parameters of no group have the settings of the training loop."""
+
+    def parameter_groups(self) -> Sequence[ParameterGroup]:
+        """Returns the groups, without a parameter in common; the same ones at each call."""
+
+
+def check_name(optimizer: str) -> None:
+    """Raises InputError if there is no optimizer of this name."""
+    if optimizer not in get_args(OptimizerName):
+        raise InputError(f"optimizer={optimizer!r} is not one of {', '.join(get_args(OptimizerName))}")
+
+
+def check_sharding(optimizers: Iterable[str], zero: int | None) -> None:
+    """Raises InputError if an optimizer cannot be used with a stage of ZeRO."""
+    if zero and "adafactor" in optimizers:
+        raise InputError(
+            f"optimizer=adafactor zero={zero}: Adafactor needs the rows and columns of whole matrices, which stages 1 "
+            "to 3 of ZeRO flatten and split over the workers: use zero=0 or no DeepSpeed, or optimizer=adamw"
+        )
+
+
+def split_parameters(
+    named: Mapping[str, nn.Parameter],
+    declared: Sequence[ParameterGroup] = (),
+    *,
+    optimizer: OptimizerName,
+    lr: float,
+    weight_decay: float,
+) -> list[dict[str, Any]]:
+    """Returns the groups of an optimizer in torch's form. Parameters of no declared group come first, then the others.
+
+    Args:
+        named: The trained parameters by name.
+        declared: Groups with their own settings.
+        optimizer: The optimizer of all others.
+        lr: Their peak learning rate.
+        weight_decay: Their weight decay. Biases and the scales of layer norms do not decay.
+
+    Returns:
+        Groups with params, weight_decay, optimizer, and lr_scale, by which the loop's learning rate is multiplied.
+
+    Raises:
+        InputError: If a parameter is in two groups, or in none of the model.
+    """
+    names = {parameter: name for name, parameter in named.items()}
+    pending = dict.fromkeys(named.values())  # a set that keeps its order
+    groups = []
+    for group in declared:
+        own = [parameter for parameter in dict.fromkeys(group.parameters) if parameter.requires_grad]
+        for parameter in own:
+            if parameter not in pending:
+                problem = f"{names[parameter]} is in two" if parameter in names else "a parameter is not of the model"
+                raise InputError(f"parameter groups: {problem}: expected each parameter of the model in one group")
+            del pending[parameter]
+        decay = weight_decay if group.weight_decay is None else group.weight_decay
+        scale = group.lr_factor if group.lr is None else group.lr_factor * group.lr / lr
+        groups += _by_dimension(own, decay, group.optimizer or optimizer, scale)
+    return [*_by_dimension(list(pending), weight_decay, optimizer, 1.0), *groups]
+
+
+def _by_dimension(
+    parameters: Sequence[nn.Parameter], weight_decay: float, optimizer: OptimizerName, lr_scale: float
+) -> list[dict[str, Any]]:
+    shared = {"optimizer": optimizer, "lr_scale": lr_scale}
+    groups = [{"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, **shared},
+              {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, **shared}]  # fmt: skip
+    return [group for group in groups if group["params"]]
+
+
+def describe_optimizers(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the name of the optimizer of all groups; if there are several, also how many parameters each has."""
+    counts: dict[str, int] = {}
+    for group in groups:
+        counts[group["optimizer"]] = counts.get(group["optimizer"], 0) + len(group["params"])
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} ({count} parameters)" for name, count in sorted(counts.items()))
+
+
+def moments_of(named: Mapping[str, nn.Parameter], groups: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the moments that the optimizer keeps of each parameter, by the parameter's name."""
+    optimizers = {parameter: group["optimizer"] for group in groups for parameter in group["params"]}
+    return {
+        name: ADAMW_MOMENTS if optimizers[parameter] == "adamw" else tuple(moment_shapes(parameter.shape))
+        for name, parameter in named.items()
+    }
+
+
+def make_optimizer(
+    groups: Sequence[dict[str, Any]],
+    *,
+    parameter_scale: bool = True,
+    adamw: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> torch.optim.Optimizer:
+    """Returns one optimizer for groups of `split_parameters`, with learning rate 0.
+
+    Args:
+        groups: The groups, one or more.
+        parameter_scale: Adafactor multiplies its updates by the parameter's RMS.
+        adamw: Makes AdamW from groups and lr.
+    """
+    parts: list[torch.optim.Optimizer] = []
+    if own := [group for group in groups if group["optimizer"] == "adamw"]:
+        parts.append(adamw(own, lr=0.0))
+    if own := [group for group in groups if group["optimizer"] == "adafactor"]:
+        parts.append(Adafactor(own, lr=0.0, parameter_scale=parameter_scale))
+    return parts[0] if len(parts) == 1 else Joined(parts)
+
+
+class Joined(torch.optim.Optimizer):
+    """Several optimizers, stepped as one. They share the state, and have the groups in common with it."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]):
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.parts = parts
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Steps the parameters of each optimizer."""
+        assert closure is None
+        for part in self.parts:
+            part.step()

@@ -1,0 +1,202 @@
+"""Training data of re-rankers and dual encoders: queries, passages, and the content of the batch of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from retriever.training.category_table import CategoryTable
+from retriever.training.mixture_schedule import Mixture
+
+PositiveDraw = Literal["random", "first", "weighted"]
+NegativeDraw = Literal["random", "windows"]
+
+
+class BatchOptions(Protocol):
+    """What decides the content of a batch: queries per step, negatives per query, and a seed."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def negatives_per_query(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
+class TeacherScores(NamedTuple):
+    """A re-ranker's probabilities of the pairs of TrainingData.
+
+    Attributes:
+        positives: Of each query's positives, in the same order: float32 [any].
+        negatives: Of each query's mined negatives, in the same order: float32 [any].
+    """
+
+    positives: list[np.ndarray]
+    negatives: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Queries with their passages.
+
+    Attributes:
+        queries: Texts of the queries.
+        positives: Corpus rows of the positives of each query, int64 [any], in the order of the judgements.
+        negatives: Corpus rows of the mined negatives of each query, int64 [any].
+        num_passages: Number of passages of the corpus: its rows are 0 to num_passages - 1. Several corpora are numbered
+            one after the other.
+        passages: Returns the titles and the texts of rows int64 [n].
+        deleted: Rows that are never drawn, int64, ascending.
+        copies: Rows of other passages with the text of a positive of each query, int64 [any]: they are never drawn, and
+            are no negatives in a batch; None: there are none.
+        teacher: The scores for distillation; None: there are none.
+        weights: Sampling weights of the positives of each query, more than 0, float64 [any]; None: not known.
+        mixture: The mixture of the training sets that the queries come from; None: they are one set.
+        corpora: The first row of the corpus of each training set, and the row after its last: int64 [sets, 2]; None:
+            there is one corpus.
+        categories: The categories of the passages by row, at least of the positives; None: not known.
+    """
+
+    queries: Sequence[str]
+    positives: Sequence[np.ndarray]
+    negatives: Sequence[np.ndarray]
+    num_passages: int
+    passages: Callable[[np.ndarray], tuple[list[str], list[str]]]
+    deleted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    copies: Sequence[np.ndarray] | None = None
+    teacher: TeacherScores | None = None
+    weights: Sequence[np.ndarray] | None = None
+    mixture: Mixture | None = None
+    corpora: np.ndarray | None = None
+    categories: CategoryTable | None = None
+
+    def corpus_of(self, query: int) -> tuple[int, int]:
+        """Returns the first row of the corpus of a query, and the row after its last."""
+        if self.corpora is None or self.mixture is None:
+            return 0, self.num_passages
+        first, end = self.corpora[self.mixture.sets_of(np.array([query]))[0]]
+        return int(first), int(end)
+
+    def task_names(self) -> tuple[str, ...]:
+        """Returns the names of the tasks in the order of their numbers; empty if there is one training set.
+
+        Training sets of one name are one task.
+        """
+        return () if self.mixture is None else tuple(sorted(set(self.mixture.tasks)))
+
+    def tasks_of(self, queries: np.ndarray) -> np.ndarray:
+        """Returns the number of the task of each query: int64 [n] both."""
+        if self.mixture is None:
+            return np.zeros(len(queries), np.int64)
+        names = self.task_names()
+        numbers = np.array([names.index(task) for task in self.mixture.tasks], np.int64)
+        return numbers[self.mixture.sets_of(queries)]
+
+    def relevant(self, query: int) -> np.ndarray:
+        """Returns the rows that are no negatives of a query: its positives and their copies."""
+        if self.copies is None:
+            return self.positives[query]
+        return np.concatenate([self.positives[query], self.copies[query]])
+
+    def teacher_scores(self, query: int, group: np.ndarray) -> np.ndarray:
+        """Returns the teacher's probabilities of the passages that `batch_at` draws for a query.
+
+        Args:
+            query: The number of the query.
+            group: Corpus rows int64 [1 + negatives], the positive first.
+
+        Returns:
+            float32 [1 + negatives], NaN for random passages, which are drawn for a query with few mined negatives.
+        """
+        assert self.teacher is not None
+        rows = np.concatenate([self.positives[query], self.negatives[query]])
+        scores = np.concatenate([self.teacher.positives[query], self.teacher.negatives[query]])
+        known = dict(zip(rows.tolist(), scores.tolist(), strict=True))
+        num_drawn = 1 + min(len(group) - 1, len(self.negatives[query]))
+        result = np.full(len(group), np.nan, np.float32)
+        result[:num_drawn] = [known[row] for row in group[:num_drawn].tolist()]
+        return result
+
+
+def batch_at(
+    data: TrainingData,
+    options: BatchOptions,
+    step: int,
+    *,
+    draw_positive: PositiveDraw = "random",
+    draw_negatives: NegativeDraw = "random",
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the content of the batch of a step, a function of (seed, step, batch).
+
+    Epochs are permutations of the queries, one after the other; the mixture of several sets decides otherwise. If a
+    query has fewer mined negatives than requested, random passages of its corpus that are neither relevant nor deleted
+    are added.
+
+    Args:
+        data: The training data.
+        options: Size and seed of the batch.
+        step: The step, from 0.
+        draw_positive: "random" draws a positive from (seed, epoch, query), "weighted" with probabilities in proportion
+            to the weights; "first" takes the first one.
+        draw_negatives: "random" draws negatives from (seed, epoch, query), without repetition. "windows" shuffles a
+            query's negatives once, from (seed, query), and takes the next ones in each epoch, from the start again
+            after the last one.
+
+    Returns:
+        Numbers of queries int64 [batch], and corpus rows int64 [batch, 1 + negatives], the positive first.
+    """
+    if data.mixture is not None:
+        queries, epochs = data.mixture.queries_at(options.seed, step, options.batch)
+    else:
+        positions = step * options.batch + np.arange(options.batch)
+        epochs, places = np.divmod(positions, len(data.queries))
+        orders = {epoch: _permutation(options.seed, epoch, len(data.queries)) for epoch in np.unique(epochs)}
+        queries = np.array([orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)], np.int64)
+    rows = [
+        _group(data, options, int(epoch), int(query), draw_positive, draw_negatives)
+        for epoch, query in zip(epochs, queries, strict=True)
+    ]
+    return queries, np.stack(rows)
+
+
+def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+    return np.random.default_rng([seed, 0, int(epoch)]).permutation(size)
+
+
+def _group(
+    data: TrainingData,
+    options: BatchOptions,
+    epoch: int,
+    query: int,
+    draw_positive: PositiveDraw,
+    draw_negatives: NegativeDraw,
+) -> np.ndarray:
+    """Returns a positive and the negatives of a query: int64 [1 + negatives]."""
+    draw = np.random.default_rng([options.seed, 1, epoch, query])
+    positives, negatives = data.positives[query], data.negatives[query]
+    wanted = options.negatives_per_query
+    count = min(wanted, len(negatives))
+    if draw_positive == "first":
+        positive = positives[0]
+    elif draw_positive == "weighted":
+        assert data.weights is not None, "positives are drawn by weights that the data lacks"
+        positive = draw.choice(positives, p=data.weights[query] / data.weights[query].sum())
+    else:
+        positive = draw.choice(positives)
+    if draw_negatives == "windows" and count:
+        order = np.random.default_rng([options.seed, 2, query]).permutation(negatives)
+        mined = order[(epoch * wanted + np.arange(count)) % len(order)]
+    else:
+        mined = draw.choice(negatives, count, replace=False)
+    chosen, relevant = [positive, *mined], data.relevant(query)
+    first, end = data.corpus_of(query)
+    while len(chosen) <= wanted:
+        row = first + draw.integers(end - first)
+        place = np.searchsorted(data.deleted, row)
+        deleted = place < len(data.deleted) and data.deleted[place] == row
+        if row not in relevant and not deleted:
+            chosen.append(row)
+    return np.array(chosen, np.int64)

@@ -1,0 +1,240 @@
+"""What turns gradients into new weights: plain data parallelism by torch, or DeepSpeed's ZeRO.
+
+Both add up over workers the gradients that each computed of its share, clip them, and step the optimizer. What each
+keeps is given and taken as whole float32 tensors by name, however many workers share it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from retriever.training.parameter_groups import make_optimizer, moments_of
+
+
+class Stepper(Protocol):
+    """forward runs the model; backward adds to the gradients; step uses them up, and returns their norm before they
+    were clipped. equal: whether all workers must call forward and backward equally often."""
+
+    equal: bool
+
+    def forward(self, *inputs: Any) -> Any: ...
+
+    def backward(self, loss: torch.Tensor) -> None: ...
+
+    def step(self, lr: float) -> float: ...
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Returns float32 tensors on the CPU by name: weight.X, and MOMENT.X for each moment of the optimizer, such as
+        exp_avg.X and exp_avg_sq.X of AdamW. Every worker calls it."""
+
+    def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
+        """Take such a state, after so many steps; touch gives some output of the model. Every worker calls it."""
+
+    def whole(self) -> AbstractContextManager[object]:
+        """While it lasts every worker holds the whole of each weight, to save the model. Every worker calls it."""
+
+
+class PlainStepper:
+    """Each worker holds all of the model and of the optimizer."""
+
+    equal = False
+
+    def __init__(
+        self, module: nn.Module, run: Callable[..., Any], *, groups: Sequence[dict[str, Any]], parameter_scale: bool,
+        clip: float, world: int,
+    ):  # fmt: skip
+        self.parameters = trained(module)
+        self.run, self.clip, self.world = run, clip, world
+        self.moments = moments_of(self.parameters, groups)
+        adamw = functools.partial(torch.optim.AdamW, fused=True)
+        self.optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.run(*inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self, lr: float) -> float:
+        parameters = list(self.parameters.values())
+        for parameter in parameters:
+            if parameter.grad is None:  # not part of any worker's share, or of this one's
+                parameter.grad = torch.zeros_like(parameter)
+        if self.world > 1:
+            flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+            dist.all_reduce(flat)
+            pieces = flat.split([parameter.numel() for parameter in parameters])
+            for parameter, piece in zip(parameters, pieces, strict=True):
+                parameter.grad = piece.view_as(parameter)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.clip))
+        _set_rates(self.optimizer, lr)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def state(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, parameter in self.parameters.items():
+            state = self.optimizer.state[parameter]
+            for kind, value in (("weight", parameter.detach()), *((kind, state[kind]) for kind in self.moments[name])):
+                found[f"{kind}.{name}"] = value.cpu().contiguous()
+        return found
+
+    def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            with torch.no_grad():
+                parameter.copy_(get(f"weight.{name}"))
+            moments = {kind: get(f"{kind}.{name}").to(parameter.device) for kind in self.moments[name]}
+            # AdamW's fused kernel counts steps on the device, Adafactor in Python.
+            count = torch.tensor(float(steps), device=parameter.device) if "exp_avg" in moments else steps
+            self.optimizer.state[parameter] = {"step": count, **moments}
+
+    def whole(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+class DeepSpeedStepper:
+    """DeepSpeed's engine: the optimizer's state (stage 1), the gradients (2) and the weights (3) shared out.
+
+    Stage 0 shares nothing out; offload keeps the optimizer in CPU memory (stages 1 to 3).
+    """
+
+    def __init__(
+        self, module: nn.Module, run: Callable[..., Any], *, groups: Sequence[dict[str, Any]], parameter_scale: bool,
+        clip: float, world: int, stage: int, offload: bool = False, device: torch.device,
+    ):  # fmt: skip
+        if device.type == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+        import deepspeed
+
+        # It would be compiled at the start, under a lock that a killed worker leaves for ever; gloo does its work.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        self.stage, self.world = stage, world
+        self.equal = stage >= 2 and world > 1
+        self.named = trained(module)
+        self.moments = moments_of(self.named, groups)
+        adamw = DeepSpeedCPUAdam if offload else torch.optim.AdamW
+        optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
+        if stage == 0:  # where DeepSpeed would clip without telling the norm
+            self.clip, self._norm = clip, torch.zeros(())
+            optimizer.register_step_pre_hook(self._clip)
+        zero: dict[str, Any] = {"stage": stage}
+        if offload:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,
+            "gradient_clipping": clip if stage else 0.0,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": 1 << 62,
+            "zero_optimization": zero,
+        }
+        self.engine, *_ = deepspeed.initialize(
+            model=_Running(module, run), optimizer=optimizer, config=config,
+            dist_init_required=not dist.is_initialized(),
+        )  # fmt: skip
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.engine(*inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.engine.backward(loss * self.world, scale_wrt_gas=False)  # which takes the mean over the workers
+
+    def step(self, lr: float) -> float:
+        _set_rates(self.engine.optimizer, lr)
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm() if self.stage else self._norm)
+
+    def _clip(self, *_: object) -> None:
+        self._norm = torch.nn.utils.clip_grad_norm_(self.named.values(), self.clip)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        self._link()
+        found = {}
+        for name, parameter in self.named.items():
+            moments = self.moments[name]
+            if self.stage == 0:
+                values = [parameter.detach(), *(self.engine.optimizer.state[parameter][kind] for kind in moments)]
+            else:
+                values = [safe_get_full_fp32_param(parameter)]
+                values += [safe_get_full_optimizer_state(parameter, kind) for kind in moments]
+            for kind, value in zip(("weight", *moments), values, strict=True):
+                found[f"{kind}.{name}"] = value.detach().float().cpu().contiguous().clone()
+        return found
+
+    def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        for name, parameter in self.named.items():
+            value = get(f"weight.{name}").to(parameter.device)
+            if self.stage == 0:
+                with torch.no_grad():
+                    parameter.copy_(value)
+            else:
+                safe_set_full_fp32_param(parameter, value)
+        # A step of nothing: the model takes the optimizer's weights, and the optimizer's state comes to be.
+        self.backward(touch().float().sum() * 0)
+        self.step(0.0)
+        self._link()
+        optimizer = self.engine.optimizer
+        for name, parameter in self.named.items():
+            for kind in self.moments[name]:
+                value = get(f"{kind}.{name}").to(parameter.device)
+                if self.stage == 0:
+                    optimizer.state[parameter][kind].copy_(value)
+                else:
+                    safe_set_full_optimizer_state(parameter, value, kind)
+        for state in getattr(optimizer, "optimizer", optimizer).state.values():
+            state["step"] = torch.full_like(state["step"], steps) if torch.is_tensor(state["step"]) else steps
+
+    def whole(self) -> AbstractContextManager[object]:
+        import deepspeed
+
+        if self.stage < 3:
+            return contextlib.nullcontext()
+        return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()))
+
+    def _link(self) -> None:
+        """Have parameters know their optimizer state; stages 1 and 2 leave it until somebody asks."""
+        if link := getattr(self.engine.optimizer, "_lazy_init_hp_params_optimizer_state", None):
+            self.engine.optimizer._hp_optimizer_states_linked = False
+            link()
+
+
+class _Running(nn.Module):
+    """The model as DeepSpeed sees it: its forward is whatever `run` does with it."""
+
+    def __init__(self, module: nn.Module, run: Callable[..., Any]):
+        super().__init__()
+        self.module = module
+        self._run = run
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._run(*inputs)
+
+
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are not frozen, by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def _set_rates(optimizer: Any, lr: float) -> None:
+    """Gives each group of an optimizer its learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]
