@@ -5,9 +5,9 @@
 
 FAISS has its float32 vectors in memory before the clock starts, and uses the same number of threads. Riptide starts
 from float16 vectors; converting, multiplying, selecting, re-scoring and sorting are within its time. FAISS is loaded by
-indexing.dense.faiss_index, which makes its BLAS use AVX-512: with default settings it uses SSE3 on a Sapphire Rapids and is
-four times slower. Synthetic vectors are clustered, normalised and seeded. Recall compares the top k with the float32
-result of FAISS, which is rounded: a recall below 1 means scores that are equal to six digits.
+indexing.dense.faiss_index, which makes its BLAS use AVX-512: with default settings it uses SSE3 on a Sapphire Rapids
+and is four times slower. Synthetic vectors are clustered, normalised and seeded. Recall compares the top k with the
+float32 result of FAISS, which is rounded: a recall below 1 means scores that are equal to six digits.
 """
 
 from __future__ import annotations

@@ -24,16 +24,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "indexing/store/store.py": ("tests/indexing/test_store.py", "tests/indexing/work"),
-    "indexing/store/artifact.py": ("tests/indexing/test_store.py", "tests/indexing/work"),
+    "indexing/store/store.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
+    "indexing/store/artifact.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
     "indexing/work/work.py": ("tests/indexing/work",),
     "indexing/work/local.py": ("tests/indexing/work",),
     "indexing/store/conflicts.py": ("tests/indexing/work",),
-    "indexing/hit_sources/fused_lists.py": ("tests/indexing/test_fusion.py",),
-    "indexing/measures/metrics.py": ("tests/indexing/test_metrics.py",),
-    "indexing/mining/pools.py": ("tests/indexing/test_mining.py",),
-    "retriever/losses/contrastive.py": ("tests/retriever/test_losses.py",),
-    "retriever/losses/distillation.py": ("tests/retriever/test_distillation_losses.py",),
+    "indexing/hit_sources/fused_lists.py": ("tests/indexing/hit_sources/test_fusion.py",),
+    "indexing/measures/metrics.py": ("tests/indexing/measures/test_metrics.py",),
+    "indexing/mining/pools.py": ("tests/indexing/mining/test_mining.py",),
+    "retriever/losses/contrastive.py": ("tests/retriever/losses/test_losses.py",),
+    "retriever/losses/distillation.py": ("tests/retriever/losses/test_distillation_losses.py",),
 }
 LIMIT_S = 120  # of a test run, five times its usual duration; a change that makes the tests hang counts as noticed
 COMPARISONS = dict(

@@ -1,7 +1,8 @@
 """Searchers that stay open in one process and answer batches, for a service; they start no Ray tasks.
 
 Their hits equal those of `search` over the same artifacts with the same search parameters. FAISS is imported when a
-shard with an index is opened: a process that also uses torch should import torch first (see `indexing.dense.faiss_index`).
+shard with an index is opened: a process that also uses torch should import torch first (see
+`indexing.dense.faiss_index`).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class ImpactSearch(SegmentSearch):
     """Search for queries of the form `word^weight ...`, over shards as one index.
 
     A score is the float32 that is nearest to the sum of the products weight * frequency, if each product is below 2^24:
-    Lucene multiplies in float32 and adds up in float64. Queries may have any number of words (`indexing.lucene.lucene` raises
-    Lucene's limit of clauses).
+    Lucene multiplies in float32 and adds up in float64. Queries may have any number of words
+    (`indexing.lucene.lucene` raises Lucene's limit of clauses).
     """
 
     def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], first_row: int = 0):

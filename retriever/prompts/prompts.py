@@ -8,9 +8,9 @@ A task's folder holds
     prompt.json          its backbone, the encoder options, and the prompt of each side
     prompt.safetensors   "query" and "passage", or "both": [layers, 2, heads, l, head_dim] each
 
-A prompt that is computed from each query is trained by `retriever.prompts.synthesis_provider` and saved as the network that
-computes it. Prompts of topics are trained by `retriever.topics.network` and saved as a matrix for each topic, with the
-model that infers the topic of a text.
+A prompt that is computed from each query is trained by `retriever.prompts.synthesis_provider` and saved as the
+network that computes it. Prompts of topics are trained by `retriever.topics.network` and saved as a matrix for each
+topic, with the model that infers the topic of a text.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class System(Protocol):
     Under stages 2 and 3 of DeepSpeed's ZeRO all workers must use the same parameters in the same order: `forward` has
     to use all parameters for each chunk, and the chunk's outputs or part have to depend on all that are trained.
 
-    A System that has a method `parameter_groups` too (`retriever.training.parameter_groups.GroupedSystem`) gives some of its
-    parameters their own learning rate, weight decay or optimizer.
+    A System that has a method `parameter_groups` too (`retriever.training.parameter_groups.GroupedSystem`) gives
+    some of its parameters their own learning rate, weight decay or optimizer.
     """
 
     module: nn.Module

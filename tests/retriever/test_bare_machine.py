@@ -82,7 +82,7 @@ def bare(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
 def test_the_hook_refuses_what_is_not_there(bare, tmp_path: Path) -> None:
     """The other tests mean something only if this one fails to import."""
     ended = bare("-c", "import indexing.search.snippets")
-    assert "inspection/snippets.py imports regex, which a bare machine does not have" in ended.stderr
+    assert "search/snippets.py imports regex, which a bare machine does not have" in ended.stderr
     assert "ModuleNotFoundError" in bare("-c", "import ray").stderr
 
 

@@ -29,7 +29,7 @@ from indexing.store.store import MADE_BY, MAX_NAME, Store, open_storage
 from indexing.store.verify import verify
 from retriever.errors import InputError
 
-JOBS = Path(__file__).parents[2] / "jobs"
+JOBS = Path(__file__).parents[3] / "jobs"
 
 
 def write_part(draft: Draft, number: int, content: bytes) -> Part:

@@ -15,7 +15,7 @@ from tiny import write_corpus
 from indexing.lucene import java
 from retriever.errors import InputError
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def empty(home: Path) -> str:

@@ -16,7 +16,7 @@ import torch
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.forward.compiling import compile_model
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 Tiny = Callable[..., Path]
 # Encodes queries first, on as many threads as the second argument says.
 PROGRAM = """

@@ -279,7 +279,7 @@ print(write_shard(["w1"], Path(sys.argv[2])).bulk)
     folders = [tmp_path / "full", tmp_path / "free"]
     for folder in folders:
         folder.mkdir()
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-c", code, *map(str, folders)]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
@@ -317,7 +317,7 @@ after = search.search(texts, 20, threads=2)
 thread.join()
 print((before.rows == after.rows).all())
 """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-c", code, str(tmp_path)]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
