@@ -165,7 +165,9 @@ def test_nodes_leave_after_the_driver_was_killed(
     assert len(cloud.launches()) - before == NODES
 
 
-@pytest.mark.parametrize("name", ["import", "encode"])  # as Ray tasks, and in a pool of actors
+@pytest.mark.parametrize(  # as Ray tasks, and in a pool of actors
+    "name", ["import", pytest.param("encode", marks=pytest.mark.long)]
+)
 def test_a_node_that_is_removed_costs_only_its_items(
     name: str, root: Path, alone: Path, cloud: Cloud, work: WaitingWork, tmp_path: Path
 ) -> None:
@@ -220,8 +222,15 @@ def test_a_training_starts_after_an_encoding(
         "import_queries --source {root}/raw --queries others",
         "evaluate --run bm25 exact --split test",
         "verify",
-        "train_reranker --split test --negatives first --backbone {root}/model --name again --epochs 1 --max-length 64",
-        "pretrain_rip --objective mlm --backbone {root}/masked --name pretrained --epochs 1 --max-length 64",
+        pytest.param(
+            "train_reranker --split test --negatives first --backbone {root}/model --name again --epochs 1"
+            " --max-length 64",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "pretrain_rip --objective mlm --backbone {root}/masked --name pretrained --epochs 1 --max-length 64",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=lambda command: command.split()[0],
 )

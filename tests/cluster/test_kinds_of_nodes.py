@@ -251,9 +251,11 @@ def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: 
     [
         (("--node-label", "kind=tpu"),
          "--node-label kind=tpu: no node has it; the labels of the nodes are kind=cpu, kind=gpu, kind=head"),
-        (("--cpus", 9, "--gpus", 0), "--cpus 9: expected at most 1, the cores of the largest node"),
-        (("--cpus", 1, "--gpus", 1, "--node-label", "kind=cpu"),
-         "--gpus 1: expected nodes with GPUs, there are none; --wait SECONDS waits for more nodes"),
+        pytest.param(("--cpus", 9, "--gpus", 0), "--cpus 9: expected at most 1, the cores of the largest node",
+                     marks=pytest.mark.long),
+        pytest.param(("--cpus", 1, "--gpus", 1, "--node-label", "kind=cpu"),
+                     "--gpus 1: expected nodes with GPUs, there are none; --wait SECONDS waits for more nodes",
+                     marks=pytest.mark.long),
         (("--min-workers", 9, "--wait", 1, "--gpus", 0),
          "--min-workers 9: the nodes have 4 CPUs and 1 GPU, room for 4 of 8 workers of 1 CPU, after 1 s; --wait "
          "SECONDS waits for more nodes"),
