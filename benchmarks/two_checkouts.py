@@ -46,7 +46,7 @@ from benchmarks.common.machine import cpu_name
 ROOT = Path(__file__).resolve().parents[1]
 ENCODE = """
 import json, sys, time
-from retriever.encoding.encoder import Encoder
+from riptide import Encoder
 encoder = Encoder(sys.argv[1], threads=int(sys.argv[2]))
 print("ready", flush=True)
 for line in sys.stdin:
