@@ -282,8 +282,10 @@ def say_waiting(
             is_short = present < count and (not present or can_grow())
             report_waiting(count - present if is_short else 0)
             if is_short and (not present or (present, count) != previous):
+                labels = " ".join(f"{key}={value}" for key, value in nodes().labels.items())
+                where = f" on nodes with {labels}" if labels else ""
                 verb = "is" if present == 1 else "are"
-                say(f"waits for {describe_workers(count, cores, gpus)}: {present} {verb} there")
+                say(f"waits for {describe_workers(count, cores, gpus)}{where}: {present} {verb} there")
             previous = present, count
 
     thread = threading.Thread(target=look, daemon=True)

@@ -106,6 +106,16 @@ def test_a_job_says_what_it_waits_for(
     assert reported[-1] == 0
 
 
+def test_a_job_says_which_labels_the_nodes_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_of(monkeypatch, {"CPU": 8.0})
+    monkeypatch.setattr(nodes, "WAIT_S", 0.01)
+    said: list[str] = []
+    with say_waiting(said.append, lambda: Nodes({"node-type": "gpu"}), 7, 1, lambda: 4):
+        while not said:
+            time.sleep(0.001)
+    assert said[0] == "waits for 4 workers of 7 CPUs and 1 GPU on nodes with node-type=gpu: 0 are there"
+
+
 def test_the_line_counts_in_words() -> None:
     assert describe_workers(1, 1, 2) == "1 worker of 1 CPU and 2 GPUs"
 
