@@ -1,4 +1,7 @@
-"""No test module imports another one: what several of them need is in helper modules and fixtures."""
+"""The layout of packages and tests.
+
+No test module imports another one: what several of them need is in helper modules and fixtures.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+PACKAGES = sorted(
+    file.parent for top in ("indexing", "retriever") for file in (TESTS.parent / top).glob("*/__init__.py")
+)
 
 
 def imported_tests(source: str) -> Iterator[str]:
@@ -50,3 +56,10 @@ def test_no_module_of_the_tests_imports_a_test_module_or_conftest() -> None:
 )
 def test_imports_of_test_modules_are_found(source: str, expected: list[str]) -> None:
     assert list(imported_tests(source)) == expected
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: f"{package.parent.name}/{package.name}")
+def test_the_docstring_of_a_package_lists_its_modules(package: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    listed = {line.split()[0] for line in docstring.splitlines()[2:] if "   " in line}
+    assert listed == {file.stem for file in package.glob("*.py")} - {"__init__"}

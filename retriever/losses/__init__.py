@@ -1,4 +1,12 @@
-"""Losses over the vectors of a whole batch: pure functions, and the choice among them."""
+"""Losses over the vectors of a whole batch: pure functions, and the choice among them.
+
+contrastive    contrastive losses, of one side and symmetric
+distillation   losses that follow the scores of a teacher
+category       losses with categories or topics of passages
+temperature    the temperature, fixed or learned
+flops          the FLOPS regulariser of sparse vectors
+divergence     the regulariser of computed prompts
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ machine.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -80,6 +81,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_bert(root / "model")
     make_classifier(save_bert(root / "reranker"))
     add_masked_head(save_bert(root / "masked"))
+    step = {"import_queries": {"source": str(root / "raw"), "queries": "more"}}
+    (root / "pipeline.yaml").write_text(json.dumps({"store": "", "steps": [step]}))  # YAML includes JSON
     return root
 
 
@@ -222,6 +225,12 @@ def test_a_training_starts_after_an_encoding(
         "import_queries --source {root}/raw --queries others",
         "evaluate --run bm25 exact --split test",
         "verify",
+        pytest.param("store list", marks=pytest.mark.long),
+        pytest.param("pipeline --config {root}/pipeline.yaml", marks=pytest.mark.long),
+        pytest.param(
+            "train_retriever --split test --task other --negatives first --backbone {root}/model --length 4 --epochs 1",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             "train_reranker --split test --negatives first --backbone {root}/model --name again --epochs 1"
             " --max-length 64",
