@@ -6,6 +6,7 @@ import contextlib
 import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, require_room, say_waiting, wait_for_nodes
@@ -86,10 +87,14 @@ class RayTasks:
             self._room[place] = workers
 
     def _exclude(self, failure: NodeFailure, place: Place) -> None:
-        """Excludes the node of a worker that could not open, and says so. Raises InputError if no other one is left."""
+        """Excludes the node of a worker that could not open, and says so. Raises InputError if no other one is left.
+
+        The work then continues with any number of workers, but needs room for one.
+        """
         if failure.node not in self.nodes.excluded:
             self.nodes = failure.exclude(self.nodes, place)
-            self._room.clear()  # the other nodes may have too little
+            self.request = replace(self.request, min_workers=1)
+            self._room.clear()
             self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
 
     def run(
