@@ -228,7 +228,8 @@ def test_a_training_starts_after_an_encoding(
         pytest.param("store list", marks=pytest.mark.long),
         pytest.param("pipeline --config {root}/pipeline.yaml", marks=pytest.mark.long),
         pytest.param(
-            "train_retriever --split test --task other --negatives first --backbone {root}/model --length 4 --epochs 1",
+            "train_retriever --train prompts --split test --task other --negatives first --backbone {root}/model"
+            " --length 4 --epochs 1",
             marks=pytest.mark.long,
         ),
         pytest.param(
