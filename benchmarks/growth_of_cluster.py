@@ -1,4 +1,4 @@
-"""Measures how fast a cluster grows from nothing: parts that sleep, while nodes boot and on existing nodes.
+"""Measures how fast a cluster without a node grows: parts that sleep, while nodes boot and on existing nodes.
 
     python benchmarks/growth_of_cluster.py --parts 96 --seconds 2 --workers 4 --boot 20
 

@@ -150,7 +150,7 @@ def main(options: ServeSearch) -> None:
     on_ray = bool(options.replicas or options.row_ranges)
     if on_ray:
         if options.port == 0:
-            raise InputError("--port 0: Ray Serve listens where it is told; give a port")
+            raise InputError("--port 0: Ray Serve chooses no free port; give a port")
         check_bounds(options)
     if options.limit is not None:
         raise InputError("--limit: a service has no rows to leave out")
@@ -196,7 +196,7 @@ def check_bounds(options: ServeSearch) -> None:
     for bound in fields(HttpLimits):
         if bound.name != "idle_timeout_s" and (value := getattr(options, bound.name)) != bound.default:
             flag = bound.name.replace("_", "-")
-            raise InputError(f"--{flag} {value}: Ray Serve has an HTTP proxy of its own; leave it out")
+            raise InputError(f"--{flag} {value}: Ray Serve has a separate HTTP proxy; leave it out")
 
 
 def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[Release, bool]:

@@ -14,8 +14,8 @@ class SizedWorkers(Workers):
     """Options of a job whose workers use several cores."""
 
     cpus: int | None = None
-    """Cores of a worker that uses several. Default: all of this machine; on a cluster they are chosen when the first
-    node is there: all of the smallest node, at most 4 with a GPU; of an encoder on the CPU about 4 (packed batches of
+    """Cores of a worker that uses several. Default: all of this machine; on a cluster they are chosen when it
+    has a node: all of the smallest node, at most 4 with a GPU; of an encoder on the CPU about 4 (packed batches of
     BERT-family models), or as few as memory allows."""
 
     def worker_request(self) -> WorkerRequest:

@@ -237,8 +237,8 @@ def run_application(
 
 def _reason() -> str:
     """Returns why a deployment of the application fails: the last line of the exception of a replica, if any."""
-    found = ray_serve.status().applications.get("riptide")
-    messages = [deployment.message for deployment in found.deployments.values()] if found else []
+    status = ray_serve.status().applications.get("riptide")
+    messages = [deployment.message for deployment in status.deployments.values()] if status else []
     lines = [line.strip() for message in messages for line in message.splitlines() if "Error: " in line]
     return lines[-1].partition("Error: ")[2] if lines else ""
 

@@ -25,7 +25,7 @@ from serve.health.states import ENCODER, PASSAGES, RERANKER
 from serve.leaf import Ask, HitsRequest, Passage, PassagesRequest, Reply, SourceHits, SourceQueries
 from serve.models import Encoded, EncoderPart, RerankPart
 from serve.parts import ExpiredError, Usable
-from serve.queries import Answer, Batch, Found, Group, Hit, Pairs, Query, Texts, as_result
+from serve.queries import Answer, Batch, Group, Hit, Pairs, Query, QueryState, Texts, as_result
 from serve.release import Release
 
 log = logging.getLogger("riptide.serve")
@@ -162,7 +162,7 @@ class Engine:
 
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         clock = _Clock()
-        results = [Found() for _ in queries]
+        results = [QueryState() for _ in queries]
         batches = self._batches(release, queries, results)
         clock.lap("encode")
         self._find(release, batches, results)
@@ -182,8 +182,8 @@ class Engine:
                 answer.json = as_result(query.text, answer)
             answer.took = clock.laps
 
-    def _batches(self, release: Release, queries: Sequence[Query], results: list[Found]) -> list[Batch]:
-        """Encodes the queries, and returns what the leaves are asked for; queries that cannot be used get an error."""
+    def _batches(self, release: Release, queries: Sequence[Query], results: list[QueryState]) -> list[Batch]:
+        """Encodes the queries, and returns the batches for the leaves; queries that cannot be used get an error."""
         vectors = self._vectors(release, queries, results)
         alike: dict[int, list[int]] = defaultdict(list)
         for number, query in enumerate(queries):
@@ -215,7 +215,7 @@ class Engine:
         return batches
 
     def _vectors(
-        self, release: Release, queries: Sequence[Query], results: list[Found]
+        self, release: Release, queries: Sequence[Query], results: list[QueryState]
     ) -> dict[tuple[str, str], np.ndarray]:
         """Returns the vectors of queries that need them, by task and text; refuses queries without a finite vector."""
         dense = [query for query in queries if query.search.needs_vectors]
@@ -232,7 +232,7 @@ class Engine:
                 result.refused = unusable(query.task.name, refused.get(key))
         return vectors
 
-    def _find(self, release: Release, batches: Sequence[Batch], results: list[Found]) -> None:
+    def _find(self, release: Release, batches: Sequence[Batch], results: list[QueryState]) -> None:
         """Asks all leaves for the hits of all groups, in one call for each batch, and merges them."""
         pending = []
         for batch in batches:
@@ -243,14 +243,14 @@ class Engine:
             deadline = batch.ends - batch.reserve_s
             pending.append((deadline, batch.groups, self.ask("search", HitsRequest(release.id, sources, deadline))))
         for deadline, groups, replies in pending:
-            found: list[list[Hits]] = [[] for _ in groups]
+            hits_of_leaves: list[list[Hits]] = [[] for _ in groups]
             for leaf, reply in enumerate(replies):
                 answered: list[SourceHits | Exception]
                 try:
                     answered = _result(reply, deadline)
                 except Exception as error:
                     answered = [error] * len(groups)
-                for group, hits, merged in zip(groups, answered, found, strict=True):
+                for group, hits, merged in zip(groups, answered, hits_of_leaves, strict=True):
                     if isinstance(hits, SourceHits):
                         merged.append(hits.hits)
                         _refuse(group, hits.refused, results)
@@ -258,7 +258,7 @@ class Engine:
                     self._report(group.source.kind.online.name, hits, leaf)
                     for number, label in group.members:
                         results[number].lose(leaf, [label], hits)
-            for group, merged in zip(groups, found, strict=True):
+            for group, merged in zip(groups, hits_of_leaves, strict=True):
                 scores, rows = merge(merged, group.depth) if merged else nothing(len(group.members), group.depth)
                 for row, (number, label) in enumerate(group.members):
                     results[number].searchers += len(replies)
@@ -266,7 +266,7 @@ class Engine:
 
     def _fetch(
         self, release: Release, queries: Sequence[Query], batches: Sequence[Batch], fused: list[Hits | None],
-        results: list[Found],
+        results: list[QueryState],
     ) -> dict[int, Passage]:  # fmt: skip
         """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
         texts: dict[int, Passage] = {}
@@ -354,7 +354,7 @@ def _result(reply: Reply[Result], deadline: float) -> Result:
         raise ExpiredError from error
 
 
-def _refuse(group: Group, refused: Mapping[int, str], results: list[Found]) -> None:
+def _refuse(group: Group, refused: Mapping[int, str], results: list[QueryState]) -> None:
     """Records why a source cannot use some of a group's queries. refused: by their place in the group."""
     for place, reason in refused.items():
         number, label = group.members[place]
@@ -392,7 +392,7 @@ class _Clock:
         self._last = now
 
 
-def _fused(query: Query, result: Found) -> Hits:
+def _fused(query: Query, result: QueryState) -> Hits:
     """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others."""
     hits = [result.sources[label] for label in query.search.labels]
     return fuse(hits, query.depth, query.search.weights)
@@ -406,7 +406,7 @@ def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _hits(query: Query, hits: Hits, result: Found, texts: dict[int, Passage]) -> list[Hit]:
+def _hits(query: Query, hits: Hits, result: QueryState, texts: dict[int, Passage]) -> list[Hit]:
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
     by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in result.sources.items()}
     output = []

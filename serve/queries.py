@@ -109,8 +109,8 @@ class IncompleteError(Exception):
 
 
 @dataclass
-class Found:
-    """The hits of each source for one query.
+class QueryState:
+    """What is known of a query so far: the hits of each source, and what failed.
 
     Attributes:
         sources: Hits [1, k] by the source's label.

@@ -201,14 +201,14 @@ def find_versions(runner: Runner, previous: Sequence[Artifact], language: str, c
     Raises:
         InputError: If Java does not work there, or if the existing generations were built with other versions.
     """
-    found: dict[str, str] = runner.first(LuceneVersions(language), None, count)
-    before = {key: previous[0].config[key] for key in found} if previous else found
-    if before != found:
+    reported: dict[str, str] = runner.first(LuceneVersions(language), None, count)
+    before = {key: previous[0].config[key] for key in reported} if previous else reported
+    if before != reported:
         raise InputError(
-            f"{previous[0].url} was built with {before}, this is {found}, whose terms may differ: build "
+            f"{previous[0].url} was built with {before}, this is {reported}, whose terms may differ: build "
             "another one (parameter name)"
         )
-    return found
+    return reported
 
 
 @dataclass(frozen=True, kw_only=True)

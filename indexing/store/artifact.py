@@ -501,10 +501,10 @@ def read_begun(storage: Storage, key: str) -> dict[str, Any]:
 def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
     """Returns the configuration of an artifact that is complete or has a part, else None: it may still change."""
     with contextlib.suppress(FileNotFoundError):
-        begun = read_begun(storage, key)
+        document = read_begun(storage, key)
         complete = storage.size(f"{key}/{MANIFEST}") is not None
-        if complete or _committed_parts(storage, key, fingerprint_of(begun)):
-            config: dict[str, Any] = begun["config"]
+        if complete or _committed_parts(storage, key, fingerprint_of(document)):
+            config: dict[str, Any] = document["config"]
             return config
     return None
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from fake_cloud import Cloud, NodeType, growing_cluster
 from local_cluster import LONG, REPOSITORY, Job, start, submit, wait_for
+from planted_topics import planted_texts
 from tiny import add_masked_head, make_classifier, save_bert, write_corpus
 from waiting_work import WaitingWork
 
@@ -252,6 +253,41 @@ def test_other_jobs_run_too(
     shutil.copytree(alone, store)
     status, said = submit(module_cloud[0].cluster, REPOSITORY, *arguments(command, root, store))
     assert status == 0, said
+
+
+@pytest.mark.long
+def test_jobs_of_topics_pictures_and_prompts_run_too(
+    root: Path,
+    alone: Path,
+    module_cloud: tuple[Cloud, WaitingWork],
+    work: WaitingWork,
+    tmp_path: Path,
+    call_job: Callable[..., int],
+) -> None:
+    """They need a corpus with topics, and a tuned prompt."""
+    work.wait_for_nodes(1)
+    texts, _ = planted_texts(120)
+    lines = [json.dumps({"_id": f"p{number}", "title": "", "text": text}) for number, text in enumerate(texts)]
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "corpus.jsonl").write_text("\n".join(lines) + "\n")
+    planted, tuned = tmp_path / "planted", tmp_path / "tuned"
+    tune = "tune_prompts --split test --task tuned --negatives first"
+    for command in (
+        "import_corpus --source {root}/raw",
+        f"encode_corpus --encoder {root}/model --name tiny --compile never --allow-unknown-tokens",
+    ):
+        assert call_job(*arguments(command, tmp_path, planted)) == 0
+    shutil.copytree(alone, tuned)
+    for command, store in (
+        ("fit_topics --min-passages 2 --most-frequent 2 --iterations 30 --gamma 1 --eta 0.5 --words 4", planted),
+        ("draw points --embeddings tiny --topics topics --perplexity 5 --png {root}/points.png", planted),
+        (f"{tune} --backbone {root}/model --length 4 --steps 2", tuned),
+        ("convert_prompts --task tuned --to {root}/peft", tuned),
+    ):
+        status, said = submit(module_cloud[0].cluster, REPOSITORY, *arguments(command, tmp_path, store))
+        assert status == 0, said
+    assert (tmp_path / "points.png").exists()
+    assert (tmp_path / "peft").is_dir()
 
 
 def arguments(command: str, root: Path, store: Path) -> list[str]:

@@ -16,34 +16,13 @@ from typing import Any
 import pytest
 from fake_cloud import NodeType, address_of, growing_cluster
 from local_cluster import PATIENCE, REPOSITORY, LocalCluster, clean_environment, local_cluster, start, submit
+from patched_cuda import patch_cuda
 from tiny import make_classifier, save_bert, write_corpus
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nodes, pytest.mark.slow]
-
-# Python starts with this on each node: CUDA seems to be there for every process that imports torch.
-SEEMS_TO_HAVE_CUDA = """
-import importlib.abc, importlib.util, sys
-
-class Patch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name != "torch.cuda":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-
-        def run_and_patch(module):
-            run(module)
-            module.is_available = lambda: True
-
-        spec.loader.exec_module = run_and_patch
-        return spec
-
-sys.meta_path.insert(0, Patch())
-"""
 
 # Prints where the items of a task ran, and the lines of the runner.
 PLACES = """
@@ -123,8 +102,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(root / "raw", 600, queries=20)
     save_bert(root / "model")
     make_classifier(save_bert(root / "classifier"))
-    (root / "site").mkdir()
-    (root / "site" / "sitecustomize.py").write_text(SEEMS_TO_HAVE_CUDA)
+    patch_cuda(root / "site")
     return root
 
 

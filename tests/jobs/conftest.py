@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from job_outcome import Outcome
 from local_cluster import without_progress
+from patched_cuda import patch_cuda
 from ready_client import serving
 from samples import Judgement, make_passages, make_queries, save_tiny_bert, write_beir
 from serving import make_served
@@ -132,35 +133,11 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, job: Callable[..., Outcome]) -> C
     return start
 
 
-# torch asks for CUDA when it is imported; only afterwards can the answer be replaced.
-SEES_CUDA = """
-import importlib.abc, importlib.util, sys
-
-class AfterImport(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "torch.cuda":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            module.is_available = lambda: True
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, AfterImport())
-"""
-
-
 @pytest.fixture
 def sees_cuda(tmp_path: Path) -> dict[str, str]:
     """Environment variables of processes in which torch says that CUDA is available."""
     folder = tmp_path / "sees_cuda"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(SEES_CUDA)
+    patch_cuda(folder)
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return {"PYTHONPATH": path}
 

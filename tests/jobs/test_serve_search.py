@@ -940,7 +940,7 @@ def test_the_job_checks_its_options(root: Path, done: Callable[..., str], refuse
     line = refused("serve_search", *at, "--row-ranges", 4)
     assert "--row-ranges 4: index/idx has 3 shards" in line
     line = refused("serve_search", *at, "--replicas", 1, "--port", 1, "--max-headers", 20)
-    assert "--max-headers 20: Ray Serve has an HTTP proxy of its own" in line
+    assert "--max-headers 20: Ray Serve has a separate HTTP proxy" in line
     assert "--head-timeout-s 0.0: expected at least 0.1" in refused("serve_search", *at, "--head-timeout-s", 0)
     assert "give a port" in refused("serve_search", *at, "--replicas", 1, "--port", 0)
 
