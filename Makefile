@@ -35,8 +35,9 @@ prometheus: install  ## Prometheus and promtool in .venv/bin, for the tests of c
 	  dpkg-deb --fsys-tarfile prometheus_*.deb | \
 	  tar -x -C bin --strip-components=3 ./usr/bin/prometheus ./usr/bin/promtool && rm prometheus_*.deb; }
 
-lint: install  ## ruff, mypy, and the direction of imports
+lint: install  ## ruff (rules and format), mypy, and the direction of imports
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

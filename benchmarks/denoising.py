@@ -64,13 +64,17 @@ def main() -> None:
     for threshold in THRESHOLDS:
         below = known < threshold
         correct = int((below & ~holds).sum())
-        print(json.dumps({
-            "threshold": threshold,
-            "below": int(below.sum()),
-            "precision": round(correct / max(1, int(below.sum())), 4),
-            "recall": round(correct / max(1, int((~holds).sum())), 4),
-            "answers_above": round(float((~below & holds).sum() / max(1, holds.sum())), 4),
-        }))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "threshold": threshold,
+                    "below": int(below.sum()),
+                    "precision": round(correct / max(1, int(below.sum())), 4),
+                    "recall": round(correct / max(1, int((~holds).sum())), 4),
+                    "answers_above": round(float((~below & holds).sum() / max(1, holds.sum())), 4),
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

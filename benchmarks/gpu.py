@@ -279,10 +279,24 @@ def measure_query_prompts(setting: Setting) -> dict[str, Any]:
                 words = [f"w{n}" for n in random.integers(0, 5_000, random.integers(4, 16))]
                 queries.write(json.dumps({"text": " ".join(words)}) + "\n")
         command = [
-            sys.executable, str(ROOT / "benchmarks/query_prompts.py"), "--model", str(model),
-            "--questions", str(queries.name), "--count", str(count), *sizes, "--dtype", "bfloat16",
-            "--device", setting.device, "--seconds", str(max(1.0, setting.left_s)), "--json", str(file),
-        ]  # fmt: skip
+            sys.executable,
+            str(ROOT / "benchmarks/query_prompts.py"),
+            "--model",
+            str(model),
+            "--questions",
+            str(queries.name),
+            "--count",
+            str(count),
+            *sizes,
+            "--dtype",
+            "bfloat16",
+            "--device",
+            setting.device,
+            "--seconds",
+            str(max(1.0, setting.left_s)),
+            "--json",
+            str(file),
+        ]
         result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if result.returncode:
             sys.stderr.write(result.stderr)

@@ -150,9 +150,16 @@ def save_random_t5(folder: Path, tokenizer: Path, layers: int, hidden: int, seed
     if not (folder / "model.safetensors").exists():
         pieces = AutoTokenizer.from_pretrained(tokenizer)
         shape = T5Config(
-            vocab_size=len(pieces), d_model=hidden, d_kv=64, num_heads=hidden // 64, d_ff=4 * hidden,
-            num_layers=layers, dropout_rate=0.0, pad_token_id=0, eos_token_id=1,
-        )  # fmt: skip
+            vocab_size=len(pieces),
+            d_model=hidden,
+            d_kv=64,
+            num_heads=hidden // 64,
+            d_ff=4 * hidden,
+            num_layers=layers,
+            dropout_rate=0.0,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
         torch.manual_seed(seed)
         pieces.save_pretrained(folder)
         T5EncoderModel(shape).save_pretrained(folder)
@@ -215,16 +222,21 @@ def import_all(options: argparse.Namespace) -> None:
         import_queries.main(import_queries.ImportQueries(store=squad, source=str(source), queries=name))
         mine_negatives.main(
             mine_negatives.MineNegatives(
-                store=squad, sources=["bm25"], queries=name, split="train", depth=options.depth, drop_answers=True,
+                store=squad,
+                sources=["bm25"],
+                queries=name,
+                split="train",
+                depth=options.depth,
+                drop_answers=True,
                 pool_negatives=8,
                 name=name,
             )
-        )  # fmt: skip
+        )
 
 
 def train(
     store: str, task: str, backbone: str, options: argparse.Namespace, *, pairs: int, is_random: bool, **sets: Any
-) -> str:  # fmt: skip
+) -> str:
     """Returns the folder of a model that is trained by GTR's loss and optimizer, unless the store has it.
 
     Args:
@@ -245,15 +257,31 @@ def train(
     steps = max(1, pairs // options.batch)
     train_retriever.main(
         TrainRetriever(
-            store=store, task=task, backbone=backbone, train="all", split="train", pooling="mean", normalize=True,
-            loss="symmetric-sum", temperature=0.01, optimizer="adafactor", warm_up=0.1, clip=1e6,
+            store=store,
+            task=task,
+            backbone=backbone,
+            train="all",
+            split="train",
+            pooling="mean",
+            normalize=True,
+            loss="symmetric-sum",
+            temperature=0.01,
+            optimizer="adafactor",
+            warm_up=0.1,
+            clip=1e6,
             lr=options.lr_random if is_random else options.lr,
             projection=options.projection if is_random else None,
-            dropout=False, steps=steps, batch=options.batch, query_length=options.length,
-            passage_length=options.length, seed=options.seed, cpus=options.cpus, checkpoint_every=max(1, steps // 10),
+            dropout=False,
+            steps=steps,
+            batch=options.batch,
+            query_length=options.length,
+            passage_length=options.length,
+            seed=options.seed,
+            cpus=options.cpus,
+            checkpoint_every=max(1, steps // 10),
             **sets,
         )
-    )  # fmt: skip
+    )
     return resolve_model(Store(store), f"models/{task}")
 
 
@@ -265,16 +293,29 @@ def train_cell(cell: Cell, options: argparse.Namespace) -> str:
         names = [*PAIRS, *(MORE_PAIRS if cell.stage1 == "ptx" else ())]
         others = tuple(f"queries={name},store={store_of(name, options)}" for name in names)
         folder = train(
-            store_of("passages", options), f"{cell.model}-{cell.stage1}", folder, options, pairs=options.pairs1,
-            is_random=is_random, queries="passages", negatives="none", also_train=others,
-        )  # fmt: skip
+            store_of("passages", options),
+            f"{cell.model}-{cell.stage1}",
+            folder,
+            options,
+            pairs=options.pairs1,
+            is_random=is_random,
+            queries="passages",
+            negatives="none",
+            also_train=others,
+        )
         is_random = False
     if cell.stage2:
         folder = train(
-            store_of("squad", options), cell.name, folder, options, pairs=options.pairs2,
-            is_random=is_random, queries=f"squad-{cell.stage2}", negatives=f"squad-{cell.stage2}",
+            store_of("squad", options),
+            cell.name,
+            folder,
+            options,
+            pairs=options.pairs2,
+            is_random=is_random,
+            queries=f"squad-{cell.stage2}",
+            negatives=f"squad-{cell.stage2}",
             negatives_per_query=1,
-        )  # fmt: skip
+        )
     return folder
 
 
@@ -287,10 +328,16 @@ def measure(cell: Cell, folder: str, options: argparse.Namespace) -> dict[str, d
         store = store_of(name, options)
         encode_corpus.main(
             encode_corpus.EncodeCorpus(
-                store=store, encoder=folder, name=cell.name, query_length=options.length,
-                passage_length=options.length, pooling="mean", normalize=True, compile="never",
+                store=store,
+                encoder=folder,
+                name=cell.name,
+                query_length=options.length,
+                passage_length=options.length,
+                pooling="mean",
+                normalize=True,
+                compile="never",
             )
-        )  # fmt: skip
+        )
         figures[name] = measure_source(name, f"exact:{cell.name}", cell.name, options)
     return figures
 
@@ -323,10 +370,16 @@ def measure_source(name: str, source: str, title: str, options: argparse.Namespa
     file.parent.mkdir(parents=True, exist_ok=True)
     evaluate.main(
         evaluate.Evaluate(
-            store=store, run=(run,), queries=name, split="test", metrics=("nDCG@10", "RR@10", "R@100"),
-            median_length=10, json=str(file), overwrite=True,
+            store=store,
+            run=(run,),
+            queries=name,
+            split="test",
+            metrics=("nDCG@10", "RR@10", "R@100"),
+            median_length=10,
+            json=str(file),
+            overwrite=True,
         )
-    )  # fmt: skip
+    )
     document = json.loads(file.read_text())
     return document["mean"][run] | {"median_length": document["median_length"][run]["words"]}
 

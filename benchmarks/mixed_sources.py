@@ -55,9 +55,12 @@ def requests_of(sources: dict[str, str], texts: list[str]) -> dict[str, list[byt
 
 
 def measure_round(
-    process: subprocess.Popen[str], port: int, requests: dict[str, list[bytes]], options: argparse.Namespace,
+    process: subprocess.Popen[str],
+    port: int,
+    requests: dict[str, list[bytes]],
+    options: argparse.Namespace,
     number: int,
-) -> dict[str, dict[str, dict[str, float]]]:  # fmt: skip
+) -> dict[str, dict[str, dict[str, float]]]:
     """Returns the figures of a round by number of clients and kind of search."""
     figures: dict[str, dict[str, dict[str, float]]] = {}
     kinds = list(requests) if number % 2 == 0 else list(reversed(requests))

@@ -55,10 +55,15 @@ def save_random(folder: Path, corpus: Path, layers: int, hidden: int) -> Path:
         )
         torch.manual_seed(0)
         shape = BertConfig(
-            vocab_size=len(tokenizer), num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=hidden // 64,
-            intermediate_size=4 * hidden, max_position_embeddings=256, hidden_dropout_prob=0.0,
+            vocab_size=len(tokenizer),
+            num_hidden_layers=layers,
+            hidden_size=hidden,
+            num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden,
+            max_position_embeddings=256,
+            hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
-        )  # fmt: skip
+        )
         BertForMaskedLM(shape).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return folder
@@ -75,11 +80,19 @@ def pretrain(
 
     pretrain_rip.main(
         pretrain_rip.PretrainRip(
-            store=store, backbone=backbone, name=name, objective=objective,  # type: ignore[arg-type]
-            steps=steps, batch=batch, max_length=length, lr=lr, pooling="mean", checkpoint_every=500,
+            store=store,
+            backbone=backbone,
+            name=name,
+            objective=objective,  # type: ignore[arg-type]
+            steps=steps,
+            batch=batch,
+            max_length=length,
+            lr=lr,
+            pooling="mean",
+            checkpoint_every=500,
             cpus=cpus,
         )
-    )  # fmt: skip
+    )
     return resolve_model(Store(store), f"models/{name}")
 
 

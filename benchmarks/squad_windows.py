@@ -73,8 +73,10 @@ def main() -> None:
                     file.write(json.dumps(queries[query]) + "\n")
             write_qrels(out / f"qrels/{split}.tsv", (Judgement(query, window) for query, window in sorted(judged)))
     count = sum(len(texts) for texts in cut.values())
-    print(f"{count:,} windows of {len(cut):,} passages, {len(unjudged):,} queries, each with "
-          f"{np.mean(unjudged):.2f} unjudged positives")  # fmt: skip
+    print(
+        f"{count:,} windows of {len(cut):,} passages, {len(unjudged):,} queries, each with "
+        f"{np.mean(unjudged):.2f} unjudged positives"
+    )
 
 
 if __name__ == "__main__":

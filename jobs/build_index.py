@@ -62,8 +62,12 @@ def main(options: BuildIndex) -> None:
         return build_impacts(store, options, SparseEmbeddings.open(store, name, Corpus.open(store)))
     embeddings = Embeddings.open(store, name, Corpus.open(store))
     check_limit(options, embeddings.name, embeddings.num_rows)
-    shape = IndexOptions(factory=options.factory, shards=options.shards, recall=options.recall,
-                         memory_bytes=None if options.memory_gb is None else int(options.memory_gb * 1e9))  # fmt: skip
+    shape = IndexOptions(
+        factory=options.factory,
+        shards=options.shards,
+        recall=options.recall,
+        memory_bytes=None if options.memory_gb is None else int(options.memory_gb * 1e9),
+    )
     work = BuildWork(store, embeddings, options.name or embeddings.name, shape)
     if options.plan and work.complete:
         return say_complete(work.previous[-1].url)
@@ -94,8 +98,10 @@ def build_impacts(store: Store, options: BuildIndex, embeddings: SparseEmbedding
     }
     for flag, is_set in flags.items():
         if is_set:
-            raise InputError(f"--{flag}: embeddings/{embeddings.name} has sparse vectors, whose index is Lucene's and "
-                             "not FAISS': leave it out")  # fmt: skip
+            raise InputError(
+                f"--{flag}: embeddings/{embeddings.name} has sparse vectors, whose index is Lucene's and "
+                "not FAISS': leave it out"
+            )
     check_limit(options, embeddings.name, embeddings.num_rows)
     work = BuildImpacts(store, embeddings, options.name or embeddings.name, shards=options.shards)
     rows = work.end - work.first_row

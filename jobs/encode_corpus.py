@@ -90,8 +90,10 @@ def main(options: EncodeCorpus) -> None:
     encoder_options = options.encoder_options()
     spec = spec_of(store, options.encoder, options.task, encoder_options)
     if spec.query_model:
-        raise InputError(f"--task {options.task}: {spec.query_model} is an encoder of queries only, and the backbone "
-                         f"encodes its passages: give --encoder {spec.name}")  # fmt: skip
+        raise InputError(
+            f"--task {options.task}: {spec.query_model} is an encoder of queries only, and the backbone "
+            f"encodes its passages: give --encoder {spec.name}"
+        )
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     described = spec.describe("passage")
     encoded = is_encoded(store, name, described, options.limit)
@@ -100,12 +102,17 @@ def main(options: EncodeCorpus) -> None:
     if options.plan:
         return plan(store, options, spec, name, described)
     if not encoded and (speed := encode(store, options, spec, name, described)).tokens:
-        say(f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
-            f"{speed.tokens / speed.seconds:,.0f} tokens/s")  # fmt: skip
+        say(
+            f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
+            f"{speed.tokens / speed.seconds:,.0f} tokens/s"
+        )
     generations = store.generations("embeddings", name)
     for artifact in generations:
-        kind = f"sparse vectors over {described['dim']:,} words" if is_sparse(described) else (
-            f"vectors of {described['dim']}")  # fmt: skip
+        kind = (
+            f"sparse vectors over {described['dim']:,} words"
+            if is_sparse(described)
+            else (f"vectors of {described['dim']}")
+        )
         say(f"{artifact.url}: {artifact.rows:,} {kind}, {artifact.config['numerics']}")
     say_cuts(options, spec, generations)
     return None

@@ -124,21 +124,40 @@ def main(options: PretrainRip) -> None:
     rip = RipOptions(steps=steps, **chosen)
     head = describe_head(folder) if rip.has_head else None
     loop = LoopOptions(
-        steps=steps, lr=rip.lr, weight_decay=options.decay(options.weight_decay, 0.01),
-        **{name: getattr(options, name) for name in (
-            "seed", "warm_up", "optimizer", "zero", "offload", "grad_cache", "checkpoint_every", "checkpoint_minutes")},
-        evaluate_every=options.steps_per_evaluation, patience=options.patience,
-    )  # fmt: skip
+        steps=steps,
+        lr=rip.lr,
+        weight_decay=options.decay(options.weight_decay, 0.01),
+        **{
+            name: getattr(options, name)
+            for name in (
+                "seed",
+                "warm_up",
+                "optimizer",
+                "zero",
+                "offload",
+                "grad_cache",
+                "checkpoint_every",
+                "checkpoint_minutes",
+            )
+        },
+        evaluate_every=options.steps_per_evaluation,
+        patience=options.patience,
+    )
     kind = "prompts" if options.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.objective}"
     check_name(kind, name)
     shaping = {key: value for key, value in loop.shaping().items() if key != "steps"}
     unset = "temperature" if rip.temperature is None else None  # earlier artifacts keep their fingerprints
     config = {
-        "backbone": described, "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
-        "loop": shaping, "epochs": None if options.steps is not None else options.epochs, "steps": options.steps,
-        "limit": options.limit, "cpus": options.cpus, "dtype": options.dtype,
-    }  # fmt: skip
+        "backbone": described,
+        "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
+        "loop": shaping,
+        "epochs": None if options.steps is not None else options.epochs,
+        "steps": options.steps,
+        "limit": options.limit,
+        "cpus": options.cpus,
+        "dtype": options.dtype,
+    }
     if rip.has_head:
         config["head"] = head
     inputs = {"corpus": corpus.generations[-1]}
@@ -166,9 +185,15 @@ def main(options: PretrainRip) -> None:
         say_head(options, head)
         exact = replace(loop, steps=count_steps(options.steps, options.epochs, len(rows), fitted.batch))
         maker = RipMaker(
-            store=store, backbone=options.backbone, described=described, rows=share(rows) if on_ray else rows,
-            options=fitted, checkpointing=options.checkpointing, head=head, dev=dev,
-        )  # fmt: skip
+            store=store,
+            backbone=options.backbone,
+            described=described,
+            rows=share(rows) if on_ray else rows,
+            options=fitted,
+            checkpointing=options.checkpointing,
+            head=head,
+            dev=dev,
+        )
         encoder = (
             encoder_options(rip)
             if kind == "prompts"

@@ -209,8 +209,9 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
     has_names = any(value is not None for value in names)
     if before is not None and not options.renew:
         if has_names or options.rerank:
-            raise InputError(f"{store.url} has a live release, {before.id}: leave out what is to be in one, or add "
-                             "--renew")  # fmt: skip
+            raise InputError(
+                f"{store.url} has a live release, {before.id}: leave out what is to be in one, or add --renew"
+            )
         return follow_store(store, before, is_kept=options.keep_release)
     reranker = options.rerank
     if reranker is None and before is not None:
@@ -401,12 +402,20 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     from serve.deployments import Application, run_application
 
     application = Application(
-        store=store.url, row_ranges=options.row_ranges, tokens=options.tokens, without_tokens=not tokens,
-        batch=options.batch, queue=options.queue, compile=options.compile, warm_up_s=options.warm_up_s,
-        replicas=max(1, options.replicas), threads=options.threads,
-        cpus=0, leaf_cpus=0,  # one machine: the threads share its cores
+        store=store.url,
+        row_ranges=options.row_ranges,
+        tokens=options.tokens,
+        without_tokens=not tokens,
+        batch=options.batch,
+        queue=options.queue,
+        compile=options.compile,
+        warm_up_s=options.warm_up_s,
+        replicas=max(1, options.replicas),
+        threads=options.threads,
+        cpus=0,
+        leaf_cpus=0,  # one machine: the threads share its cores
         gpus=GPU_SHARE if Nodes().num_gpus() else 0.0,
-    )  # fmt: skip
+    )
     run_application(application, options.host, options.port, announce, math.ceil(options.idle_timeout_s))
 
 

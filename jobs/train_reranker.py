@@ -119,8 +119,10 @@ def main(options: TrainReranker) -> None:
         longest=opened.longest,
     )
     notes = model.notes
-    say(f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
-        f"{notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
+    say(
+        f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
+        f"{notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}"
+    )
     say(describe_order(notes.get("order")))
     options.draw(model)
 
@@ -155,11 +157,19 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
     data = training_data(corpus, queries, options.split, negatives, options.limit)
     cross = CrossOptions(**{name: getattr(options, name) for name in CrossOptions.__dataclass_fields__})
     steps = count_steps(options.steps, options.epochs, len(data.queries), options.batch)
-    loop = LoopOptions(steps=steps, lr=options.peak_lr(options.lr, 2e-5), seed=options.seed, zero=options.zero,
-                       weight_decay=options.decay(None, 0.01), optimizer=options.optimizer, offload=options.offload,
-                       checkpoint_every=options.checkpoint_every, patience=options.patience,
-                       checkpoint_minutes=options.checkpoint_minutes,
-                       evaluate_every=options.steps_per_evaluation)  # fmt: skip
+    loop = LoopOptions(
+        steps=steps,
+        lr=options.peak_lr(options.lr, 2e-5),
+        seed=options.seed,
+        zero=options.zero,
+        weight_decay=options.decay(None, 0.01),
+        optimizer=options.optimizer,
+        offload=options.offload,
+        checkpoint_every=options.checkpoint_every,
+        patience=options.patience,
+        checkpoint_minutes=options.checkpoint_minutes,
+        evaluate_every=options.steps_per_evaluation,
+    )
     folder = resolve(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, cross.max_length)
@@ -174,16 +184,28 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
     if dev is not None:
         open_dev_data(store, dev, inputs.get("dev_negatives", negatives))
     maker = CrossMaker(
-        store=store, backbone=options.backbone, described=described, options=cross, corpus=corpus,
-        queries=queries.artifact.key.partition("/")[2], negatives=negatives.key.partition("/")[2],
-        split=options.split, limit=options.limit, checkpointing=options.checkpointing, dev=dev,
+        store=store,
+        backbone=options.backbone,
+        described=described,
+        options=cross,
+        corpus=corpus,
+        queries=queries.artifact.key.partition("/")[2],
+        negatives=negatives.key.partition("/")[2],
+        split=options.split,
+        limit=options.limit,
+        checkpointing=options.checkpointing,
+        dev=dev,
         dev_negatives=options.dev_negatives,
-    )  # fmt: skip
+    )
     config = {
-        "backbone": described, "training": asdict(cross),
+        "backbone": described,
+        "training": asdict(cross),
         "loop": loop.shaping(),
-        "split": options.split, "limit": options.limit, "cpus": options.cpus, "dtype": options.dtype,
-    }  # fmt: skip
+        "split": options.split,
+        "limit": options.limit,
+        "cpus": options.cpus,
+        "dtype": options.dtype,
+    }
     if dev is not None:
         config["dev"] = options.dev_config()
     num_queries = len(queries.split(options.split, options.limit).ids)

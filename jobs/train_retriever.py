@@ -60,8 +60,24 @@ from retriever.training.tuning_options import offsets_of
 
 # Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
 # The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.
-FIXED = ("store", "task", "sweep", "plan", "curves", "ray", "limit", "workers", "wait", "checkpoint_every",
-         "checkpoint_minutes", "queries", "dev_split", "dev_limit", "dev_passages", "evaluate_every")  # fmt: skip
+FIXED = (
+    "store",
+    "task",
+    "sweep",
+    "plan",
+    "curves",
+    "ray",
+    "limit",
+    "workers",
+    "wait",
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "queries",
+    "dev_split",
+    "dev_limit",
+    "dev_passages",
+    "evaluate_every",
+)
 
 
 def main(options: TrainRetriever) -> None:
@@ -87,8 +103,9 @@ def sweep(options: TrainRetriever) -> None:
     runs = parse_grid(options.sweep, replace(options, sweep=()), FIXED)
     runs = [replace(run, options=run.options.as_run(f"{options.task}-{run.suffix}")) for run in runs]
     if not options.steps_per_evaluation:
-        raise InputError(f"--sweep {' '.join(options.sweep)}: expected --dev-split too, which chooses a run, and "
-                         "--evaluate-every")  # fmt: skip
+        raise InputError(
+            f"--sweep {' '.join(options.sweep)}: expected --dev-split too, which chooses a run, and --evaluate-every"
+        )
     opened = {run.options.task: open_all(store, run.options) for run in runs}
     for each in runs:
         check_derived_names(store, each.options, opened[each.options.task])
@@ -228,8 +245,10 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     notes = artifact.notes
     size = sum(part.bytes for part in artifact.parts)
     learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
-    say(f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
-        f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}")  # fmt: skip
+    say(
+        f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
+        f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}"
+    )
     if "topic_agreement" in notes:
         say(f"the text of {notes['topic_agreement']:.0%} of the queries has the topic of their passage")
     if options.prompt == "per-task":
@@ -274,14 +293,18 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     if topics is not None and opened.maker.topics is not None:
         number = opened.maker.open_model().num_topics
         topic_of = "its text" if topics.queries == "own" else "its passage"
-        say(f"topics    {number} of topics/{opened.maker.topics[0]}; a query has that of {topic_of}; the text of "
-            f"{opened.topic_agreement:.0%} of the queries has the topic of their passage")  # fmt: skip
+        say(
+            f"topics    {number} of topics/{opened.maker.topics[0]}; a query has that of {topic_of}; the text of "
+            f"{opened.topic_agreement:.0%} of the queries has the topic of their passage"
+        )
         if under_topics := opened.maker.tuning.topics_of_loss(number) * passages:
             say(f"          their loss encodes up to {under_topics:,} passages more in each step")
     if (categories := opened.maker.tuning.categories) is not None:
         say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
-    say(f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
-        f"{options.workers} workers")  # fmt: skip
+    say(
+        f"steps     {loop.steps:,} of {options.batch} queries and up to {passages:,} passages, on "
+        f"{options.workers} workers"
+    )
     if opened.maker.embeddings is not None:
         names = " and ".join(f"embeddings/{name}" for name in dict.fromkeys(opened.maker.embeddings))
         say(f"passages  are not encoded: their vectors are those of {names}")

@@ -95,11 +95,14 @@ class Training(ClusterJob):
             InputError: If an option is out of range, or if options contradict each other.
         """
         if self.workers < 1 or self.cpus < 1 or self.checkpoint_every < 1 or self.batch < self.workers:
-            raise InputError(f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
-                             f"{self.checkpoint_every}: expected at least 1, and a {row} for each worker")  # fmt: skip
+            raise InputError(
+                f"--workers {self.workers} --cpus {self.cpus} --batch {self.batch} --checkpoint-every "
+                f"{self.checkpoint_every}: expected at least 1, and a {row} for each worker"
+            )
         if self.patience and not (self.dev_split and self.evaluate_every):
-            raise InputError(f"--patience {self.patience}: expected --dev-split too, which measures quality, and "
-                             "--evaluate-every")  # fmt: skip
+            raise InputError(
+                f"--patience {self.patience}: expected --dev-split too, which measures quality, and --evaluate-every"
+            )
         if self.dev_passages < 1 or (self.dev_limit is not None and self.dev_limit < 1):
             raise InputError(f"--dev-limit {self.dev_limit} --dev-passages {self.dev_passages}: expected at least 1")
         if self.curves and "://" in self.curves:
@@ -107,12 +110,16 @@ class Training(ClusterJob):
         if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
             raise InputError(f"--min-workers {self.min_workers}: expected 1 to --workers {self.workers}")
         if frozen and (self.zero or 0) >= 2:
-            raise InputError(f"--zero {self.zero} {frozen}: stages 2 and 3 are for training the backbone, which is "
-                             "frozen: give 0 or 1")  # fmt: skip
+            raise InputError(
+                f"--zero {self.zero} {frozen}: stages 2 and 3 are for training the backbone, which is "
+                "frozen: give 0 or 1"
+            )
         if self.optimizer == "adafactor" and self.zero:
-            raise InputError(f"--optimizer adafactor --zero {self.zero}: Adafactor needs the rows and columns of whole "
-                             "matrices, which stages 1 to 3 split: give --zero 0, or leave it out, or --optimizer "
-                             "adamw")  # fmt: skip
+            raise InputError(
+                f"--optimizer adafactor --zero {self.zero}: Adafactor needs the rows and columns of whole "
+                "matrices, which stages 1 to 3 split: give --zero 0, or leave it out, or --optimizer "
+                "adamw"
+            )
 
     def peak_lr(self, lr: float | None, adamw: float) -> float:
         """Returns the learning rate; if it is None, the default of the optimizer, that of AdamW being `adamw`."""
@@ -153,9 +160,16 @@ class Training(ClusterJob):
         return {"split": self.dev_split, "limit": self.dev_limit, "passages": self.dev_passages}
 
     def make(
-        self, store: Store, kind: str, name: str, *, inputs: Mapping[str, Artifact | Reference], config: dict[str, Any],
-        prepare: Callable[[bool], tuple[Maker, LoopOptions, dict[str, Any]]], longest: int | None,
-    ) -> Artifact:  # fmt: skip
+        self,
+        store: Store,
+        kind: str,
+        name: str,
+        *,
+        inputs: Mapping[str, Artifact | Reference],
+        config: dict[str, Any],
+        prepare: Callable[[bool], tuple[Maker, LoopOptions, dict[str, Any]]],
+        longest: int | None,
+    ) -> Artifact:
         """Returns kind/NAME of the store; trains it if it is not complete.
 
         Args:
@@ -181,8 +195,9 @@ class Training(ClusterJob):
                 on_ray = join_cluster(store, private=self.ray or self.workers > 1)
                 group = self.plan_group(on_ray)
                 maker, loop, notes = prepare(on_ray)
-                task = TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=self.dtype,
-                                    group=group)  # fmt: skip
+                task = TrainingTask(
+                    draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=self.dtype, group=group
+                )
                 result = self.run_task(task, on_ray, longest)
                 draft.begin()  # joins the draft that the first worker has begun
                 draft.note(**notes, **result.notes())
@@ -206,8 +221,15 @@ class Training(ClusterJob):
         if not on_ray:
             return plan_local_worker(self.cpus, self.gpus)
         request = self.worker_request()
-        return plan_workers(self.workers, self.cpus, say_line, gpus=self.gpus, min_workers=self.min_workers,
-                            wait_s=request.wait_s, labels=request.labels)  # fmt: skip
+        return plan_workers(
+            self.workers,
+            self.cpus,
+            say_line,
+            gpus=self.gpus,
+            min_workers=self.min_workers,
+            wait_s=request.wait_s,
+            labels=request.labels,
+        )
 
     def length_step(self, noun: str) -> str:
         """Returns how to set a larger length limit for texts of a kind (`retriever.cuts.NOUNS`)."""

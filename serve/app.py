@@ -49,13 +49,20 @@ SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, i
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": what}
     for status, what in {
-        400: "The request cannot be answered as it is", 401: "No token, or an unknown one",
-        403: "The token does not allow this", 404: "No such task", 408: "The request did not come in time",
-        409: "Others changed the same at the same time", 413: "The body is too large", 414: "The URL is too long",
-        422: "Not as the schema says", 429: "Too many requests: Retry-After", 431: "The headers are too large",
+        400: "The request cannot be answered as it is",
+        401: "No token, or an unknown one",
+        403: "The token does not allow this",
+        404: "No such task",
+        408: "The request did not come in time",
+        409: "Others changed the same at the same time",
+        413: "The body is too large",
+        414: "The URL is too long",
+        422: "Not as the schema says",
+        429: "Too many requests: Retry-After",
+        431: "The headers are too large",
         503: "Late, incomplete, not ready, or files of the service cannot be read: Retry-After",
     }.items()
-}  # fmt: skip
+}
 
 
 def build_app(
@@ -82,9 +89,14 @@ def build_app(
         service.close()
 
     app = FastAPI(
-        title="riptide", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=RESPONSES,
+        title="riptide",
+        version="1",
+        lifespan=lifespan,
+        docs_url="/docs",
+        redoc_url=None,
+        responses=RESPONSES,
         dependencies=[Depends(HTTPBearer(auto_error=False))] if tokens else [],  # for OpenAPI alone: Guard checks
-    )  # fmt: skip
+    )
     metrics = Metrics(service, exporter or PrometheusExporter(), connections)
     add_errors(app)
     json_routes, upload_routes = APIRouter(route_class=JsonRoute), APIRouter(route_class=UploadRoute)
@@ -203,14 +215,18 @@ def build_app(
         live = _live(service)
         corpus, release = live.opened.corpus, live.release
         known = {
-            "release": release.id, "encoder": public_name(release.encoder) if release.encoder else None,
-            "dim": None, "similarity": None, "numerics": None,
+            "release": release.id,
+            "encoder": public_name(release.encoder) if release.encoder else None,
+            "dim": None,
+            "similarity": None,
+            "numerics": None,
             "passages": corpus.num_rows - len(corpus.deleted),
             "reranker": public_name(release.reranker) if release.reranker else None,
             "modes": modes_of(*release.tasks),
-            "filters": {name: str(kind) for name, kind in live.columns.items()}, "tasks": sorted(live.tasks),
+            "filters": {name: str(kind) for name, kind in live.columns.items()},
+            "tasks": sorted(live.tasks),
             "newer": service.newer,
-        }  # fmt: skip
+        }
         return as_json({**known, **await asyncio.to_thread(service.about, live)})
 
     @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
@@ -282,7 +298,12 @@ def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
 def _task(live: Live, task: Task) -> dict[str, Any]:
     key = f"prompts/{task.prompt}"
     return {
-        "name": task.name, "prompt": live.release.fingerprints[key][:16] if task.prompt else None,
-        "length": live.lengths.get(task.name, {}), "embeddings": task.embeddings, "index": task.index,
-        "bm25": task.bm25, "modes": modes_of(task), "sources": [source.text for source in task.served()],
-    }  # fmt: skip
+        "name": task.name,
+        "prompt": live.release.fingerprints[key][:16] if task.prompt else None,
+        "length": live.lengths.get(task.name, {}),
+        "embeddings": task.embeddings,
+        "index": task.index,
+        "bm25": task.bm25,
+        "modes": modes_of(task),
+        "sources": [source.text for source in task.served()],
+    }

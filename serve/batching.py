@@ -48,10 +48,15 @@ class Batcher(Generic[Item, Result]):
     """
 
     def __init__(
-        self, run: Callable[[list[Item]], Sequence[Result | Exception]], *, most: int = 64, bound: int = 256,
-        workers: int = 1, weigh: Callable[[Item], int] = lambda _: 1,
+        self,
+        run: Callable[[list[Item]], Sequence[Result | Exception]],
+        *,
+        most: int = 64,
+        bound: int = 256,
+        workers: int = 1,
+        weigh: Callable[[Item], int] = lambda _: 1,
         watch: Callable[[Item, int], object] = lambda item, by: None,
-    ):  # fmt: skip
+    ):
         self.run, self.most, self.bound, self.workers = run, most, bound, workers
         self.weigh, self.watch = weigh, watch
         self._waiting: deque[_Entry] = deque()

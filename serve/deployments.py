@@ -47,16 +47,23 @@ class Application(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     store: str = Field(description="URL or folder of the store.")
-    row_ranges: int = Field(default=0, ge=0, description="Leaves among which the rows are divided; 0: none, each "
-                            "replica serves the whole release.")  # fmt: skip
+    row_ranges: int = Field(
+        default=0,
+        ge=0,
+        description="Leaves among which the rows are divided; 0: none, each replica serves the whole release.",
+    )
     tokens: str | None = Field(default=None, description="A file on every node; None: each node's environment.")
     without_tokens: bool = Field(
         default=False, description="Start without tokens, if no other machine reaches the port."
     )
     batch: int = Field(default=32, ge=1, description="Queries per batch at most.")
     queue: int = Field(default=256, ge=1, description="Queries that may wait in a replica.")
-    workers: int = Field(default=1, ge=1, description="Batches that a front runs at the same time, with row ranges; "
-                         "more may help if the leaves are on other nodes.")  # fmt: skip
+    workers: int = Field(
+        default=1,
+        ge=1,
+        description="Batches that a front runs at the same time, with row ranges; "
+        "more may help if the leaves are on other nodes.",
+    )
     compile: Literal["auto", "never"] = Field(default="never", description="auto: compile the encoder if that helps.")
     warm_up_s: float = Field(default=300, ge=0, description="Seconds at most before a release is live; 0: no warm-up.")
     replicas: int = Field(default=1, ge=1, description="Replicas that answer HTTP; the minimum if `most` is set.")
@@ -120,13 +127,21 @@ class Ingress:
         if self.leaves:
             service = open_front(store, self.leaves, settings, device)
         else:
-            service = open_local(store, device=device, threads=_threads(settings, settings.cpus), batch=settings.batch,
-                                 bound=settings.queue, compile=settings.compile,
-                                 warm_up=WarmUpLimits(total_s=settings.warm_up_s))  # fmt: skip
+            service = open_local(
+                store,
+                device=device,
+                threads=_threads(settings, settings.cpus),
+                batch=settings.batch,
+                bound=settings.queue,
+                compile=settings.compile,
+                warm_up=WarmUpLimits(total_s=settings.warm_up_s),
+            )
         tokens = Tokens.read(settings.tokens)
         if not tokens and not settings.without_tokens:
-            raise InputError("this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
-                             "there; `without_tokens: true` where nobody else reaches the port")  # fmt: skip
+            raise InputError(
+                "this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
+                "there; `without_tokens: true` where nobody else reaches the port"
+            )
         self.service, service.announce = service, announce
         await service.refresh()
         favour_event_loop()
@@ -216,8 +231,10 @@ def run_application(
     """
     loopback = is_loopback(host)
     if loopback and not _on_head():
-        raise InputError(f"--host {host}: on a loopback address the cluster's head answers, and this is another node: "
-                         "run the job on the head, or give an address that others reach, with tokens")  # fmt: skip
+        raise InputError(
+            f"--host {host}: on a loopback address the cluster's head answers, and this is another node: "
+            "run the job on the head, or give an address that others reach, with tokens"
+        )
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())

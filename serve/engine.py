@@ -265,9 +265,13 @@ class Engine:
                     results[number].sources[label] = Hits(scores[row : row + 1], rows[row : row + 1])
 
     def _fetch(
-        self, release: Release, queries: Sequence[Query], batches: Sequence[Batch], fused: list[Hits | None],
+        self,
+        release: Release,
+        queries: Sequence[Query],
+        batches: Sequence[Batch],
+        fused: list[Hits | None],
         results: list[QueryState],
-    ) -> dict[int, Passage]:  # fmt: skip
+    ) -> dict[int, Passage]:
         """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
         texts: dict[int, Passage] = {}
         pending = []
@@ -297,9 +301,13 @@ class Engine:
         return texts
 
     def _rerank(
-        self, release: Release, queries: Sequence[Query], fused: list[Hits | None],
-        texts: dict[int, Passage], answers: Sequence[Answer],
-    ) -> None:  # fmt: skip
+        self,
+        release: Release,
+        queries: Sequence[Query],
+        fused: list[Hits | None],
+        texts: dict[int, Passage],
+        answers: Sequence[Answer],
+    ) -> None:
         """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
         numbers = [n for n, (query, hits) in enumerate(zip(queries, fused, strict=True)) if query.rerank and hits]
         pairs = [(n, int(row)) for n in numbers for row, _ in _listed(fused[n], queries[n].rerank)]

@@ -21,9 +21,15 @@ GRACE = 30  # seconds that running requests have when the server ends
 
 
 def open_local(
-    store: Store, *, device: str, threads: int | None = None, batch: int = 32, bound: int = 256, compile: str = "never",
+    store: Store,
+    *,
+    device: str,
+    threads: int | None = None,
+    batch: int = 32,
+    bound: int = 256,
+    compile: str = "never",
     warm_up: WarmUpLimits | None = None,
-) -> Service:  # fmt: skip
+) -> Service:
     """Returns a service whose parts have no open release. It belongs to the event loop that this is called in.
 
     Args:
@@ -77,9 +83,17 @@ async def run_server(
     limits = limits or HttpLimits()
     connections = Connections(limits, allowed_connections(limits.max_connections))
     app = build_app(service, tokens, connections=connections)
-    config = uvicorn.Config(app, http=bounded_protocol(connections), ws="none", log_level="error", access_log=False,
-                            timeout_keep_alive=math.ceil(limits.idle_timeout_s) + 1, server_header=False,
-                            timeout_graceful_shutdown=GRACE, proxy_headers=False)  # fmt: skip
+    config = uvicorn.Config(
+        app,
+        http=bounded_protocol(connections),
+        ws="none",
+        log_level="error",
+        access_log=False,
+        timeout_keep_alive=math.ceil(limits.idle_timeout_s) + 1,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+        proxy_headers=False,
+    )
     # uvicorn raises the signal that ended it again once it has ended: these handlers take it.
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: None)

@@ -183,9 +183,13 @@ class RerankPart(Part):
 
     @converted
     def score(
-        self, release_id: str, queries: Sequence[str], titles: Sequence[str], texts: Sequence[str],
+        self,
+        release_id: str,
+        queries: Sequence[str],
+        titles: Sequence[str],
+        texts: Sequence[str],
         deadline: float | None = None,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """Returns the probability of each pair of a query and a passage, float32 [n].
 
         Args:

@@ -134,9 +134,10 @@ class Release:
         before, after = ({name for task in group for name in task.artifacts()} for group in (self.tasks, ordered))
         shared = {self.encoder, self.reranker}
         remaining = {
-            key: fingerprint for key, fingerprint in fingerprints.items()
+            key: fingerprint
+            for key, fingerprint in fingerprints.items()
             if _name_in(key) not in before - after or key in shared
-        }  # fmt: skip
+        }
         return replace(self, tasks=ordered, fingerprints=remaining)
 
     def save(self, store: Store) -> None:
@@ -323,10 +324,16 @@ _PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming on
 
 
 def plan(
-    store: Store, *, embeddings: str | None = None, index: str | None = None, bm25: str | None = None,
-    tasks: Iterable[str] | None = None, reranker: str | None = None, before: Release | None = None,
+    store: Store,
+    *,
+    embeddings: str | None = None,
+    index: str | None = None,
+    bm25: str | None = None,
+    tasks: Iterable[str] | None = None,
+    reranker: str | None = None,
+    before: Release | None = None,
     sources: Iterable[str] | None = None,
-) -> tuple[Release, dict[str, str]]:  # fmt: skip
+) -> tuple[Release, dict[str, str]]:
     """Makes a release of the artifacts of a store, without loading a model.
 
     Args:
@@ -526,8 +533,10 @@ def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus)
     """
     vectors = Embeddings.open(store, embeddings, corpus)
     if vectors.num_rows > corpus.num_rows:
-        raise InputError(f"embeddings/{embeddings} cover {vectors.num_rows:,} passages, the release's corpus has "
-                         f"{corpus.num_rows:,}: make a release of what the store holds now first")  # fmt: skip
+        raise InputError(
+            f"embeddings/{embeddings} cover {vectors.num_rows:,} passages, the release's corpus has "
+            f"{corpus.num_rows:,}: make a release of what the store holds now first"
+        )
     return Space(vectors, Index.open(store, index, vectors) if index else None)
 
 

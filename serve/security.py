@@ -45,10 +45,14 @@ class Tokens:
                 raise InputError(f"--tokens {file}: no such file") from None
             except (OSError, ValueError):
                 raise InputError(f"--tokens {file}: cannot be read as JSON") from None
-            lists = isinstance(document, dict) and set(document) <= set(VARIABLES) and all(
-                isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
-                for tokens in document.values()
-            )  # fmt: skip
+            lists = (
+                isinstance(document, dict)
+                and set(document) <= set(VARIABLES)
+                and all(
+                    isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
+                    for tokens in document.values()
+                )
+            )
             if not lists or not any(document.values()):
                 raise InputError(f'--tokens {file}: expected {{"user": ["…"], "admin": ["…"]}}')
             given = document
@@ -77,8 +81,9 @@ def digest(token: str) -> bytes:
 def check_binding(host: str, tokens: Tokens) -> None:
     """Raises InputError for an address that others reach, where there are no tokens."""
     if not is_loopback(host) and not tokens:
-        raise InputError(f"--host {host}: others reach it, and there are no tokens: give --tokens FILE, or keep to "
-                         "127.0.0.1")  # fmt: skip
+        raise InputError(
+            f"--host {host}: others reach it, and there are no tokens: give --tokens FILE, or keep to 127.0.0.1"
+        )
 
 
 @functools.lru_cache(256)

@@ -129,10 +129,19 @@ class Service:
     """
 
     def __init__(
-        self, store: Store, encoder: EncoderPart, reranker: RerankPart, ask: Ask, leaf_parts: Mapping[str, PartControl],
-        *, num_leaves: int = 1, limits: Limits = Limits(), linger: float = 0.0, is_local: bool = True,
+        self,
+        store: Store,
+        encoder: EncoderPart,
+        reranker: RerankPart,
+        ask: Ask,
+        leaf_parts: Mapping[str, PartControl],
+        *,
+        num_leaves: int = 1,
+        limits: Limits = Limits(),
+        linger: float = 0.0,
+        is_local: bool = True,
         warm_up: WarmUpLimits | None = None,
-    ):  # fmt: skip
+    ):
         self.store, self.limits, self.num_leaves, self._linger = store, limits, num_leaves, linger
         self.parts: dict[str, PartControl] = {ENCODER: encoder, **leaf_parts, RERANKER: reranker}
         self.engine = engine = Engine(encoder, reranker, ask)
@@ -154,8 +163,12 @@ class Service:
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
         self._upload_checks = ThreadPoolExecutor(CHECKS, thread_name_prefix="uploads")
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
-        queue: dict[str, Any] = {"most": limits.batch, "bound": limits.bound, "workers": limits.workers,
-                                 "watch": lambda item, change: self._use(item.release.id, change)}  # fmt: skip
+        queue: dict[str, Any] = {
+            "most": limits.batch,
+            "bound": limits.bound,
+            "workers": limits.workers,
+            "watch": lambda item, change: self._use(item.release.id, change),
+        }
         self.searches: Batcher[Query, Answer] = Batcher(
             engine.search, weigh=partial(_weight, limits.bound // 4), **queue
         )
@@ -302,10 +315,19 @@ class Service:
             if request.filter:  # its conditions may have thousands of values
                 filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
             queries = [
-                Query(live.release, text, task, request.k, search, deadline, filter_text, request.rerank,
-                      request.allow_partial)
+                Query(
+                    live.release,
+                    text,
+                    task,
+                    request.k,
+                    search,
+                    deadline,
+                    filter_text,
+                    request.rerank,
+                    request.allow_partial,
+                )
                 for text in request.texts
-            ]  # fmt: skip
+            ]
             return live, search, await self.searches.submit_all(queries, deadline)
 
     async def embed(self, texts: Sequence[str], task: str, side: Side, timeout_s: float) -> tuple[np.ndarray, Cuts]:

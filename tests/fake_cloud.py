@@ -109,9 +109,13 @@ class SlowCloud(FakeMultiNodeProvider):
         self._modules = str(provider_config["modules"])
 
     def _create_node_with_resources_and_labels(
-        self, node_config: object, tags: Mapping[str, str], count: int, resources: Mapping[str, float],
+        self,
+        node_config: object,
+        tags: Mapping[str, str],
+        count: int,
+        resources: Mapping[str, float],
         labels: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         with self.lock:
             node_id = self._next_hex_node_id()
             node = {

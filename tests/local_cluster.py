@@ -125,8 +125,14 @@ class LocalCluster:
         else:
             command = node_command(node_address, cores, gpus, labels)
             gcs, dashboard = self.address.rpartition(":")[2], self.dashboard.rpartition(":")[2]
-            command += ["--head", f"--port={gcs}", f"--dashboard-host={HEAD}", f"--dashboard-port={dashboard}",
-                        f"--ray-client-server-port={port(HEAD)}", f"--temp-dir={self.folder}"]  # fmt: skip
+            command += [
+                "--head",
+                f"--port={gcs}",
+                f"--dashboard-host={HEAD}",
+                f"--dashboard-port={dashboard}",
+                f"--ray-client-server-port={port(HEAD)}",
+                f"--temp-dir={self.folder}",
+            ]
             command += [f"--autoscaling-config={autoscaler}"] if autoscaler else []
         if hide:
             hidden = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
@@ -292,9 +298,14 @@ def start(name: str, *arguments: object, environment: Mapping[str, str] | None =
     """`python jobs/NAME.py ARGUMENTS`, started; without an `environment` that names a cluster it runs alone."""
     command = [sys.executable, str(REPOSITORY / "jobs" / f"{name}.py"), *map(str, arguments)]
     process = subprocess.Popen(
-        command, cwd=REPOSITORY, env=clean_environment(environment or {}), text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        command,
+        cwd=REPOSITORY,
+        env=clean_environment(environment or {}),
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     return Job(process, command)
 
 
@@ -304,18 +315,32 @@ def run(name: str, *arguments: object, environment: Mapping[str, str] | None = N
 
 
 def submit(
-    cluster: LocalCluster, working_dir: Path, name: str, *arguments: object,
-    token: bool = True, variables: Mapping[str, str] | None = None,
-) -> tuple[int, str]:  # fmt: skip
+    cluster: LocalCluster,
+    working_dir: Path,
+    name: str,
+    *arguments: object,
+    token: bool = True,
+    variables: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """`ray job submit --working-dir DIR -- python jobs/NAME.py ARGUMENTS` to its end: exit status, all it printed.
 
     Asked again while the cluster, which has just started, says that no agent is there.
     """
     runtime = ["--runtime-env-json", json.dumps({"env_vars": dict(variables)})] if variables else []
     command = [
-        *RAY, "job", "submit", "--address", cluster.dashboard, "--working-dir", str(working_dir), *runtime, "--",
-        sys.executable, f"jobs/{name}.py", *map(str, arguments),
-    ]  # fmt: skip
+        *RAY,
+        "job",
+        "submit",
+        "--address",
+        cluster.dashboard,
+        "--working-dir",
+        str(working_dir),
+        *runtime,
+        "--",
+        sys.executable,
+        f"jobs/{name}.py",
+        *map(str, arguments),
+    ]
     environment = clean_environment(cluster.authentication if token else {"RAY_AUTH_MODE": "disabled"})
     until = time.monotonic() + PATIENCE
     while True:

@@ -100,8 +100,10 @@ def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str,
     if not isinstance(condition, dict):
         return [("in", pa.array([_value(name, condition, kind)], kind))]
     if not condition or set(condition) - set(_ORDER) or pa.types.is_boolean(kind):
-        raise InputError(f"filter: {name}: expected a value, a list of values or bounds ({', '.join(_ORDER)}; none of "
-                         f"a bool), found {json.dumps(condition)[:80]}")  # fmt: skip
+        raise InputError(
+            f"filter: {name}: expected a value, a list of values or bounds ({', '.join(_ORDER)}; none of "
+            f"a bool), found {json.dumps(condition)[:80]}"
+        )
     return [(operator, pa.scalar(_value(name, value, kind), kind)) for operator, value in condition.items()]
 
 

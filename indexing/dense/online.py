@@ -107,7 +107,7 @@ class DenseShard:
 
     def __init__(
         self, corpus: Corpus, embeddings: Embeddings, index: Index | None, rows: RowRange, threads: int | None = None
-    ):  # fmt: skip
+    ):
         self.corpus, self.embeddings, self.index = corpus, embeddings, index
         stretches = dense_stretches(embeddings, index, rows)
         if index is None:
@@ -166,9 +166,17 @@ class DenseShard:
         return merge(found, k) if found else nothing(len(queries), k)
 
     def _search(
-        self, opened: Any, matches: Matches, pieces: Sequence[tuple[int, np.ndarray]], deleted: np.ndarray,
-        queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool,
-    ) -> Hits:  # fmt: skip
+        self,
+        opened: Any,
+        matches: Matches,
+        pieces: Sequence[tuple[int, np.ndarray]],
+        deleted: np.ndarray,
+        queries: np.ndarray,
+        k: int,
+        filter: Filter | None,
+        *,
+        exact: bool,
+    ) -> Hits:
         allowed = None if filter is None else matches.rows(filter)
         if allowed is not None and len(allowed) <= EXACT_ROWS:
             return self._all_of(allowed, queries, k)

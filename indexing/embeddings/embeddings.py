@@ -34,9 +34,10 @@ def open_generations(store: Store, name: str | None, corpus: Corpus, *, sparse: 
     if holds_sparse(first.config) != sparse:
         actual, expected = ("dense", "sparse") if sparse else ("sparse", "dense")
         remedy = (
-            "encode the corpus with pooling splade" if sparse else
-            "give embeddings of a dense encoder, or search the index of these by the source splade:NAME"
-        )  # fmt: skip
+            "encode the corpus with pooling splade"
+            if sparse
+            else "give embeddings of a dense encoder, or search the index of these by the source splade:NAME"
+        )
         raise InputError(f"{store.url}/embeddings/{name}: holds {actual} vectors, expected {expected} ones: {remedy}")
     for made, of in zip(generations, corpus.generations, strict=False):
         if made.inputs["corpus"]["fingerprint"] != of.fingerprint:

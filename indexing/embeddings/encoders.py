@@ -64,8 +64,10 @@ class EncoderSpec:
         if not sides:
             return folder
         if side not in sides:
-            raise InputError(f"{name}: has an encoder of {sides[0]} texts only: encode passages with the backbone that "
-                             "it was trained over, and search their embeddings with it as parameter task")  # fmt: skip
+            raise InputError(
+                f"{name}: has an encoder of {sides[0]} texts only: encode passages with the backbone that "
+                "it was trained over, and search their embeddings with it as parameter task"
+            )
         return str(Path(folder).expanduser() / side)
 
     def folder_for(self, prompt: TaskPrompt) -> str:
@@ -152,8 +154,10 @@ class EncoderSpec:
         """Raises InputError if the encoder of queries was trained over another backbone than the one that is opened."""
         trained = self.inputs()["query_model"].config["backbone"]
         if differ := differences({**trained, "dtype": settings["dtype"]}, settings, passages=True):
-            raise InputError(f"{self.query_model}: was trained over another backbone than {self.name} is now "
-                             f"({differ}): train it again over this one")  # fmt: skip
+            raise InputError(
+                f"{self.query_model}: was trained over another backbone than {self.name} is now "
+                f"({differ}): train it again over this one"
+            )
 
     def _other_side(self, side: Side) -> dict[str, str]:
         """Returns the fingerprint of the encoder of queries that belongs to an encoder of passages."""
@@ -180,8 +184,10 @@ def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOp
         assert name is not None
         return EncoderSpec(store, name, options)
     if task in store.names("prompts") and task in store.names("models"):
-        raise InputError(f"--task {task}: {store.url} has a prompt and a model of this name; give "
-                         f"--encoder models/{task}, or remove one of them")  # fmt: skip
+        raise InputError(
+            f"--task {task}: {store.url} has a prompt and a model of this name; give "
+            f"--encoder models/{task}, or remove one of them"
+        )
     if task in store.names("prompts"):
         artifact = store.open("prompts", task)
         task_options = EncoderOptions(**artifact.notes["options"])

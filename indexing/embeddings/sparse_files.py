@@ -136,11 +136,15 @@ def read_vectors(path: Path, rows: int, width: int, label: str) -> SparseVectors
     except SafetensorError as error:
         raise InputError(f"{label}: cannot be read: {' '.join(str(error).split())[:200]}") from error
     if names != set(_DTYPES) or any(arrays[name].dtype != dtype for name, dtype in _DTYPES.items()):
-        raise InputError(f"{label}: expected indices int32, values float32 and offsets int64, got "
-                         f"{', '.join(sorted(names)) or 'nothing'}")  # fmt: skip
+        raise InputError(
+            f"{label}: expected indices int32, values float32 and offsets int64, got "
+            f"{', '.join(sorted(names)) or 'nothing'}"
+        )
     if metadata.get("width") != str(width) or arrays["offsets"].shape != (rows + 1,):
-        raise InputError(f"{label}: {arrays['offsets'].size - 1} vectors over {metadata.get('width')} words, expected "
-                         f"{rows} over {width}")  # fmt: skip
+        raise InputError(
+            f"{label}: {arrays['offsets'].size - 1} vectors over {metadata.get('width')} words, expected "
+            f"{rows} over {width}"
+        )
     vectors = SparseVectors(width=width, **arrays)
     if not _is_csr(vectors):
         raise InputError(f"{label}: expected ascending words below {width} with weights above 0 in each vector")

@@ -135,9 +135,15 @@ def score_pairs(
     scores = np.empty(rows.shape, np.float32)
     half = int(vectors.dtype == np.float16)
     library.riptide_score_pairs(
-        queries.ctypes.data, *queries.shape, rows.ctypes.data, rows.shape[1], vectors.ctypes.data, half, threads,
+        queries.ctypes.data,
+        *queries.shape,
+        rows.ctypes.data,
+        rows.shape[1],
+        vectors.ctypes.data,
+        half,
+        threads,
         scores.ctypes.data,
-    )  # fmt: skip
+    )
     return scores
 
 

@@ -25,8 +25,9 @@ class IndexKind(SourceKind):
         name = store.only("index", name)
         [latest] = store.generations("index", name)[-1:]
         if holds_impacts(latest.config):
-            raise InputError(f"index/{name} holds the impacts of sparse embeddings: search it by the source "
-                             f"splade:{name}")  # fmt: skip
+            raise InputError(
+                f"index/{name} holds the impacts of sparse embeddings: search it by the source splade:{name}"
+            )
         embeddings = Embeddings.open(store, latest.config["embeddings"], context.corpus)
         index = Index.open(store, name, embeddings)
         search_parameters = {"nprobe": options.nprobe or index.nprobe, "depth": options.depth or index.depth}

@@ -355,9 +355,14 @@ def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: 
 
 
 def _deepened(
-    searcher: SegmentSearch, queries: Sequence[str], k: int, depth: int, taken: Callable[[np.ndarray], np.ndarray],
-    threads: int, most: int | None = None,
-) -> Hits:  # fmt: skip
+    searcher: SegmentSearch,
+    queries: Sequence[str],
+    k: int,
+    depth: int,
+    taken: Callable[[np.ndarray], np.ndarray],
+    threads: int,
+    most: int | None = None,
+) -> Hits:
     """Returns the top k of each query among the rows that `taken` accepts (int64 -> bool).
 
     Searches to `depth`, and doubles it until there are k hits, or `most`, the number of rows that can be accepted.

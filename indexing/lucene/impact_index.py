@@ -76,9 +76,16 @@ class ImpactIndex:
         return _searcher(segment_files(shards), segment_rows(shards)[0].first)
 
     def search(
-        self, queries: SparseVectors, k: int, deleted: np.ndarray, *, threads: int = 1,
-        among: np.ndarray | None = None, searcher: ImpactSearch | None = None, first_query: int = 0,
-    ) -> Hits:  # fmt: skip
+        self,
+        queries: SparseVectors,
+        k: int,
+        deleted: np.ndarray,
+        *,
+        threads: int = 1,
+        among: np.ndarray | None = None,
+        searcher: ImpactSearch | None = None,
+        first_query: int = 0,
+    ) -> Hits:
         """Returns the top k passages of each query by the exact sum of the products of impacts.
 
         Equal scores are ordered by row. Scores of 2^24 and more, which float32 rounds, are computed again in int64 for

@@ -164,9 +164,13 @@ class SegmentSearch(abc.ABC):
     """Search over shards as one index. Thread-safe; keeps the shards mapped."""
 
     def __init__(
-        self, shards: Sequence[tuple[LuceneShard, Path]], similarity: Any, *, searched: slice = slice(None),
+        self,
+        shards: Sequence[tuple[LuceneShard, Path]],
+        similarity: Any,
+        *,
+        searched: slice = slice(None),
         first_row: int = 0,
-    ):  # fmt: skip
+    ):
         """Opens shards.
 
         Args:
@@ -236,9 +240,14 @@ class LuceneSearch(SegmentSearch):
     """BM25 over shards as one index, for queries that are bags of words: no character has a meaning of its own."""
 
     def __init__(
-        self, shards: Sequence[tuple[LuceneShard, Path]], *, k1: float, b: float, language: str = "en",
+        self,
+        shards: Sequence[tuple[LuceneShard, Path]],
+        *,
+        k1: float,
+        b: float,
+        language: str = "en",
         searched: slice = slice(None),
-    ):  # fmt: skip
+    ):
         """shards, searched: as of SegmentSearch; the first shard begins with row 0."""
         super().__init__(shards, _type("search.similarities.BM25Similarity")(k1, b), searched=searched)
         self._analyzer = _as("analysis.Analyzer", analyzer(language))

@@ -109,8 +109,10 @@ class MeasureEmbeddings:
             raise InputError(f"parameter sample {sample} parameter seed {seed}: expected at least 2, and at least 0")
         if split == ALL:
             have = ", ".join(queries.splits) or "none"
-            raise InputError(f"parameter split {ALL}: it has no judgements, and alignment is measured on judged pairs; "
-                             f"name a split of {queries.artifact.key} with judgements ({have})")  # fmt: skip
+            raise InputError(
+                f"parameter split {ALL}: it has no judgements, and alignment is measured on judged pairs; "
+                f"name a split of {queries.artifact.key} with judgements ({have})"
+            )
         corpus = Corpus.open(store)
         self.embeddings = Embeddings.open(store, name, corpus)
         self._encoder = QueryEncoder[np.ndarray](store, self.embeddings, options or SearchOptions())

@@ -374,9 +374,13 @@ def score_part(
         pairs = [pa.array(numbers, pa.int32()), pa.array(rows), pa.array(probabilities_of_positives, pa.float32())]
         scored = pa.concat_tables([scored, pa.table(pairs, schema=scored.schema)])
     draft.commit(
-        name, ".parquet", lambda path: pq.write_table(scored, path, compression="zstd"), rows=len(scored),
-        scored_for=draw.needs, cuts=cuts.stored(),
-    )  # fmt: skip
+        name,
+        ".parquet",
+        lambda path: pq.write_table(scored, path, compression="zstd"),
+        rows=len(scored),
+        scored_for=draw.needs,
+        cuts=cuts.stored(),
+    )
     return len(scored)
 
 
@@ -553,12 +557,19 @@ def draw_part(
     table = read_part(candidates, name)
     known = probabilities(table, name, scores) if scores else None
     drawn = mining.sample(
-        table, known, query_ids=queries.ids, positives=queries.positives, pool_negatives=draw.pool_negatives,
-        denoised_negatives=draw.denoised_negatives if scores else 0, threshold=draw.denoise_threshold, seed=draw.seed,
-        copies=read_copies(candidates).of(queries.positives), margins=draw.margins,
+        table,
+        known,
+        query_ids=queries.ids,
+        positives=queries.positives,
+        pool_negatives=draw.pool_negatives,
+        denoised_negatives=draw.denoised_negatives if scores else 0,
+        threshold=draw.denoise_threshold,
+        seed=draw.seed,
+        copies=read_copies(candidates).of(queries.positives),
+        margins=draw.margins,
         reranked_positives=_lowest_positives(queries, name, scores) if scores else None,
         teacher_positives=positive_scores(queries, name, scores) if draw.teacher_scores else None,
-    )  # fmt: skip
+    )
 
     def write(path: Path) -> None:
         pq.write_table(drawn, path, compression="zstd")

@@ -74,8 +74,9 @@ def export_tevatron(
                 file.write(orjson.dumps(line) + b"\n")
                 rows += 1
         if not rows:
-            raise InputError(f"{path}: none of {len(left_out):,} questions has a positive and a negative: nothing to "
-                             "export")  # fmt: skip
+            raise InputError(
+                f"{path}: none of {len(left_out):,} questions has a positive and a negative: nothing to export"
+            )
     return Exported(rows, left_out)
 
 
@@ -134,8 +135,10 @@ def export_sentence_transformers(
                     writer.write_table(pa.table(columns, schema=schema))
                     rows += len(tuples)
         if not rows:
-            raise InputError(f"{path}: none of {len(left_out):,} questions has a positive and {num_negatives} "
-                             f"negatives, the most that one has is {most}: ask for fewer")  # fmt: skip
+            raise InputError(
+                f"{path}: none of {len(left_out):,} questions has a positive and {num_negatives} "
+                f"negatives, the most that one has is {most}: ask for fewer"
+            )
     return Exported(rows, left_out)
 
 

@@ -50,8 +50,10 @@ def read_groups(artifact: Artifact) -> Groups:
                     values = chunk.values.to_numpy()
                     getattr(groups, name).extend(values[a:b] for a, b in itertools.pairwise(starts))
         except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise InputError(f"{artifact.url}/{part.file}: expected columns query_id, positives and negatives (lists "
-                             f"of rows): {str(error).splitlines()[0]}") from error  # fmt: skip
+            raise InputError(
+                f"{artifact.url}/{part.file}: expected columns query_id, positives and negatives (lists "
+                f"of rows): {str(error).splitlines()[0]}"
+            ) from error
     return groups
 
 
@@ -125,8 +127,10 @@ def training_data(
     lists = [_without(own, corpus.deleted, of) for own, of in zip(lists, rows, strict=True)]
     chosen = [(place, text) for place, text in chosen if len(lists[0][place])]
     if not chosen:
-        raise InputError(f"{negatives.url}: none of the {len(selected.ids):,} queries of the split {split!r} has "
-                         "positives and negatives there")  # fmt: skip
+        raise InputError(
+            f"{negatives.url}: none of the {len(selected.ids):,} queries of the split {split!r} has "
+            "positives and negatives there"
+        )
     positives, mined, copies, *scores = ([own[place] for place, _ in chosen] for own in lists)
     query_ids = [groups.query_ids[place] for place, _ in chosen]
     check_room(corpus, negatives.url, query_ids, positives, copies)
@@ -138,9 +142,16 @@ def training_data(
         check_teacher(negatives, corpus, query_ids, positives, mined, teacher_scores)
     weights = positive_weights(corpus, queries, split, query_ids, positives) if weighted else None
     return TrainingData(
-        [text for _, text in chosen], positives, mined, corpus.num_rows, passages_of(corpus), deleted=corpus.deleted,
-        copies=copies, weights=weights, teacher=teacher_scores,
-    )  # fmt: skip
+        [text for _, text in chosen],
+        positives,
+        mined,
+        corpus.num_rows,
+        passages_of(corpus),
+        deleted=corpus.deleted,
+        copies=copies,
+        weights=weights,
+        teacher=teacher_scores,
+    )
 
 
 def check_room(
@@ -158,8 +169,10 @@ def check_room(
     for query, rows, same in zip(query_ids, positives, copies, strict=True):
         if len(rows) + len(same) + len(corpus.deleted) >= corpus.num_rows:
             deleted = " or deleted" if len(corpus.deleted) else ""
-            raise InputError(f"{url}: each of the {corpus.num_rows} passages is a positive of the query {query!r}"
-                             f"{deleted}, so none is left for a negative")  # fmt: skip
+            raise InputError(
+                f"{url}: each of the {corpus.num_rows} passages is a positive of the query {query!r}"
+                f"{deleted}, so none is left for a negative"
+            )
 
 
 def passages_of(corpus: Corpus) -> Callable[[np.ndarray], tuple[list[str], list[str]]]:

@@ -172,8 +172,10 @@ class Statistics:
                 "scores": _bins(self.scores[source], 0),
             }
         ordered = sorted(self.overlap.items(), key=lambda item: (-item[1], item[0]))
-        shares = [{"threshold": t, "pairs": n, "share": n / self.scored if self.scored else None}
-                  for t, n in zip(THRESHOLDS, self.removed.tolist(), strict=True)]  # fmt: skip
+        shares = [
+            {"threshold": t, "pairs": n, "share": n / self.scored if self.scored else None}
+            for t, n in zip(THRESHOLDS, self.removed.tolist(), strict=True)
+        ]
         return {
             "questions": self.questions,
             "candidates": self.candidates,
@@ -200,10 +202,15 @@ def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus,
     examples = []
     for fields in table.filter(pc.list_value_length(pc.field("negatives")) > 0).slice(0, count).to_pylist():
         negatives = [
-            Negative(passage.title, passage.text, {source: fields[f"rank:{source}"][place] for source in sources},
-                     fields["probability"][place], fields["is_denoised"][place])
+            Negative(
+                passage.title,
+                passage.text,
+                {source: fields[f"rank:{source}"][place] for source in sources},
+                fields["probability"][place],
+                fields["is_denoised"][place],
+            )
             for place, passage in enumerate(corpus.passages(fields["negatives"]))
-        ]  # fmt: skip
+        ]
         positives = [f"{p.title} {p.text}" if p.title else p.text for p in corpus.passages(fields["positives"])]
         examples.append(Example(questions[fields["query_id"]], positives, negatives))
     return examples
@@ -234,8 +241,10 @@ border-bottom: 1px solid #ccc } img { max-width: 100% } .positive { border-left:
 def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> str:
     candidates, scored = numbers["candidates"], numbers["scored"]
     sources = [(name, f"{found['found']:,}", f"{found['found_alone']:,}") for name, found in numbers["sources"].items()]
-    overlap = [(_label(kind["sources"]), f"{kind['candidates']:,}", f"{kind['candidates'] / candidates:.1%}")
-               for kind in numbers["overlap"]]  # fmt: skip
+    overlap = [
+        (_label(kind["sources"]), f"{kind['candidates']:,}", f"{kind['candidates'] / candidates:.1%}")
+        for kind in numbers["overlap"]
+    ]
     pieces = [
         f"<p>{numbers['questions']:,} queries have {candidates:,} candidates; {scored:,} of them were scored.</p>",
         "<h2>Sources</h2>",
@@ -247,9 +256,11 @@ def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> s
         pieces += [
             "<h2>Denoising</h2><p>Removed is a scored pair whose probability is not below the threshold. Where not "
             "all pairs were scored, queries of which much is removed were scored further and weigh more.</p>",
-            _table(("threshold", "removed", "of the scored"),
-                   [(f"{row['threshold']}", f"{row['pairs']:,}", f"{row['share']:.1%}") for row in numbers["removed"]]),
-        ]  # fmt: skip
+            _table(
+                ("threshold", "removed", "of the scored"),
+                [(f"{row['threshold']}", f"{row['pairs']:,}", f"{row['share']:.1%}") for row in numbers["removed"]],
+            ),
+        ]
     if numbers["dropped"]:
         rows = [
             (row["limit"], row["scorer"], f"{row['candidates']:,}", f"{row['candidates'] / candidates:.1%}")

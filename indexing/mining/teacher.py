@@ -37,8 +37,10 @@ def read_teacher(
     """
     sources = {entry["artifact"].rpartition("/")[0] for role, entry in artifact.inputs.items() if role[:7] == "scores/"}
     if len(sources) > 1:
-        raise InputError(f"{artifact.url}: has teacher scores of several re-rankers, {' and '.join(sorted(sources))}: "
-                         "mine the negatives again, with one of them")  # fmt: skip
+        raise InputError(
+            f"{artifact.url}: has teacher scores of several re-rankers, {' and '.join(sorted(sources))}: "
+            "mine the negatives again, with one of them"
+        )
     scores = TeacherScores(_read_lists(artifact, "positive_probability"), _read_lists(artifact, "probability"))
     for side, rows, known in (("positives", positives, scores.positives), ("negatives", negatives, scores.negatives)):
         for query_id, own, values in zip(query_ids, rows, known, strict=True):
@@ -93,8 +95,10 @@ def _read_lists(artifact: Artifact, name: str) -> list[np.ndarray]:
         try:
             column = table[name].cast(pa.large_list(pa.float32()))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise InputError(f"{artifact.url}/{part.file}: expected lists of probabilities in the column {name}: "
-                             f"{str(error).splitlines()[0]}") from error  # fmt: skip
+            raise InputError(
+                f"{artifact.url}/{part.file}: expected lists of probabilities in the column {name}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
         for chunk in column.chunks:
             starts, values = chunk.offsets.to_numpy(), chunk.values.to_numpy(zero_copy_only=False)
             lists.extend(values[a:b] for a, b in itertools.pairwise(starts))

@@ -41,8 +41,9 @@ def commit_files(draft: Draft, folder: Path) -> None:
         copy = functools.partial(shutil.copyfile, folder / file)
         part = draft.commit(f"file-{number:05d}", ".file", copy, rows=0, path=file)
         if part.facts["path"] != file:
-            raise InputError(f"{draft.url}/{part.file}: holds {part.facts['path']}, now {file}: remove {draft.key} and "
-                             "make it anew")  # fmt: skip
+            raise InputError(
+                f"{draft.url}/{part.file}: holds {part.facts['path']}, now {file}: remove {draft.key} and make it anew"
+            )
 
 
 def model_folder(artifact: Artifact) -> Path:
@@ -136,13 +137,16 @@ class Checkpoints:
         try:
             self.store.storage.fetch(key, path)
             if file_sha256(path) != latest["sha256"]:
-                raise CorruptError(f"{self.store.url}/{key}: its sha256 is not the written one; remove {self._folder} "
-                                   "to train from the start")  # fmt: skip
+                raise CorruptError(
+                    f"{self.store.url}/{key}: its sha256 is not the written one; remove {self._folder} "
+                    "to train from the start"
+                )
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, FileNotFoundError):
-                raise CorruptError(f"{self.store.url}/{key}: the file is missing; remove {self._folder} to train from "
-                                   "the start") from error  # fmt: skip
+                raise CorruptError(
+                    f"{self.store.url}/{key}: the file is missing; remove {self._folder} to train from the start"
+                ) from error
             raise
         return path
 

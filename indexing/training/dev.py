@@ -37,9 +37,17 @@ class DevSplit:
 
 
 def dev_set(
-    corpus: Corpus, queries: Queries, split: str, limit: int | None, passages: int, compose: Compose, *,
-    vectors: Vectors | None = None, categories_field: str | None = None, topics: np.ndarray | None = None,
-) -> DevSet:  # fmt: skip
+    corpus: Corpus,
+    queries: Queries,
+    split: str,
+    limit: int | None,
+    passages: int,
+    compose: Compose,
+    *,
+    vectors: Vectors | None = None,
+    categories_field: str | None = None,
+    topics: np.ndarray | None = None,
+) -> DevSet:
     """Returns the queries and passages that measure quality; the same on every worker.
 
     Args:

@@ -169,9 +169,15 @@ class OpenSets:
 
 
 def open_sets(
-    store: Store, names: Sequence[SetName], *, limit: int | None, batches: Batches, weighted: bool,
-    teacher: bool = False, categories_field: str | None = None,
-) -> OpenSets:  # fmt: skip
+    store: Store,
+    names: Sequence[SetName],
+    *,
+    limit: int | None,
+    batches: Batches,
+    weighted: bool,
+    teacher: bool = False,
+    categories_field: str | None = None,
+) -> OpenSets:
     """Opens and checks training sets.
 
     Sets of one store are over the same state of its corpus: the last one that a set of them needs.
@@ -216,8 +222,10 @@ def open_sets(
             if artifact is not None:
                 inputs[role + suffix] = Reference(artifact.url, artifact.fingerprint) if name.store else artifact
         if negatives is None and teacher:
-            raise InputError(f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
-                             "which a distillation loss needs: name negatives, or another parameter loss")  # fmt: skip
+            raise InputError(
+                f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
+                "which a distillation loss needs: name negatives, or another parameter loss"
+            )
         if negatives is None:
             data = pair_data(corpus, queries, name.split, limit, weighted=weighted)
         else:

@@ -88,11 +88,15 @@ class TuneMaker:
 
     def __post_init__(self) -> None:
         if self.refresh_depth and self.tuning.distills:
-            raise InputError(f"parameter loss {self.tuning.loss} with parameter refresh_epochs: negatives that are "
-                             "mined during training have no teacher scores; leave one of them out")  # fmt: skip
+            raise InputError(
+                f"parameter loss {self.tuning.loss} with parameter refresh_epochs: negatives that are "
+                "mined during training have no teacher scores; leave one of them out"
+            )
         if self.refresh_depth and self.tuning.flops is not None:
-            raise InputError("parameter pooling splade with parameter refresh_epochs: negatives are mined during "
-                             "training with dense vectors only; leave one of them out")  # fmt: skip
+            raise InputError(
+                "parameter pooling splade with parameter refresh_epochs: negatives are mined during "
+                "training with dense vectors only; leave one of them out"
+            )
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
@@ -310,19 +314,27 @@ def passage_embeddings(
         reasons[each] = differences(encoder, described | {name: encoder.get(name) for name in free}, passages=True)
     fitting = [each for each, reason in reasons.items() if not reason]
     if len(fitting) > 1:
-        raise InputError(f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
-                         "name one with parameter embeddings")  # fmt: skip
+        raise InputError(
+            f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
+            "name one with parameter embeddings"
+        )
     encode = f"run jobs/encode_corpus.py --encoder {backbone.name} first"
     if not fitting and not reasons:
-        raise InputError(f"{store.url}: there are no embeddings, from which training with parameter sides query reads "
-                         f"the vectors of passages: {encode}")  # fmt: skip
+        raise InputError(
+            f"{store.url}: there are no embeddings, from which training with parameter sides query reads "
+            f"the vectors of passages: {encode}"
+        )
     if not fitting:
         other, reason = next(iter(reasons.items()))
-        raise InputError(f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
-                         f"settings of the embeddings, or {encode} with these under another name")  # fmt: skip
+        raise InputError(
+            f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
+            f"settings of the embeddings, or {encode} with these under another name"
+        )
     kind = SparseEmbeddings if is_sparse(described) else Embeddings
     embeddings = kind.open(store, fitting[0], corpus)
     if embeddings.num_rows < corpus.num_rows:
-        raise InputError(f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "
-                         f"{corpus.num_rows:,} passages: encode all of them, under another name")  # fmt: skip
+        raise InputError(
+            f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "
+            f"{corpus.num_rows:,} passages: encode all of them, under another name"
+        )
     return embeddings

@@ -65,18 +65,23 @@ def read_points(
             metric = metric or next(iter(means), None)
             if metric is None or metric not in means:
                 have = ", ".join(means) or "none"
-                raise InputError(f"{file}: {run} has no {metric or 'metric'}, it has {have}; name one of them with "
-                                 "parameter metric, or evaluate the run again")  # fmt: skip
+                raise InputError(
+                    f"{file}: {run} has no {metric or 'metric'}, it has {have}; name one of them with "
+                    "parameter metric, or evaluate the run again"
+                )
             rate = rates.get(run) or document.get("rates", {}).get(run, {}).get("queries_per_s")
             if rate is None:
-                raise InputError(f"{file}: {run} has no rate; evaluate its source with parameter rate_queries, or give "
-                                 f"the rate as parameter rate {run}=NUMBER")  # fmt: skip
+                raise InputError(
+                    f"{file}: {run} has no rate; evaluate its source with parameter rate_queries, or give "
+                    f"the rate as parameter rate {run}=NUMBER"
+                )
             runs.add(run)
             measured.setdefault(labels.get(run, run), []).append((rate, float(means[metric])))
     for parameter, given in (("rate", rates), ("label", labels)):
         if unknown := [run for run in given if run not in runs]:
-            raise InputError(f"parameter {parameter} {unknown[0]}: no file has such a run; there are: "
-                             f"{', '.join(sorted(runs))}")  # fmt: skip
+            raise InputError(
+                f"parameter {parameter} {unknown[0]}: no file has such a run; there are: {', '.join(sorted(runs))}"
+            )
     assert metric is not None
     points = []
     for label, values in measured.items():

@@ -81,8 +81,10 @@ def open_query_sets(store: Store, names: list[QuerySet], split: str, limit: int 
         of_split = name.split or split
         label, key = name.label or name.queries, f"{queries.artifact.key} {of_split}"
         if any(other.label == label for other in sets):
-            raise InputError(f"parameter queries {label}: two query sets have this name; give one of them a label: "
-                             f"queries={name.queries},label=TEXT")  # fmt: skip
+            raise InputError(
+                f"parameter queries {label}: two query sets have this name; give one of them a label: "
+                f"queries={name.queries},label=TEXT"
+            )
         texts = queries.split(of_split, limit).texts
         if not texts:
             raise InputError(f"parameter queries {label}: {key} has no queries, expected at least one; name another")

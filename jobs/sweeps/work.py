@@ -79,8 +79,13 @@ class SweepWork:
         """Notes the run that is chosen. Raises InputError if every run has diverged."""
         [draft] = drafts
         choice = choose(read_outcomes(draft))
-        draft.note(chosen=choice.outcome.artifact, quality=choice.outcome.quality, settings=choice.outcome.settings,
-                   mean=choice.mean, seeds=choice.seeds)  # fmt: skip
+        draft.note(
+            chosen=choice.outcome.artifact,
+            quality=choice.outcome.quality,
+            settings=choice.outcome.settings,
+            mean=choice.mean,
+            seeds=choice.seeds,
+        )
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,13 @@ class TopicTraining(Common):
         if unused:
             [name, *_] = unused
             option = f"--no-{name.replace('_', '-')}" if given[name] is False else f"parameter {name} {given[name]}"
-            what = "is for prompts of topics: give --prompt topics" if prompt != "topics" else (
-                "is for the loss of topics, which is for positives with a common category: give --positives categories"
-            )  # fmt: skip
+            what = (
+                "is for prompts of topics: give --prompt topics"
+                if prompt != "topics"
+                else (
+                    "is for the loss of topics, which needs positives with a common category: give --positives categories"
+                )
+            )
             raise InputError(f"{option} --prompt {prompt}: {what}, or leave it out")
         if prompt != "topics":
             return None

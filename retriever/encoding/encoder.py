@@ -244,9 +244,11 @@ class Encoder:
         size = sum(self._tables[side].growth(own[0].shape[3], len(own)) for side, own in sides.items())
         if size and size > free:
             longest = max(own[0].shape[3] for own in sides.values())
-            raise InputError(f"task {name!r}: with a prompt of {longest} tokens the table of all prompts takes "
-                             f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
-                             "longest")  # fmt: skip
+            raise InputError(
+                f"task {name!r}: with a prompt of {longest} tokens the table of all prompts takes "
+                f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
+                "longest"
+            )
 
     def drop_task(self, name: str) -> None:
         """Removes a task; forward passes in progress keep its prompt. Raises InputError for an unknown task."""
@@ -383,9 +385,15 @@ class Encoder:
         return weights
 
     def forward(
-        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
-        topics: np.ndarray | None = None, check: bool = True, report: Callable[[int], object] | None = None,
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        tokens: Tokens,
+        *,
+        side: Side = "query",
+        task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None,
+        check: bool = True,
+        report: Callable[[int], object] | None = None,
+    ) -> np.ndarray:
         """Returns the vectors of tokenised texts, in order: float32 [n, dim]. Arguments and errors as in `encode`.
 
         Tasks that are added or removed during the call do not affect it. `topics`, int64 [n], are needed for texts of a
@@ -528,8 +536,10 @@ class Encoder:
         recipe = read_recipe(self._recipe.folder, prompt.options, trust_remote_code=self._trust_remote_code)
         other = _shaping(recipe, prompt.options)
         if differ := [f"{key}={other[key]!r} (here {current[key]!r})" for key in current if current[key] != other[key]]:
-            raise InputError(f"task {name!r}: its prompt was trained with other settings than the encoder's: "
-                             f"{', '.join(differ)}; open an encoder with those")  # fmt: skip
+            raise InputError(
+                f"task {name!r}: its prompt was trained with other settings than the encoder's: "
+                f"{', '.join(differ)}; open an encoder with those"
+            )
 
     def _prompts_of(
         self, task: str | Sequence[str | None] | None, side: Side, tokens: Tokens, topics: np.ndarray | None
@@ -540,8 +550,9 @@ class Encoder:
         if task is None:
             return _TextPrompts(None, np.zeros(num_texts, np.int64), wordless, topicless)
         if self._served is None:
-            raise InputError(f"task={task!r}: this encoder was opened without tasks; open it with tasks, or leave out "
-                             "task")  # fmt: skip
+            raise InputError(
+                f"task={task!r}: this encoder was opened without tasks; open it with tasks, or leave out task"
+            )
         served = self._served
         tasks = self._tasks_of(task, num_texts)
         names = {task} if isinstance(task, str) else {name for name in tasks if name is not None}
@@ -573,13 +584,16 @@ def _check_topics(
     """Returns which texts lack a topic that their task needs, bool [texts]. Raises InputError for other numbers."""
     if topics is None or topics.shape != (len(tasks),):
         actual = "none" if topics is None else str(list(topics.shape))
-        raise InputError(f"task {min(by_task)!r}: has prompts of topics: expected the topics of {len(tasks)} texts "
-                         f"(topics_of), found {actual}")  # fmt: skip
+        raise InputError(
+            f"task {min(by_task)!r}: has prompts of topics: expected the topics of {len(tasks)} texts "
+            f"(topics_of), found {actual}"
+        )
     numbers = {name: own.model.num_topics for name, own in by_task.items()}
     counts = np.array([numbers.get(name, 0) if name is not None else 0 for name in tasks])
     if len(bad := np.flatnonzero((counts > 0) & ((topics >= counts) | (topics < NO_TOPIC)))):
-        raise InputError(f"task {tasks[bad[0]]!r}: text {bad[0]} has the topic {topics[bad[0]]}, expected -1 to "
-                         f"{counts[bad[0]] - 1}")  # fmt: skip
+        raise InputError(
+            f"task {tasks[bad[0]]!r}: text {bad[0]} has the topic {topics[bad[0]]}, expected -1 to {counts[bad[0]] - 1}"
+        )
     return (counts > 0) & (topics == NO_TOPIC)
 
 

@@ -129,8 +129,10 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
     kinds = config.architectures or []
     if not any(kind.endswith("ForSequenceClassification") for kind in kinds) or config.model_type == "xlnet":
         found = ", ".join(kinds) or "no architecture"
-        raise InputError(f"{folder}: {found} is no cross-encoder: a model with a classification head is expected "
-                         "(…ForSequenceClassification; XLNet's is not supported)")  # fmt: skip
+        raise InputError(
+            f"{folder}: {found} is no cross-encoder: a model with a classification head is expected "
+            "(…ForSequenceClassification; XLNet's is not supported)"
+        )
     labels, label = int(config.num_labels), options.positive_label
     if label is not None and label >= labels:
         raise InputError(f"positive_label={label}: {folder.name} has {labels} label(s), counted from 0")

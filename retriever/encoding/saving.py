@@ -33,35 +33,50 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
     tokenizer.save_pretrained(folder)
     if recipe.is_sparse:
         modules = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
-        _write(folder / "1_SpladePooling" / "config.json", {
-            "pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": recipe.dim,
-        })  # fmt: skip
+        _write(
+            folder / "1_SpladePooling" / "config.json",
+            {
+                "pooling_strategy": "max",
+                "activation_function": "relu",
+                "embedding_dimension": recipe.dim,
+            },
+        )
     else:
         modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-        _write(folder / "1_Pooling" / "config.json", {
-            "word_embedding_dimension": recipe.hidden,
-            "pooling_mode": _POOLING[recipe.pooling],
-            "include_prompt": True,
-        })  # fmt: skip
+        _write(
+            folder / "1_Pooling" / "config.json",
+            {
+                "word_embedding_dimension": recipe.hidden,
+                "pooling_mode": _POOLING[recipe.pooling],
+                "include_prompt": True,
+            },
+        )
     for place, step in enumerate(recipe.head, 2):
         if isinstance(step, Dense):
             modules.append((f"{place}_Dense", "Dense"))
             if step.folder is not None:
                 shutil.copytree(recipe.folder / step.folder, folder / f"{place}_Dense")
             else:
-                _write(folder / f"{place}_Dense" / "config.json", {
-                    "in_features": recipe.hidden,
-                    "out_features": step.size,
-                    "bias": step.bias,
-                    "activation_function": f"torch.nn.modules.linear.{step.activation}",
-                })  # fmt: skip
+                _write(
+                    folder / f"{place}_Dense" / "config.json",
+                    {
+                        "in_features": recipe.hidden,
+                        "out_features": step.size,
+                        "bias": step.bias,
+                        "activation_function": f"torch.nn.modules.linear.{step.activation}",
+                    },
+                )
             if head is not None:
                 (folder / f"{place}_Dense" / "pytorch_model.bin").unlink(missing_ok=True)
                 layers = head.steps[place - 2]
                 assert isinstance(layers, nn.Sequential)
-                save_file({f"linear.{name}": value.detach().cpu().contiguous()
-                           for name, value in layers[0].state_dict().items()},
-                          folder / f"{place}_Dense" / "model.safetensors")  # fmt: skip
+                save_file(
+                    {
+                        f"linear.{name}": value.detach().cpu().contiguous()
+                        for name, value in layers[0].state_dict().items()
+                    },
+                    folder / f"{place}_Dense" / "model.safetensors",
+                )
         else:
             modules.append((f"{place}_Normalize", "Normalize"))
             (folder / f"{place}_Normalize").mkdir()
@@ -70,17 +85,23 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
         lengths |= {"query_length": recipe.query_length, "document_length": recipe.passage_length}
     _write(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": recipe.lower_case})
     package = "sentence_transformers.sparse_encoder.models" if recipe.is_sparse else "sentence_transformers.models"
-    _write(folder / "modules.json", [
-        {"idx": place, "name": str(place), "path": path, "type": f"{package}.{kind}"}
-        for place, (path, kind) in enumerate(modules)
-    ])  # fmt: skip
+    _write(
+        folder / "modules.json",
+        [
+            {"idx": place, "name": str(place), "path": path, "type": f"{package}.{kind}"}
+            for place, (path, kind) in enumerate(modules)
+        ],
+    )
     normalized = bool(recipe.head) and recipe.head[-1] == "normalize"
-    _write(folder / "config_sentence_transformers.json", {
-        "prompts": {"query": recipe.query_prefix, "document": recipe.passage_prefix},
-        "default_prompt_name": None,
-        "similarity_fn_name": "cosine" if normalized else "dot",
-        **_sparse_settings(recipe),
-    })  # fmt: skip
+    _write(
+        folder / "config_sentence_transformers.json",
+        {
+            "prompts": {"query": recipe.query_prefix, "document": recipe.passage_prefix},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine" if normalized else "dot",
+            **_sparse_settings(recipe),
+        },
+    )
 
 
 def _sparse_settings(recipe: Recipe) -> dict[str, Any]:

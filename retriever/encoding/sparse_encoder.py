@@ -84,9 +84,14 @@ class SparseEncoder:
         return self.forward(tokens, side=side, task=task, topics=self.dense.topics_of(texts, side=side, task=task))
 
     def forward(
-        self, tokens: Tokens, *, side: Side = "query", task: str | Sequence[str | None] | None = None,
-        topics: np.ndarray | None = None, report: Callable[[int], object] | None = None,
-    ) -> SparseVectors:  # fmt: skip
+        self,
+        tokens: Tokens,
+        *,
+        side: Side = "query",
+        task: str | Sequence[str | None] | None = None,
+        topics: np.ndarray | None = None,
+        report: Callable[[int], object] | None = None,
+    ) -> SparseVectors:
         """Returns the vectors of tokenised texts, in order. Arguments as of `Encoder.forward`.
 
         Raises:

@@ -43,8 +43,9 @@ class SpladePooled(Pooled):
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
         states, inside, _ = self.states(ids, lengths, prompt)
         block = max(1, _LOGITS[states.device.type] // (states.shape[1] * self.vocabulary))
-        largest = [self._largest(states[at : at + block], inside[at : at + block])
-                   for at in range(0, len(states), block)]  # fmt: skip
+        largest = [
+            self._largest(states[at : at + block], inside[at : at + block]) for at in range(0, len(states), block)
+        ]
         return torch.cat(largest).relu().log1p()
 
     def _largest(self, states: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:

@@ -64,8 +64,9 @@ def reach(backbone: Any) -> PromptShape:
     finally:
         backbone.train(training)
     if not probe.modules:
-        raise InputError(f"{kind}: no prompts can be put in, as its attention does not go through transformers' "
-                         "attention interface")  # fmt: skip
+        raise InputError(
+            f"{kind}: no prompts can be put in, as its attention does not go through transformers' attention interface"
+        )
     if len(set(probe.shapes)) > 1 or len({id(module) for module in probe.modules}) < len(probe.modules):
         raise InputError(f"{kind}: no prompts can be put in, as its layers share weights or differ in shape")
     for layer, module in enumerate(probe.modules):

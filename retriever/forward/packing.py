@@ -47,11 +47,28 @@ def kernel() -> ctypes.CDLL | None:
         return None
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     library.riptide_attend.argtypes = [
-        pointer, ctypes.c_int, long, pointer, long, long, pointer, *[long] * 4, pointer, pointer, pointer
-    ]  # fmt: skip
+        pointer,
+        ctypes.c_int,
+        long,
+        pointer,
+        long,
+        long,
+        pointer,
+        *[long] * 4,
+        pointer,
+        pointer,
+        pointer,
+    ]
     library.riptide_add_and_normalize.argtypes = [
-        pointer, pointer, ctypes.c_int, long, long, pointer, pointer, ctypes.c_float
-    ]  # fmt: skip
+        pointer,
+        pointer,
+        ctypes.c_int,
+        long,
+        long,
+        pointer,
+        pointer,
+        ctypes.c_float,
+    ]
     library.riptide_attend.restype = library.riptide_add_and_normalize.restype = None
     return library
 
@@ -201,9 +218,15 @@ class _Layer:
         library = kernel()
         assert library is not None
         library.riptide_attend(
-            inward.data_ptr(), int(inward.dtype == torch.bfloat16), len(lengths), lengths.data_ptr(), self.heads,
-            self.head_dim, *prompts, seen.data_ptr(),
-        )  # fmt: skip
+            inward.data_ptr(),
+            int(inward.dtype == torch.bfloat16),
+            len(lengths),
+            lengths.data_ptr(),
+            self.heads,
+            self.head_dim,
+            *prompts,
+            seen.data_ptr(),
+        )
         hidden = self.after_attention(self.outward(seen), hidden)
         wide = self.widen(hidden)
         return self.at_end(self.narrow(wide if self.act is None else self.act(wide)), hidden)
@@ -222,9 +245,14 @@ class _Norm:
         if values.shape[-1] % _LANES or self.weight.dtype != values.dtype:
             return self.norm(values + added)
         library.riptide_add_and_normalize(
-            values.data_ptr(), added.data_ptr(), int(values.dtype == torch.bfloat16), *values.shape,
-            self.weight.data_ptr(), self.bias.data_ptr(), self.norm.eps,
-        )  # fmt: skip
+            values.data_ptr(),
+            added.data_ptr(),
+            int(values.dtype == torch.bfloat16),
+            *values.shape,
+            self.weight.data_ptr(),
+            self.bias.data_ptr(),
+            self.norm.eps,
+        )
         return values
 
 

@@ -34,8 +34,10 @@ class FlopsOptions:
         """Raises InputError for a value that training cannot use."""
         weights = (self.queries, self.passages)
         if min(weights) < 0 or not all(map(math.isfinite, weights)) or self.warm_up < 1:
-            raise InputError(f"flops_queries={self.queries} flops_passages={self.passages} warm_up={self.warm_up}: "
-                             "expected weights of 0 or more, and at least 1 step")  # fmt: skip
+            raise InputError(
+                f"flops_queries={self.queries} flops_passages={self.passages} warm_up={self.warm_up}: "
+                "expected weights of 0 or more, and at least 1 step"
+            )
 
     def ramp(self, step: int) -> float:
         """Returns the factor of both weights at a step, counted from 0: min(1, t / T)^2, where t counts from 1."""

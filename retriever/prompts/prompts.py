@@ -335,8 +335,10 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
         )
     for name, tensor in tensors.items():
         if tensor.ndim != 5 or tensor.shape[1] != 2 or not tensor.numel() or tensor.dtype not in _DTYPES:
-            raise InputError(f"{file}: {name} is {tensor.dtype} {tuple(tensor.shape)}, expected float32, "
-                             "float16 or bfloat16 [layers, 2, heads, l, head_dim]")  # fmt: skip
+            raise InputError(
+                f"{file}: {name} is {tensor.dtype} {tuple(tensor.shape)}, expected float32, "
+                "float16 or bfloat16 [layers, 2, heads, l, head_dim]"
+            )
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"{file}: {name} holds numbers that are not finite")
     shapes = {(tensor.dtype, tensor.shape[0], tensor.shape[2], tensor.shape[4]) for tensor in tensors.values()}
@@ -392,8 +394,10 @@ def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: P
         )
     for matrix in [matrix for side in SIDES for matrix in prompt.matrices(side)[:1]]:
         if shape and (matrix.shape[0], matrix.shape[2], matrix.shape[4]) != tuple(shape):
-            raise InputError(f"the prompt is of shape {tuple(matrix.shape)}, the backbone has {shape.layers} layers, "
-                             f"{shape.heads} heads of {shape.head_dim}")  # fmt: skip
+            raise InputError(
+                f"the prompt is of shape {tuple(matrix.shape)}, the backbone has {shape.layers} layers, "
+                f"{shape.heads} heads of {shape.head_dim}"
+            )
     if shape and prompt.synthesis is not None and not prompt.synthesis.fits(shape):
         raise InputError(
             f"the prompt of a query has {prompt.synthesis.numbers} numbers per token, the backbone has "

@@ -74,9 +74,15 @@ class CrossSystem:
     module: nn.Module
 
     def __init__(
-        self, folder: Path, options: CrossOptions, data: TrainingData | None, *, device: torch.device,
-        dtype: torch.dtype = torch.float32, checkpointing: bool = False,
-    ):  # fmt: skip
+        self,
+        folder: Path,
+        options: CrossOptions,
+        data: TrainingData | None,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        checkpointing: bool = False,
+    ):
         torch.manual_seed(options.seed)
         self.folder, self.options, self.data, self.device, self.dtype = folder, options, data, device, dtype
         self.tokenizer = check_length(folder, options.max_length)

@@ -89,23 +89,36 @@ class DualSystem:
     module: nn.Module
 
     def __init__(
-        self, folder: Path, encoder: EncoderOptions, tuning: TuneOptions, data: TrainingData | None, *,
-        device: torch.device, dtype: torch.dtype, checkpointing: bool = False, start: TaskPrompt | None = None,
-        vectors: Callable[[np.ndarray], np.ndarray] | None = None, topics: TrainingTopics | None = None,
-    ):  # fmt: skip
+        self,
+        folder: Path,
+        encoder: EncoderOptions,
+        tuning: TuneOptions,
+        data: TrainingData | None,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        checkpointing: bool = False,
+        start: TaskPrompt | None = None,
+        vectors: Callable[[np.ndarray], np.ndarray] | None = None,
+        topics: TrainingTopics | None = None,
+    ):
         if tuning.sides == "query" and data is not None and vectors is None:
             raise InputError("sides='query': expected stored vectors of the passages (vectors), which are not trained")
         if (topics is None) != (tuning.topics is None):
-            raise InputError("parametrisation topics: expected the topics of queries and passages (topics), and for "
-                             "other parametrisations none")  # fmt: skip
+            raise InputError(
+                "parametrisation topics: expected the topics of queries and passages (topics), and for "
+                "other parametrisations none"
+            )
         torch.manual_seed(tuning.seed)
         self.topics = topics
         self.tuning, self.data, self.device, self.dtype, self.vectors = tuning, data, device, dtype, vectors
         self.encoder = encoder
         self.recipe = recipe = trained_recipe(folder, encoder, tuning)
         if recipe.is_sparse != (tuning.flops is not None):
-            raise InputError(f"{folder}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
-                             "regulariser for pooling=splade, and none for other vectors")  # fmt: skip
+            raise InputError(
+                f"{folder}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
+                "regulariser for pooling=splade, and none for other vectors"
+            )
         self.tokenizer = TextTokenizer(recipe, encoder)
         if data is not None:
             self.check_queries(data.queries)
@@ -175,8 +188,9 @@ class DualSystem:
         for place, query in enumerate(queries):
             ignored[place] = np.isin(passages, self.data.relevant(query))
             ignored[place, positives[place]] = False
-        chunks = self.chunks([self.data.queries[query] for query in queries[rank::world]], "query",
-                             np.arange(rank, len(queries), world))  # fmt: skip
+        chunks = self.chunks(
+            [self.data.queries[query] for query in queries[rank::world]], "query", np.arange(rank, len(queries), world)
+        )
         if options.parametrisation == "per-task":
             tasks = self.data.tasks_of(queries)
             chunks = [with_tasks(chunk, tasks[chunk.rows["dense"]]) for chunk in chunks]
@@ -569,9 +583,13 @@ def trained_recipe(folder: Path, encoder: EncoderOptions, tuning: TuneOptions) -
     if tuning.projection is None:
         return recipe
     if recipe.is_sparse:
-        raise InputError(f"projection={tuning.projection} pooling={recipe.pooling}: sparse vectors have a number "
-                         "for each word, which a layer would mix: leave out the projection")  # fmt: skip
+        raise InputError(
+            f"projection={tuning.projection} pooling={recipe.pooling}: sparse vectors have a number "
+            "for each word, which a layer would mix: leave out the projection"
+        )
     if encoder.dimension is not None:
-        raise InputError(f"projection={tuning.projection} dimension={encoder.dimension}: vectors of a new layer are "
-                         "not cut: give the projection the wanted size")  # fmt: skip
+        raise InputError(
+            f"projection={tuning.projection} dimension={encoder.dimension}: vectors of a new layer are "
+            "not cut: give the projection the wanted size"
+        )
     return with_projection(recipe, tuning.projection)

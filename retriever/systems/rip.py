@@ -102,8 +102,10 @@ class RipOptions:
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} must be at least 1")
         if not (math.isfinite(self.lr) and self.lr > 0) or self.seed < 0 or not 0 < self.mlm_probability < 1:
-            raise InputError(f"lr={self.lr} seed={self.seed} mlm_probability={self.mlm_probability}: expected a "
-                             "learning rate above 0, a seed from 0 on, and a share of the tokens")  # fmt: skip
+            raise InputError(
+                f"lr={self.lr} seed={self.seed} mlm_probability={self.mlm_probability}: expected a "
+                "learning rate above 0, a seed from 0 on, and a share of the tokens"
+            )
         for name, allowed in (
             ("unit", get_args(Unit)),
             ("objective", get_args(Objective)),
@@ -303,9 +305,15 @@ class RipSystem:
     module: nn.Module
 
     def __init__(
-        self, folder: Path, options: RipOptions, data: RipData | None, *, device: torch.device,
-        dtype: torch.dtype = torch.float32, checkpointing: bool = False,
-    ):  # fmt: skip
+        self,
+        folder: Path,
+        options: RipOptions,
+        data: RipData | None,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        checkpointing: bool = False,
+    ):
         torch.manual_seed(options.seed)
         self.options, self.data, self.device, self.dtype = options, data, device, dtype
         self.encoder = encoder_options(options)
@@ -458,8 +466,9 @@ class RipSystem:
             config = settings_of(read_recipe(self.recipe.folder, self.encoder), self.encoder)
             TaskPrompt(backbone_of(config), self.encoder, matrix, matrix).save(folder)
             return
-        recipe = read_recipe(self.recipe.folder, replace(self.encoder, query_length=None, passage_length=None,
-                                                         padding_side=None))  # fmt: skip
+        recipe = read_recipe(
+            self.recipe.folder, replace(self.encoder, query_length=None, passage_length=None, padding_side=None)
+        )
         save_encoder(folder, replace(recipe, head=self.recipe.head), self.model)
 
 

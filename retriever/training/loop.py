@@ -92,20 +92,26 @@ class LoopOptions:
             or self.checkpoint_every < 1
             or min(self.evaluate_every, self.refresh_every, self.patience) < 0
         ):
-            raise InputError(f"steps={self.steps} checkpoint_every={self.checkpoint_every} evaluate_every="
-                             f"{self.evaluate_every} refresh_every={self.refresh_every} patience={self.patience}: "
-                             "expected counts")  # fmt: skip
+            raise InputError(
+                f"steps={self.steps} checkpoint_every={self.checkpoint_every} evaluate_every="
+                f"{self.evaluate_every} refresh_every={self.refresh_every} patience={self.patience}: "
+                "expected counts"
+            )
         if not (math.isfinite(self.checkpoint_minutes) and self.checkpoint_minutes >= 0):
             raise InputError(f"parameter checkpoint_minutes {self.checkpoint_minutes}: expected minutes, 0 or more")
         if not (math.isfinite(self.lr) and self.lr > 0) or self.seed < 0 or not 0 <= self.warm_up < 1:
-            raise InputError(f"lr={self.lr} seed={self.seed} warm_up={self.warm_up}: expected a learning rate above 0, "
-                             "a seed from 0 on, and a share of the steps")  # fmt: skip
+            raise InputError(
+                f"lr={self.lr} seed={self.seed} warm_up={self.warm_up}: expected a learning rate above 0, "
+                "a seed from 0 on, and a share of the steps"
+            )
         if self.zero not in (None, 0, 1, 2, 3) or (self.offload and not self.zero):
             raise InputError(f"zero={self.zero} offload={self.offload}: expected a stage, 0 to 3; 1 to 3 to offload")
         sizes = self.weight_decay >= 0 and self.clip > 0 and math.isfinite(self.weight_decay + self.clip)
         if self.grad_cache not in ("auto", "on", "off") or not sizes:
-            raise InputError(f"grad_cache={self.grad_cache!r} weight_decay={self.weight_decay} clip={self.clip}: "
-                             "expected auto, on or off; 0 or more; more than 0")  # fmt: skip
+            raise InputError(
+                f"grad_cache={self.grad_cache!r} weight_decay={self.weight_decay} clip={self.clip}: "
+                "expected auto, on or off; 0 or more; more than 0"
+            )
         check_name(self.optimizer)
         check_sharding([self.optimizer], self.zero)
 
@@ -174,23 +180,39 @@ class Trainer:
     """A system's training on one worker. Raises InputError, from `train` too, naming the step."""
 
     def __init__(
-        self, system: System, options: LoopOptions, *, device: torch.device, dtype: torch.dtype, rank: int = 0,
+        self,
+        system: System,
+        options: LoopOptions,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        rank: int = 0,
         world: int = 1,
-    ):  # fmt: skip
+    ):
         self.system, self.options, self.device, self.rank, self.world = system, options, device, rank, world
         declared = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
-        groups = split_parameters(trained(system.module), declared, optimizer=options.optimizer, lr=options.lr,
-                                  weight_decay=options.weight_decay)  # fmt: skip
+        groups = split_parameters(
+            trained(system.module),
+            declared,
+            optimizer=options.optimizer,
+            lr=options.lr,
+            weight_decay=options.weight_decay,
+        )
         check_sharding({group["optimizer"] for group in groups}, options.zero)
         self.optimizer = describe_optimizers(groups)
-        shared: dict[str, Any] = {"groups": groups, "parameter_scale": options.parameter_scale, "clip": options.clip,
-                                  "world": world}  # fmt: skip
+        shared: dict[str, Any] = {
+            "groups": groups,
+            "parameter_scale": options.parameter_scale,
+            "clip": options.clip,
+            "world": world,
+        }
         self.stepper: Stepper = (
             PlainStepper(system.module, system.forward, **shared)
             if options.zero is None
-            else DeepSpeedStepper(system.module, system.forward, stage=options.zero, offload=options.offload,
-                                  device=device, **shared)
-        )  # fmt: skip
+            else DeepSpeedStepper(
+                system.module, system.forward, stage=options.zero, offload=options.offload, device=device, **shared
+            )
+        )
         self.refresh: Refresh | None = None
         self._mined: torch.Tensor | None = None
         self._cuts: dict[str, Cuts] = {}  # of this worker's texts that `Progress.cuts` lacks
@@ -207,11 +229,16 @@ class Trainer:
             Stopped: If a stop was requested, after the checkpoint of the step at which it was noticed.
         """
         options, self.refresh = self.options, refresh
-        self._agree(json.dumps(self.conditions), f"workers compute differently, this one by {_spelt(self.conditions)}: "
-                    "give the run nodes of one kind")  # fmt: skip
+        self._agree(
+            json.dumps(self.conditions),
+            f"workers compute differently, this one by {_spelt(self.conditions)}: give the run nodes of one kind",
+        )
         progress = self.restore(hooks.load())
-        self._agree(str(progress.steps), f"workers found different checkpoints, this one at step {progress.steps}: "
-                    "have all nodes see the same store")  # fmt: skip
+        self._agree(
+            str(progress.steps),
+            f"workers found different checkpoints, this one at step {progress.steps}: "
+            "have all nodes see the same store",
+        )
         if self.rank == 0 and progress.steps:
             hooks.note({"resumed": progress.steps})
         if evaluate and options.evaluate_every and not progress.steps:
@@ -223,8 +250,10 @@ class Trainer:
         if progress.best is not None and progress.best_step != progress.steps:
             best = hooks.load_best()
             if best is None:
-                raise InputError(f"the best checkpoint, of step {progress.best_step}, is gone: has another run of "
-                                 "the same ended meanwhile? Run the command again")  # fmt: skip
+                raise InputError(
+                    f"the best checkpoint, of step {progress.best_step}, is gone: has another run of "
+                    "the same ended meanwhile? Run the command again"
+                )
             self.restore(best)
         self.system.module.eval()
         return progress
@@ -253,8 +282,16 @@ class Trainer:
             if last:
                 self._add_cuts(progress)
             if self.rank == 0:
-                hooks.note({"step": progress.steps, "loss": loss, "lr": lr, "quality": quality,
-                            "numerics": self.numerics, "cuts": progress.cuts})  # fmt: skip
+                hooks.note(
+                    {
+                        "step": progress.steps,
+                        "loss": loss,
+                        "lr": lr,
+                        "quality": quality,
+                        "numerics": self.numerics,
+                        "cuts": progress.cuts,
+                    }
+                )
             if self.refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
                 self._mined = self.refresh.mine()
                 self.refresh.take(self._mined)
@@ -448,8 +485,10 @@ class Trainer:
                 found = dict(file.metadata())
                 progress = Progress(**json.loads(found.pop("progress")))
                 if (optimizer := found.pop("optimizer", "adamw")) != self.optimizer:
-                    raise InputError(f"the checkpoint was made with the optimizer {optimizer}, this run has "
-                                     f"{self.optimizer}: use the checkpoint's, or give another name")  # fmt: skip
+                    raise InputError(
+                        f"the checkpoint was made with the optimizer {optimizer}, this run has "
+                        f"{self.optimizer}: use the checkpoint's, or give another name"
+                    )
                 if found != self.conditions:
                     raise InputError(
                         f"the run was begun with {_spelt(found)}, now {_spelt(self.conditions)}: resume "
@@ -479,8 +518,10 @@ class Trainer:
         return functools.reduce(torch.add, terms if part is None else [*terms, part])
 
     def _not_finite(self, number: int, what: str) -> Diverged:
-        return Diverged(f"step {number + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "
-                          f"{self.options.lr}, or --dtype float32, under another name")  # fmt: skip
+        return Diverged(
+            f"step {number + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "
+            f"{self.options.lr}, or --dtype float32, under another name"
+        )
 
 
 def _spelt(conditions: dict[str, str]) -> str:

@@ -85,7 +85,9 @@ def mix(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData
         sets[0].data.passages if len(corpora) == 1 else _passages_of([each.data for each in corpora.values()], ends),
         deleted=np.concatenate([each.data.deleted + firsts[name] for name, each in corpora.items()]),
         copies=[rows for data in all_data for rows in data.copies or [np.empty(0, np.int64)] * len(data.queries)],
-        teacher=None if len(teachers) < len(sets) else TeacherScores(
+        teacher=None
+        if len(teachers) < len(sets)
+        else TeacherScores(
             [scores for own in teachers for scores in own.positives],
             [scores for own in teachers for scores in own.negatives],
         ),
@@ -96,10 +98,10 @@ def mix(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData
             tuple(float(each.weight) for each in sets),
             batches,
         ),
-        corpora=None if len(corpora) == 1 else np.array(
-            [(firsts[each.corpus], firsts[each.corpus] + each.data.num_passages) for each in sets], np.int64
-        ),
-    )  # fmt: skip
+        corpora=None
+        if len(corpora) == 1
+        else np.array([(firsts[each.corpus], firsts[each.corpus] + each.data.num_passages) for each in sets], np.int64),
+    )
 
 
 def draw(data: TrainingData, size: int | None) -> TrainingData:

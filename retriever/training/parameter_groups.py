@@ -40,8 +40,10 @@ class ParameterGroup:
         rates = [self.lr_factor] if self.lr is None else [self.lr, self.lr_factor]
         decay = 0.0 if self.weight_decay is None else self.weight_decay
         if not all(math.isfinite(rate) and rate > 0 for rate in rates) or not (math.isfinite(decay) and decay >= 0):
-            raise InputError(f"a parameter group with lr={self.lr} lr_factor={self.lr_factor} weight_decay="
-                             f"{self.weight_decay}: expected rates above 0, and a decay of 0 or more")  # fmt: skip
+            raise InputError(
+                f"a parameter group with lr={self.lr} lr_factor={self.lr_factor} weight_decay="
+                f"{self.weight_decay}: expected rates above 0, and a decay of 0 or more"
+            )
         if self.optimizer is not None:
             check_name(self.optimizer)
 
@@ -112,8 +114,10 @@ def _by_dimension(
     parameters: Sequence[nn.Parameter], weight_decay: float, optimizer: OptimizerName, lr_scale: float
 ) -> list[dict[str, Any]]:
     shared = {"optimizer": optimizer, "lr_scale": lr_scale}
-    groups = [{"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, **shared},
-              {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, **shared}]  # fmt: skip
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay, **shared},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, **shared},
+    ]
     return [group for group in groups if group["params"]]
 
 

@@ -49,9 +49,15 @@ class PlainStepper:
     equal = False
 
     def __init__(
-        self, module: nn.Module, run: Callable[..., Any], *, groups: Sequence[dict[str, Any]], parameter_scale: bool,
-        clip: float, world: int,
-    ):  # fmt: skip
+        self,
+        module: nn.Module,
+        run: Callable[..., Any],
+        *,
+        groups: Sequence[dict[str, Any]],
+        parameter_scale: bool,
+        clip: float,
+        world: int,
+    ):
         self.parameters = trained(module)
         self.run, self.clip, self.world = run, clip, world
         self.moments = moments_of(self.parameters, groups)
@@ -109,9 +115,18 @@ class DeepSpeedStepper:
     """
 
     def __init__(
-        self, module: nn.Module, run: Callable[..., Any], *, groups: Sequence[dict[str, Any]], parameter_scale: bool,
-        clip: float, world: int, stage: int, offload: bool = False, device: torch.device,
-    ):  # fmt: skip
+        self,
+        module: nn.Module,
+        run: Callable[..., Any],
+        *,
+        groups: Sequence[dict[str, Any]],
+        parameter_scale: bool,
+        clip: float,
+        world: int,
+        stage: int,
+        offload: bool = False,
+        device: torch.device,
+    ):
         if device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
@@ -144,9 +159,11 @@ class DeepSpeedStepper:
             "zero_optimization": zero,
         }
         self.engine, *_ = deepspeed.initialize(
-            model=_Running(module, run), optimizer=optimizer, config=config,
+            model=_Running(module, run),
+            optimizer=optimizer,
+            config=config,
             dist_init_required=not dist.is_initialized(),
-        )  # fmt: skip
+        )
 
     def forward(self, *inputs: Any) -> Any:
         return self.engine(*inputs)

@@ -33,9 +33,18 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 PARTS, PART_SIZE, SHARDS = 24, 400, 24
 SHORT = [0, 6, 8]
 TRIES = 4  # a job of seconds may be through before its victim is found
-KINDS = [("driver", "import"), ("driver", "encode"), ("driver", "index"),
-         ("worker", "import"), ("worker", "encode"), ("worker", "encode"), ("worker", "index"),
-         ("node", "import"), ("node", "encode"), ("node", "index")]  # fmt: skip
+KINDS = [
+    ("driver", "import"),
+    ("driver", "encode"),
+    ("driver", "index"),
+    ("worker", "import"),
+    ("worker", "encode"),
+    ("worker", "encode"),
+    ("worker", "index"),
+    ("node", "import"),
+    ("node", "encode"),
+    ("node", "index"),
+]
 
 
 @dataclass(frozen=True)
@@ -72,14 +81,27 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     source = write_corpus(root / "raw", PARTS * PART_SIZE, words=150)
     model = save_bert(root / "model")
     stages = {
-        "import": Stage("import_corpus", ("--source", source, "--part-size", PART_SIZE),
-                        "corpus/g0000", "part", PARTS, "ray::parse"),
-        "encode": Stage("encode_corpus", ("--encoder", model, "--name", "tiny", "--compile", "never"),
-                        "embeddings/tiny/g0000", "part", PARTS, "MapWorker(Map(encode))"),
+        "import": Stage(
+            "import_corpus", ("--source", source, "--part-size", PART_SIZE), "corpus/g0000", "part", PARTS, "ray::parse"
+        ),
+        "encode": Stage(
+            "encode_corpus",
+            ("--encoder", model, "--name", "tiny", "--compile", "never"),
+            "embeddings/tiny/g0000",
+            "part",
+            PARTS,
+            "MapWorker(Map(encode))",
+        ),
         # Any nprobe reaches this recall, so the kill comes while shards are filled.
-        "index": Stage("build_index", ("--factory", "IVF32,SQ8", "--shards", SHARDS, "--recall", "0.01"),
-                       "index/tiny/g0000", "shard", SHARDS, "ray::fill"),
-    }  # fmt: skip
+        "index": Stage(
+            "build_index",
+            ("--factory", "IVF32,SQ8", "--shards", SHARDS, "--recall", "0.01"),
+            "index/tiny/g0000",
+            "shard",
+            SHARDS,
+            "ray::fill",
+        ),
+    }
     store = root / "store"
     store.mkdir()
     with local_cluster(workers=2) as cluster:

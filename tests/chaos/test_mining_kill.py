@@ -53,9 +53,24 @@ def world(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
     ):
         assert call_job(job, "--store", store, *arguments) == 0
     mining: list[object] = [
-        "--split", "test", "--sources", "bm25", "exact:tiny", "--depth", 60, "--part-queries", QUERIES // PARTS,
-        "--reranker", reranker, "--denoise-threshold", 0.5, "--candidates", "pool", "--name", "drawn",
-    ]  # fmt: skip
+        "--split",
+        "test",
+        "--sources",
+        "bm25",
+        "exact:tiny",
+        "--depth",
+        60,
+        "--part-queries",
+        QUERIES // PARTS,
+        "--reranker",
+        reranker,
+        "--denoise-threshold",
+        0.5,
+        "--candidates",
+        "pool",
+        "--name",
+        "drawn",
+    ]
     after = copied(store, root / "after")
     assert call_job("mine_negatives", "--store", after, *mining) == 0
     [scores] = Store(str(after)).names("scores")
@@ -64,8 +79,12 @@ def world(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
     return World(store, contents(after), scores, mining, environment)
 
 
-KILLS = [("driver", "negatives/drawn", 1), ("worker", "scores/SCORES/g0000", 3), ("driver", "candidates/pool", 4),
-         ("driver", "scores/SCORES/g0000", 5)]  # fmt: skip
+KILLS = [
+    ("driver", "negatives/drawn", 1),
+    ("worker", "scores/SCORES/g0000", 3),
+    ("driver", "candidates/pool", 4),
+    ("driver", "scores/SCORES/g0000", 5),
+]
 
 
 @pytest.mark.parametrize(("victim", "folder", "moment"), KILLS if LONG else KILLS[:1])

@@ -66,8 +66,7 @@ STEPS = {
         ("candidates", "scores", "negatives"),
     ),
     "rerank": Step(
-        "search --mode bm25 --split test --k 100 --rerank {root}/reranker --rerank-depth 20 --name reranked"
-        " --cpus 2",
+        "search --mode bm25 --split test --k 100 --rerank {root}/reranker --rerank-depth 20 --name reranked --cpus 2",
         ("runs/reranked",),
         1,
     ),

@@ -148,11 +148,33 @@ def steps(root: Path, store: Path) -> list[tuple[object, ...]]:
     on_cpus = ("--gpus", 0, "--cpus", 1, "--node-label", "kind=cpu")
     return [
         ("import_corpus", "--store", store, "--source", root / "raw", "--part-size", 75),
-        ("encode_corpus", "--store", store, "--encoder", root / "model", "--name", "tiny", "--compile", "never",
-         *on_cpus),
-        ("search", "--store", store, "--source", "exact:tiny", "--k", 10, "--name", "hits", "--rerank",
-         root / "classifier", *on_cpus),
-    ]  # fmt: skip
+        (
+            "encode_corpus",
+            "--store",
+            store,
+            "--encoder",
+            root / "model",
+            "--name",
+            "tiny",
+            "--compile",
+            "never",
+            *on_cpus,
+        ),
+        (
+            "search",
+            "--store",
+            store,
+            "--source",
+            "exact:tiny",
+            "--k",
+            10,
+            "--name",
+            "hits",
+            "--rerank",
+            root / "classifier",
+            *on_cpus,
+        ),
+    ]
 
 
 def artifacts(store: Path) -> dict[str, Artifact]:
@@ -172,8 +194,10 @@ def alone(root: Path, call_job: Callable[..., int]) -> Path:
 
 def tasks_of(cluster: LocalCluster) -> set[tuple[str, str]]:
     """Returns (name, address of the node) of the tasks and actors that Ray's dashboard lists."""
-    listed = {kind: cluster.ask(f"/api/v0/{kind}?limit=10000")["data"]["result"]["result"]
-              for kind in ("nodes", "tasks", "actors")}  # fmt: skip
+    listed = {
+        kind: cluster.ask(f"/api/v0/{kind}?limit=10000")["data"]["result"]["result"]
+        for kind in ("nodes", "tasks", "actors")
+    }
     addresses = {node["node_id"]: node["node_ip"] for node in listed["nodes"]}
     found = {(task["name"], addresses[task["node_id"]]) for task in listed["tasks"] if task["node_id"]}
     return found | {
@@ -193,16 +217,42 @@ def test_no_task_without_a_gpu_uses_cuda_and_nothing_runs_on_the_wrong_kind(
     for key, artifact in expected.items():
         assert actual[key].parts == artifact.parts, key
     ran = tasks_of(cluster)
-    labelled = {"MapWorker(Map(encode))", "encode queries", "search exact", "rerank",
-                "probe reranker numerics", "probe encoder numerics"}  # fmt: skip
+    labelled = {
+        "MapWorker(Map(encode))",
+        "encode queries",
+        "search exact",
+        "rerank",
+        "probe reranker numerics",
+        "probe encoder numerics",
+    }
     assert labelled | {"parse"} <= {name for name, _ in ran}, ran
     cpu_nodes = {node.address for node in cluster.nodes[1:3]}
     assert {address for name, address in ran if name in labelled} <= cpu_nodes
 
 
 def test_training_runs_on_the_nodes_that_it_names(root: Path, alone: Path, cluster: LocalCluster) -> None:
-    job = ("--backbone", root / "model", "--unit", "span", "--batch", 12, "--steps", 2, "--max-length", 32, "--dtype",
-           "float32", "--workers", 2, "--cpus", 1, "--name", "trained", "--node-label", "kind=cpu")  # fmt: skip
+    job = (
+        "--backbone",
+        root / "model",
+        "--unit",
+        "span",
+        "--batch",
+        12,
+        "--steps",
+        2,
+        "--max-length",
+        32,
+        "--dtype",
+        "float32",
+        "--workers",
+        2,
+        "--cpus",
+        1,
+        "--name",
+        "trained",
+        "--node-label",
+        "kind=cpu",
+    )
     store = root / "trained"
     shutil.copytree(alone / "corpus", store / "corpus")
     start("pretrain_rip", "--store", store, *map(str, job), environment=cluster.environment).end()
@@ -227,20 +277,29 @@ def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (("--node-label", "kind=tpu"),
-         "--node-label kind=tpu: no node has it; the labels of the nodes are kind=cpu, kind=gpu, kind=head"),
-        pytest.param(("--cpus", 9, "--gpus", 0), "--cpus 9: expected at most 1, the cores of the largest node",
-                     marks=pytest.mark.long),
-        pytest.param(("--cpus", 1, "--gpus", 1, "--node-label", "kind=cpu"),
-                     "--gpus 1: expected nodes with GPUs, there are none; --wait SECONDS waits for more nodes",
-                     marks=pytest.mark.long),
-        (("--min-workers", 9, "--wait", 1, "--gpus", 0),
-         "--min-workers 9: the nodes have 4 CPUs and 1 GPU, room for 4 of 8 workers of 1 CPU, after 1 s; --wait "
-         "SECONDS waits for more nodes"),
+        (
+            ("--node-label", "kind=tpu"),
+            "--node-label kind=tpu: no node has it; the labels of the nodes are kind=cpu, kind=gpu, kind=head",
+        ),
+        pytest.param(
+            ("--cpus", 9, "--gpus", 0),
+            "--cpus 9: expected at most 1, the cores of the largest node",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("--cpus", 1, "--gpus", 1, "--node-label", "kind=cpu"),
+            "--gpus 1: expected nodes with GPUs, there are none; --wait SECONDS waits for more nodes",
+            marks=pytest.mark.long,
+        ),
+        (
+            ("--min-workers", 9, "--wait", 1, "--gpus", 0),
+            "--min-workers 9: the nodes have 4 CPUs and 1 GPU, room for 4 of 8 workers of 1 CPU, after 1 s; --wait "
+            "SECONDS waits for more nodes",
+        ),
         (("--min-workers", 3, "--max-workers", 2), "--min-workers 3: expected at most the 2 of --max-workers"),
         (("--node-label", "kind"), "--node-label 'kind': expected KEY=VALUE, for example node-type=gpu"),
     ],
-)  # fmt: skip
+)
 def test_what_no_node_can_do_is_refused_in_one_line(
     root: Path, alone: Path, cluster: LocalCluster, options: tuple[object, ...], line: str
 ) -> None:

@@ -190,9 +190,23 @@ def test_nodes_of_another_numerics_class_are_excluded(way: Way, cluster: LocalCl
     others = {node.address for node in cluster.nodes} - {odd.address}
     try:
         out = run(
-            "encode_corpus", "--store", store, "--encoder", large, "--name", "large", "--compile", "never", "--dtype",
-            "float32", "--min-workers", 4, "--max-workers", 4, environment=cluster.environment,
-        )  # fmt: skip
+            "encode_corpus",
+            "--store",
+            store,
+            "--encoder",
+            large,
+            "--name",
+            "large",
+            "--compile",
+            "never",
+            "--dtype",
+            "float32",
+            "--min-workers",
+            4,
+            "--max-workers",
+            4,
+            environment=cluster.environment,
+        )
     finally:
         cluster.lose(odd)
     pattern = r"node (\S+) is excluded, .*: \S+ is of the numerics class `([^`]+)`, this worker's is `([^`]+)`: one"

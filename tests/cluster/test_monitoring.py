@@ -41,7 +41,7 @@ DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
 RULES = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
 ALERT_TESTS = yaml.safe_load((MONITORING / "alerts.test.yaml").read_text())
 
-# A deployment that fails one of eight requests, and works on one at a time, so that requests wait.
+# A deployment that fails one of eight requests, and works on one at a time, so that requests wait; and tasks that fail.
 SERVE = """
 import sys, threading, time, urllib.request
 import ray
@@ -60,6 +60,10 @@ def ask(url):
     except urllib.error.HTTPError as error:
         assert error.code == 500, error
 
+@ray.remote
+def broken():
+    raise ValueError("a task that fails")
+
 host, port = sys.argv[1:]
 ray.init(log_to_driver=False)
 serve.start(http_options={"host": host, "port": int(port)})
@@ -68,6 +72,7 @@ while True:
     threads = [threading.Thread(target=ask, args=(f"http://{host}:{port}/?good={int(n > 0)}",)) for n in range(8)]
     for thread in threads:
         thread.start()
+    ray.wait([broken.remote()])
     for thread in threads:
         thread.join()
 """
@@ -114,8 +119,11 @@ def queries() -> list[str]:
 @pytest.mark.nodes
 def test_every_alert_fires_and_none_while_all_is_well() -> None:
     """By promtool, on series that are written down."""
-    for command in (("check", "rules", "alerts.yaml"), ("check", "config", "prometheus.yaml"),
-                    ("test", "rules", "alerts.test.yaml")):  # fmt: skip
+    for command in (
+        ("check", "rules", "alerts.yaml"),
+        ("check", "config", "prometheus.yaml"),
+        ("test", "rules", "alerts.test.yaml"),
+    ):
         done = subprocess.run(
             [program("promtool"), *command], cwd=MONITORING, text=True, capture_output=True, check=False
         )
@@ -169,10 +177,15 @@ def prometheus(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) 
     address = f"127.0.0.2:{port('127.0.0.2')}"
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            [program("prometheus"), f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
-             f"--web.listen-address={address}"],
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [
+                program("prometheus"),
+                f"--config.file={folder}/prometheus.yaml",
+                f"--storage.tsdb.path={folder}/data",
+                f"--web.listen-address={address}",
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     prometheus = Prometheus(address, time.time())
 
     def is_up() -> bool:
@@ -198,8 +211,19 @@ def test_the_rows_are_the_committed_ones_and_every_query_of_the_dashboard_has_da
     """An encoding whose worker is killed in the middle, a training and a small service, scraped by Prometheus."""
     store, model = tmp_path / "store", save_bert(tmp_path / "model", hidden=256, layers=4)
     run("import_corpus", "--store", store, "--source", write_corpus(tmp_path / "raw", 900), "--part-size", 30)
-    encode = ("encode_corpus", "--store", store, "--encoder", model, "--name", "tiny", "--compile", "never",
-              "--max-workers", 2)  # fmt: skip
+    encode = (
+        "encode_corpus",
+        "--store",
+        store,
+        "--encoder",
+        model,
+        "--name",
+        "tiny",
+        "--compile",
+        "never",
+        "--max-workers",
+        2,
+    )
     job = start(*encode, environment=cluster.environment)
     records = store / "embeddings" / "tiny" / "g0000"
     wait_for(lambda: len(list(records.glob("part-*.json"))) >= 4, "four parts", job.process)
@@ -214,8 +238,26 @@ def test_the_rows_are_the_committed_ones_and_every_query_of_the_dashboard_has_da
     parts = 'sum(ray_riptide_parts_total{artifact="embeddings/tiny/g0000", stage="encode", outcome="made"})'
     assert prometheus.value(parts) == len(embeddings.parts)
 
-    run("pretrain_rip", "--store", store, "--backbone", model, "--name", "spans", "--unit", "span",
-        "--max-length", 32, "--batch", 4, "--steps", 5, "--cpus", 1, environment=cluster.environment)  # fmt: skip
+    run(
+        "pretrain_rip",
+        "--store",
+        store,
+        "--backbone",
+        model,
+        "--name",
+        "spans",
+        "--unit",
+        "span",
+        "--max-length",
+        32,
+        "--batch",
+        4,
+        "--steps",
+        5,
+        "--cpus",
+        1,
+        environment=cluster.environment,
+    )
     (tmp_path / "serve.py").write_text(SERVE)
     command = [sys.executable, str(tmp_path / "serve.py"), "127.0.0.2", str(port("127.0.0.2"))]
     with open(tmp_path / "serve.log", "wb") as log:

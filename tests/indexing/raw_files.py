@@ -28,7 +28,7 @@ ODD = [
     "𝔘",
     "👩\u200d🚀",
 ]
-ODD += ["'", '"', '""', "\\", "a", " ", ",", "{", "\ud7ff", "\U0010ffff", "\u00a0", "<b>"]  # fmt: skip
+ODD += ["'", '"', '""', "\\", "a", " ", ",", "{", "\ud7ff", "\U0010ffff", "\u00a0", "<b>"]
 
 
 def odd_text(generator: random.Random, extra: tuple[str, ...] = ()) -> str:

@@ -63,20 +63,24 @@ def passes_kernels_on(folder: Path) -> None:
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "config.json with num_hidden_layers -1": (configured("config.json", num_hidden_layers=-1), "got -1"),
-    "config.json with hidden_size \"abc\"": (configured("config.json", hidden_size="abc"), 'got "abc"'),
+    'config.json with hidden_size "abc"': (configured("config.json", hidden_size="abc"), 'got "abc"'),
     "config.json that is cut": (cut("config.json", 40), "not JSON"),
     "config.json that names a kernel of the hub": (
-        configured("config.json", _attn_implementation="evil/kernel"), "is not supported"),
+        configured("config.json", _attn_implementation="evil/kernel"),
+        "is not supported",
+    ),
     "model.safetensors that is cut": (cut("model.safetensors", 2000), "cannot be loaded"),
     "an empty model.safetensors": (cut("model.safetensors", 0), "cannot be loaded"),
-    "a model folder without a tokenizer": (
-        lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
+    "a model folder without a tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
     "a tokenizer with special tokens only": (special_tokens_only, "special tokens only"),
     "modules.json with a path that leaves the folder": (
         lambda folder: (folder / "modules.json").write_text(
-            '[{"type": "sentence_transformers.models.Transformer", "path": "../.."}]'), "leaves the model folder"),
+            '[{"type": "sentence_transformers.models.Transformer", "path": "../.."}]'
+        ),
+        "leaves the model folder",
+    ),
     "sentence_bert_config.json with an argument that loads code": (passes_kernels_on, "allow_all_kernels"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DAMAGES)

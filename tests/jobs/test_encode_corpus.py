@@ -308,9 +308,14 @@ def test_more_than_five_percent_of_the_passages_are_a_warning(
     ],
 )
 def test_workers_without_nodes_are_refused(
-    local_ray: None, world, refused, documented: Callable[..., None], case: str, options: tuple[object, ...],
+    local_ray: None,
+    world,
+    refused,
+    documented: Callable[..., None],
+    case: str,
+    options: tuple[object, ...],
     answer: str,
-) -> None:  # fmt: skip
+) -> None:
     """Last in this file, as the process stays connected to the Ray until the module ends."""
     before = files_of(world.store)
     line = refused("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "x", *options)

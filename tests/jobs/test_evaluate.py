@@ -315,8 +315,19 @@ def test_a_sample_is_drawn_from_a_seed_and_leaves_out_deleted_passages(world, do
     gone = [passage for _, passage, _ in world.judged[:5]]
     (tmp_path / "gone").write_text("".join(f"{id}\n" for id in gone))
     done("import_corpus", "--store", world.store, "--delete", tmp_path / "gone")
-    done("encode_corpus", "--store", world.store, "--encoder", world.model, "--name", "enc", "--dtype", "float32",
-         "--compile", "never")  # fmt: skip
+    done(
+        "encode_corpus",
+        "--store",
+        world.store,
+        "--encoder",
+        world.model,
+        "--name",
+        "enc",
+        "--dtype",
+        "float32",
+        "--compile",
+        "never",
+    )
     less = measured()
     assert (less["pairs"], less["queries"], less["passages"]) == (25, 25, 235)
 

@@ -63,8 +63,23 @@ def store(
     job("build_bm25", "--shards", 2)
     job("search", "--mode", "bm25", "--split", "test", "--k", 10, "--name", "words")
     job("search", "--mode", "exact", "--embeddings", "enc", "--split", "test", "--k", 10, "--name", "exact")
-    job("mine_negatives", "--split", "train", "--sources", "bm25", "--depth", 20, "--part-queries", 4,
-        "--pool-negatives", 5, "--denoised-negatives", 0, "--name", "mined")  # fmt: skip
+    job(
+        "mine_negatives",
+        "--split",
+        "train",
+        "--sources",
+        "bm25",
+        "--depth",
+        20,
+        "--part-queries",
+        4,
+        "--pool-negatives",
+        5,
+        "--denoised-negatives",
+        0,
+        "--name",
+        "mined",
+    )
     return Store(str(root / "store"))
 
 

@@ -82,9 +82,15 @@ def test_a_chain_makes_what_its_commands_make_one_by_one_and_a_second_run_makes_
     assert not (tmp_path / "single").exists()
     out = done("pipeline", "--config", file)
     assert headers(out) == [
-        f"1/8 import_corpus {tmp_path}/raw", "2/8 build_bm25 bm25", "3/8 encode_corpus enc", "4/8 build_index enc",
-        "5/8 mine_negatives hard", "6/8 search dense", "7/8 search words", "8/8 evaluate",
-    ]  # fmt: skip
+        f"1/8 import_corpus {tmp_path}/raw",
+        "2/8 build_bm25 bm25",
+        "3/8 encode_corpus enc",
+        "4/8 build_index enc",
+        "5/8 mine_negatives hard",
+        "6/8 search dense",
+        "7/8 search words",
+        "8/8 evaluate",
+    ]
     assert re.search(r"^encode: 60 passages", out, re.M)
     figures = (tmp_path / "figures.json").read_text()
     assert 0.5 < json.loads(figures)["mean"]["words"]["R@10"] <= 1
@@ -117,8 +123,12 @@ def test_a_failure_names_the_step_and_the_next_run_goes_on_there(
     late.symlink_to(good)
     done("pipeline", "--config", file)
     assert set(artifacts(tmp_path / "store")) == {
-        "bm25/bm25/g0000", "corpus/g0000", "embeddings/enc/g0000", "queries/raw", "runs/words",
-    }  # fmt: skip
+        "bm25/bm25/g0000",
+        "corpus/g0000",
+        "embeddings/enc/g0000",
+        "queries/raw",
+        "runs/words",
+    }
     assert kept.items() <= files_of(tmp_path / "store", but=()).items()
 
 
@@ -214,8 +224,14 @@ def test_a_plan_runs_nothing_and_says_what_a_step_waits_for(
     assert fresh["1/8"].startswith("store    ")
     waits = {place: re.match(r"after step (\d); now: .", text) for place, text in fresh.items()}
     assert {place: int(found[1]) for place, found in waits.items() if found} == {
-        "2/8": 1, "3/8": 2, "4/8": 3, "5/8": 4, "6/8": 5, "7/8": 2, "8/8": 7,
-    }  # fmt: skip
+        "2/8": 1,
+        "3/8": 2,
+        "4/8": 3,
+        "5/8": 4,
+        "6/8": 5,
+        "7/8": 2,
+        "8/8": 7,
+    }
     done("pipeline", "--config", file, "--until", 3)
     before = files_of(store, but=())
     half = planned()
@@ -232,8 +248,9 @@ def test_only_and_until_take_a_number_or_what_one_step_is_called(
 ) -> None:
     file = recipe(*chain)
     assert headers(done("pipeline", "--config", file, "--until", "build_bm25")) == [
-        f"1/8 import_corpus {tmp_path}/raw", "2/8 build_bm25 bm25",
-    ]  # fmt: skip
+        f"1/8 import_corpus {tmp_path}/raw",
+        "2/8 build_bm25 bm25",
+    ]
     for wanted in ("7", "words", "search words"):
         assert headers(done("pipeline", "--config", file, "--only", wanted)) == ["7/8 search words"]
     assert refused("pipeline", "--config", file, "--until", "search") == (
@@ -250,20 +267,43 @@ def test_a_limit_goes_to_steps_that_set_none(
     chain[3]["build_index"]["name"] = "flat"
     chain[5] = {"search": {"source": "0.5*bm25+0.5*index:flat", "k": 10, "name": "dense"}}
     chain[6:6] = [
-        {"pretrain_rip": {"backbone": model, "unit": "span", "batch": 8, "steps": 1, "max_length": 32, "cpus": 1,
-                          "name": "rip"}},
-        {"tune_prompts": {"backbone": "models/rip", "negatives": "hard", "task": "t", "batch": 4, "steps": 1,
-                          "length": 2, "cpus": 1}},
+        {
+            "pretrain_rip": {
+                "backbone": model,
+                "unit": "span",
+                "batch": 8,
+                "steps": 1,
+                "max_length": 32,
+                "cpus": 1,
+                "name": "rip",
+            }
+        },
+        {
+            "tune_prompts": {
+                "backbone": "models/rip",
+                "negatives": "hard",
+                "task": "t",
+                "batch": 4,
+                "steps": 1,
+                "length": 2,
+                "cpus": 1,
+            }
+        },
         {"encode_corpus": {"task": "t", "name": "t"}},
-    ]  # fmt: skip
+    ]
     chain[2]["encode_corpus"]["limit"] = chain[3]["build_index"]["limit"] = 40
     done("pipeline", "--config", recipe(*chain), "--limit", 30)
     store = Store(str(tmp_path / "store"))
     assert [artifact.rows for artifact in store.generations("corpus")] == [60]
     expected = {
-        "bm25": ["bm25"], "embeddings": ["enc", "t"], "index": ["flat"], "negatives": ["hard"], "models": ["rip"],
-        "prompts": ["t"], "runs": ["dense", "words"],
-    }  # fmt: skip
+        "bm25": ["bm25"],
+        "embeddings": ["enc", "t"],
+        "index": ["flat"],
+        "negatives": ["hard"],
+        "models": ["rip"],
+        "prompts": ["t"],
+        "runs": ["dense", "words"],
+    }
     assert {kind: store.names(kind) for kind in expected} == expected
 
 
@@ -311,10 +351,16 @@ def named(step: Step) -> Iterator[tuple[str, str]]:
 
 
 MADE = {
-    "build_bm25": "bm25", "pretrain_rip": "models", "train_reranker": "models", "mine_negatives": "negatives",
-    "train_retriever": "task", "tune_prompts": "task", "encode_corpus": "embeddings", "build_index": "index",
+    "build_bm25": "bm25",
+    "pretrain_rip": "models",
+    "train_reranker": "models",
+    "mine_negatives": "negatives",
+    "train_retriever": "task",
+    "tune_prompts": "task",
+    "encode_corpus": "embeddings",
+    "build_index": "index",
     "search": "runs",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
@@ -348,12 +394,21 @@ def test_the_two_stages_of_gtr_differ_in_their_data_and_length_alone() -> None:
     assert (first.projection, second.projection, second.backbone) == (768, None, "models/stage1")
     for options in (first, second):
         assert options.warm_up * options.steps == 1000
-    assert {
-        name for name, value in vars(first).items() if value != vars(second)[name]
-    } == {
-        "task", "backbone", "projection", "negatives", "negatives_per_query", "also_train", "warm_up", "steps",
-        "dev_split", "dev_limit", "dev_passages", "evaluate_every", "curves",
-    }  # fmt: skip
+    assert {name for name, value in vars(first).items() if value != vars(second)[name]} == {
+        "task",
+        "backbone",
+        "projection",
+        "negatives",
+        "negatives_per_query",
+        "also_train",
+        "warm_up",
+        "steps",
+        "dev_split",
+        "dev_limit",
+        "dev_passages",
+        "evaluate_every",
+        "curves",
+    }
 
 
 def test_the_recipe_of_table_3_has_its_four_arms_on_equal_terms(
@@ -366,9 +421,11 @@ def test_the_recipe_of_table_3_has_its_four_arms_on_equal_terms(
     arms = {name: (options.train, options.backbone, options.negatives) for name, options in trained.items()}
     vanilla, unm = ("FacebookAI/roberta-large", "bm25neg"), ("models/rip", "hard")
     assert arms == {
-        "vanilla-prompts": ("prompts", *vanilla), "vanilla-finetuned": ("all", *vanilla),
-        "marco": ("prompts", *unm), "finetuned": ("all", *unm),
-    }  # fmt: skip
+        "vanilla-prompts": ("prompts", *vanilla),
+        "vanilla-finetuned": ("all", *vanilla),
+        "marco": ("prompts", *unm),
+        "finetuned": ("all", *unm),
+    }
     for one, other in (("vanilla-prompts", "marco"), ("vanilla-finetuned", "finetuned")):
         same = {"task": "", "backbone": "", "negatives": "", "curves": None}
         assert replace(trained[one], **same) == replace(trained[other], **same)

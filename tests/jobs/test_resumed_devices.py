@@ -71,8 +71,19 @@ def test_a_reranked_run_is_resumed_on_the_cpu(
 
 
 def test_scores_are_resumed_on_the_cpu(world, classifier: str, add_gpu, done: Done, refused: Done) -> None:
-    mine = ("mine_negatives", "--store", world.store, "--sources", "exact:enc", "--depth", 20, "--part-queries", 5,
-            "--reranker", classifier)  # fmt: skip
+    mine = (
+        "mine_negatives",
+        "--store",
+        world.store,
+        "--sources",
+        "exact:enc",
+        "--depth",
+        20,
+        "--part-queries",
+        5,
+        "--reranker",
+        classifier,
+    )
     done(*mine)
     [scores] = (world.store / "scores").glob("*/g0000")
     check(scores, mine, add_gpu, done, refused)

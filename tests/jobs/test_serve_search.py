@@ -380,8 +380,10 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
     if "layers" in change or "value" in change:
         shape = (change.get("layers", SHAPE.layers), 2, SHAPE.heads, 3, SHAPE.head_dim)
         replace(load(tmp_path), query=torch.full(shape, change.get("value", 0.1))).save(tmp_path)
-        files = {"prompt": (WEIGHTS, (tmp_path / WEIGHTS).read_bytes()),
-                 "settings": (SETTINGS, (tmp_path / SETTINGS).read_bytes())}  # fmt: skip
+        files = {
+            "prompt": (WEIGHTS, (tmp_path / WEIGHTS).read_bytes()),
+            "settings": (SETTINGS, (tmp_path / SETTINGS).read_bytes()),
+        }
     if "dtype" in change:
         [(name, matrix)] = load_file(tmp_path / WEIGHTS).items()
         files["prompt"] = (WEIGHTS, save({name: matrix.to(change["dtype"])}))
@@ -704,8 +706,13 @@ def test_a_question_whose_asker_has_gone_never_runs(service: Service, monkeypatc
 
     async def ask(app: Any, gone: asyncio.Event) -> list[Any]:
         body = json.dumps({"query": "bafa"}).encode()
-        scope = {"type": "http", "method": "POST", "path": "/v1/search", "query_string": b"",
-                 "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]}  # fmt: skip
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/search",
+            "query_string": b"",
+            "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+        }
         messages, sent = iter([{"type": "http.request", "body": body}]), []
 
         async def receive() -> Any:
@@ -753,9 +760,17 @@ def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monk
     tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
 
     async def ask(app: Any, token: str) -> list[Any]:
-        scope = {"type": "http", "method": "PUT", "path": "/v1/tasks/x", "query_string": b"",
-                 "headers": [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode()),
-                             (b"content-type", b"multipart/form-data; boundary=x")]}  # fmt: skip
+        scope = {
+            "type": "http",
+            "method": "PUT",
+            "path": "/v1/tasks/x",
+            "query_string": b"",
+            "headers": [
+                (b"host", b"127.0.0.1"),
+                (b"authorization", f"Bearer {token}".encode()),
+                (b"content-type", b"multipart/form-data; boundary=x"),
+            ],
+        }
         sent: list[Any] = []
         read = 0
 
@@ -921,8 +936,9 @@ def test_a_loopback_address_is_refused_where_the_head_is_elsewhere(monkeypatch: 
 def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path) -> None:
     store = Store(str(root / "store"))
     release = Release.load(store, current(store)[0])  # type: ignore[index]
-    changed = Release(release.encoder, release.encoder_options, release.tasks,
-                      {**release.fingerprints, "index/idx/g0001": "0" * 64})  # fmt: skip
+    changed = Release(
+        release.encoder, release.encoder_options, release.tasks, {**release.fingerprints, "index/idx/g0001": "0" * 64}
+    )
     changed.save(store)
     with pytest.raises(InputError, match="index/idx/g0001: its fingerprint is"):
         open_local(store, device="cpu").open(changed.id)

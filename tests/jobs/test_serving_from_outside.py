@@ -83,9 +83,20 @@ def test_a_fuzzer_finds_no_500_and_nothing_that_the_schema_does_not_say(server: 
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     program = Path(sys.executable).with_name("schemathesis")
     command = [
-        str(program), "run", f"{server.address}/openapi.json", "--checks", checks, "--max-examples", "25",
-        "--seed", "1", "--phases", "examples,coverage,fuzzing", "--exclude-path-regex", "release",
-    ]  # fmt: skip
+        str(program),
+        "run",
+        f"{server.address}/openapi.json",
+        "--checks",
+        checks,
+        "--max-examples",
+        "25",
+        "--seed",
+        "1",
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--exclude-path-regex",
+        "release",
+    ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
 

@@ -24,8 +24,13 @@ from indexing.store.store import Store
 def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> None:
     lines = done("store", "list", "--store", world.store).splitlines()
     assert [line.split()[0] for line in lines] == [
-        "corpus/g0000", "embeddings/enc/g0000", "index/idx/g0000", "queries/tiny", "runs/dense", "runs/exact",
-    ]  # fmt: skip
+        "corpus/g0000",
+        "embeddings/enc/g0000",
+        "index/idx/g0000",
+        "queries/tiny",
+        "runs/dense",
+        "runs/exact",
+    ]
     assert "240 rows" in lines[0]
     assert lines[0].endswith("from -")
     assert lines[2].endswith("from embeddings/enc/g0000")

@@ -54,12 +54,42 @@ def fields_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 HUGE = "10" * 154  # 308 digits, the longest integer that is read
 # JSON texts that take the place of a field's value.
 VALUES = [
-    r'"\ud800"', r'"\udfff\ud800"', r'["\ud83d"]', r'{"\ud800": 1}', '"\x00"'.replace("\x00", r"\u0000"),
-    "1" + "0" * 400, "-1" + "0" * 400, HUGE, f"-{HUGE}", "1e400", "-1e400", "1e308", "NaN", "Infinity", "-Infinity",
-    str(2**63), str(2**64), str(-(2**63) - 1), "-1", "0", "0.5", "1e-400", "true", "null", '""', "[]", "{}", "[[[]]]",
-    '"' + "x" * 100_000 + '"', '{"' + "y" * 100_000 + '": 1}', "[" + "7," * 10_000 + "7]", "[" * 70 + "]" * 70,
-    '"\u202e\U0010ffff"', "nul", "",
-]  # fmt: skip
+    r'"\ud800"',
+    r'"\udfff\ud800"',
+    r'["\ud83d"]',
+    r'{"\ud800": 1}',
+    '"\x00"'.replace("\x00", r"\u0000"),
+    "1" + "0" * 400,
+    "-1" + "0" * 400,
+    HUGE,
+    f"-{HUGE}",
+    "1e400",
+    "-1e400",
+    "1e308",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    str(2**63),
+    str(2**64),
+    str(-(2**63) - 1),
+    "-1",
+    "0",
+    "0.5",
+    "1e-400",
+    "true",
+    "null",
+    '""',
+    "[]",
+    "{}",
+    "[[[]]]",
+    '"' + "x" * 100_000 + '"',
+    '{"' + "y" * 100_000 + '": 1}',
+    "[" + "7," * 10_000 + "7]",
+    "[" * 70 + "]" * 70,
+    '"\u202e\U0010ffff"',
+    "nul",
+    "",
+]
 
 
 def mutants(settings: dict[str, Any], draw: random.Random | None = None) -> Iterator[tuple[str, bytes]]:
@@ -226,15 +256,20 @@ def test_the_time_of_a_request_begins_when_its_body_is_complete(
     """A large body that is parsed a minute later is answered at once."""
     times = iter([time.time() - 60])
     monkeypatch.setattr(routes, "time", SimpleNamespace(time=lambda: next(times, time.time())))
-    answer = client.post("/v1/search", content=b'{"query":"a"' + b" " * routes.SMALL + b"}",
-                         headers={"Content-Type": "application/json"})  # fmt: skip
+    answer = client.post(
+        "/v1/search", content=b'{"query":"a"' + b" " * routes.SMALL + b"}", headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 503
 
 
 def test_other_forms_than_multipart_are_refused(client: TestClient, documented: Callable[..., None]) -> None:
     answer = client.put("/v1/tasks/other", data={"prompt": "a", "settings": "b"})
-    documented("HTTP", "a prompt as another form than multipart/form-data", answer.json()["error"]["message"],
-               answer.status_code)  # fmt: skip
+    documented(
+        "HTTP",
+        "a prompt as another form than multipart/form-data",
+        answer.json()["error"]["message"],
+        answer.status_code,
+    )
     assert answer.status_code == 422
 
 

@@ -180,8 +180,11 @@ def _save(
     torch.manual_seed(0)
     kind = getattr(transformers, architecture)
     model = kind(kind.config_class(**config))
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()},
-              folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    save_file(
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     backend.save(str(folder / "tokenizer.json"))
     _write(folder / "config.json", config)
     _write(folder / "tokenizer_config.json", tokenizer)

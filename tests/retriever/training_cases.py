@@ -52,15 +52,23 @@ def make_data(passages: int = 60) -> TrainingData:
         *([draw.random(len(rows)).astype(np.float32) for rows in lists] for lists in (positives, negatives))
     )
     return TrainingData(
-        queries, positives, negatives, passages, lambda rows: ([""] * len(rows), [texts[row] for row in rows]),
+        queries,
+        positives,
+        negatives,
+        passages,
+        lambda rows: ([""] * len(rows), [texts[row] for row in rows]),
         teacher=teacher,
-    )  # fmt: skip
+    )
 
 
 def dual_system(
-    bert: Path, dropout: float | None = 0.1, dtype: torch.dtype = torch.float32, chunk: int | None = None,
-    given: TrainingTopics | None = None, **tuning: Any,
-) -> DualSystem:  # fmt: skip
+    bert: Path,
+    dropout: float | None = 0.1,
+    dtype: torch.dtype = torch.float32,
+    chunk: int | None = None,
+    given: TrainingTopics | None = None,
+    **tuning: Any,
+) -> DualSystem:
     """Returns a dual encoder over `make_data`.
 
     Args:

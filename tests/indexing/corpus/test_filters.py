@@ -22,9 +22,12 @@ SCORES = [0.5, 1.0, None, 2.5, float("nan"), -1.0, 2.5]
 OPEN = [True, False, None, True, False, False, True]
 TIMES = [datetime(2020, 1, day, tzinfo=UTC) if day else None for day in (1, 2, None, 4, 5, 6, 7)]
 COLUMNS: dict[str, tuple[str, list[Any]]] = {
-    "year": ("int64", YEARS), "lang": ("string", LANGUAGES), "score": ("float64", SCORES), "open": ("bool", OPEN),
+    "year": ("int64", YEARS),
+    "lang": ("string", LANGUAGES),
+    "score": ("float64", SCORES),
+    "open": ("bool", OPEN),
     "at": ("timestamp", TIMES),
-}  # fmt: skip
+}
 PARTS = [range(3), range(3, 4), range(4, 7)]  # the last one a generation of its own
 DELETED = [3]
 

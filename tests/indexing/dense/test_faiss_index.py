@@ -282,8 +282,9 @@ def test_choices_follow_size_and_memory():
     with pytest.raises(InputError, match="fits 1000000 bytes"):
         choose_factory(21_000_000, 384, 0.95, 10**6)
     assert [choose_factory(21_000_000, 384, 0.95, 8 * 10**8, shards) for shards in (1, 8)] == [
-        "IVF16384,PQ48x4fs", "IVF16384,PQ24x4fs"
-    ]  # fmt: skip
+        "IVF16384,PQ48x4fs",
+        "IVF16384,PQ24x4fs",
+    ]
     with pytest.raises(InputError, match="cannot choose"):
         choose_factory(0, 384, 0.95)
 

@@ -103,9 +103,10 @@ def test_blocks_cover_all_vectors_in_order(monkeypatch: pytest.MonkeyPatch, bloc
 
 
 GOOD: dict[str, Any] = {
-    "indices": np.array([1, 5, 2], np.int32), "values": np.array([0.5, 1.0, 2.0], np.float32),
+    "indices": np.array([1, 5, 2], np.int32),
+    "values": np.array([0.5, 1.0, 2.0], np.float32),
     "offsets": np.array([0, 2, 2, 3]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

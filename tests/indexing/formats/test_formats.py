@@ -234,9 +234,9 @@ print(len(found), ids, pa.default_memory_pool().max_memory())
 
 def test_long_rows_of_one_row_group_are_read_a_chunk_at_a_time(tmp_path):
     """Arrow holds some chunks of 2 MB, in a process of its own, not the row group of 64 MB, however many its rows."""
-    table = pa.table({
-        "id": [str(n) for n in range(64)], "text": [random.Random(n).randbytes(500_000).hex() for n in range(64)]
-    })  # fmt: skip
+    table = pa.table(
+        {"id": [str(n) for n in range(64)], "text": [random.Random(n).randbytes(500_000).hex() for n in range(64)]}
+    )
     pq.write_table(table, tmp_path / "x.parquet", compression="none", use_dictionary=False, write_batch_size=1)
     assert pq.read_metadata(tmp_path / "x.parquet").num_row_groups == 1
     command = [sys.executable, "-c", PEAK, str(tmp_path / "x.parquet")]

@@ -221,8 +221,11 @@ def test_the_longest_list_is_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     for number in range(20):
         lengths = draw.integers(0, draw.integers(2, 60), 200)
         nested = [[[1] * int(draw.integers(0, 4)) for _ in range(length)] for length in lengths]
-        columns = {"id": [str(n) for n in range(200)], "text": ["x"] * 200, "m": nested if number % 2 else [
-            list(range(length)) for length in lengths]}  # fmt: skip
+        columns = {
+            "id": [str(n) for n in range(200)],
+            "text": ["x"] * 200,
+            "m": nested if number % 2 else [list(range(length)) for length in lengths],
+        }
         longest = max(sum(max(len(inner), 1) for inner in row) for row in nested) if number % 2 else int(max(lengths))
         path = tmp_path / f"{number}.parquet"
         options = {"data_page_version": version, "data_page_size": 100, "write_batch_size": 7}

@@ -53,8 +53,12 @@ def test_beir_fields(tmp_path):
     assert table["title"].to_pylist() == ["", "", "t", "", ""]
     assert table["text"].to_pylist() == ["", "x", "x", "x", "x"]
     assert table["metadata"].to_pylist() == [
-        "", "", '{"url":"é","n":[1,{"a":null}],"year":2020.5}', '{"year":null}', '{"year":1}',
-    ]  # fmt: skip
+        "",
+        "",
+        '{"url":"é","n":[1,{"a":null}],"year":2020.5}',
+        '{"year":null}',
+        '{"year":1}',
+    ]
 
 
 def test_the_same_chunk_gives_the_same_bytes(tmp_path):
@@ -91,7 +95,7 @@ BAD_JSON = {
     "surrogate in metadata": ('{"_id": "c", "text": "", "m": "\\udc00x"}', "found an unpaired surrogate escape"),
     "UTF-8": (b'{"_id": "c", "text": "\xc3\xa9\xff"}', r"found invalid UTF-8 \(byte 0xff at byte offset 24 of the"),
     "UTF-8 surrogate": (b'{"_id": "c", "text": "\xed\xa0\x80"}', r"found invalid UTF-8 \(byte 0xed at byte offset 22"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_JSON)
@@ -132,9 +136,12 @@ def test_filters(tmp_path):
     table = passages("beir", jsonl(tmp_path / "a.jsonl", docs), 2, **types)
     assert table.schema.names[:4] == CORPUS_SCHEMA.names
     assert {name: table.schema.field(f"filter.{name}").type for name in types} == {
-        "year": pa.int64(), "score": pa.float64(), "lang": pa.string(), "open": pa.bool_(),
+        "year": pa.int64(),
+        "score": pa.float64(),
+        "lang": pa.string(),
+        "open": pa.bool_(),
         "when": pa.timestamp("us", "UTC"),
-    }  # fmt: skip
+    }
     found = {name: table[f"filter.{name}"].to_pylist() for name in types}
     assert found == {
         "year": [2020, -5, None],
@@ -152,11 +159,20 @@ def test_filters(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        ("int64", '"2020"'), ("int64", "2020.0"), ("int64", "true"), ("int64", "9223372036854775808"),
-        ("float64", '"1"'), ("float64", "false"), ("string", "1"), ("bool", "1"), ("bool", '"true"'),
-        ("timestamp", "2020"), ("timestamp", '"yesterday"'), ("timestamp", '"0001-01-01T00:00:00+01:00"'),
+        ("int64", '"2020"'),
+        ("int64", "2020.0"),
+        ("int64", "true"),
+        ("int64", "9223372036854775808"),
+        ("float64", '"1"'),
+        ("float64", "false"),
+        ("string", "1"),
+        ("bool", "1"),
+        ("bool", '"true"'),
+        ("timestamp", "2020"),
+        ("timestamp", '"yesterday"'),
+        ("timestamp", '"0001-01-01T00:00:00+01:00"'),
     ],
-)  # fmt: skip
+)
 def test_a_filter_of_another_type_is_refused(tmp_path, kind, value):
     text = f'{{"_id": "a", "text": "x"}}\n{{"_id": "b", "text": "x", "year": {value}}}\n'
     refused(tmp_path / "a.jsonl", text, "beir", rf"a\.jsonl:2: found year .*, expected .*({kind}|timestamp)", year=kind)

@@ -37,8 +37,11 @@ def random_hits(draw: np.random.Generator, questions: int, width: int, passages:
 
 
 def as_list(found: Hits, question: int) -> list[tuple[int, float]]:
-    return [(row, score) for row, score in zip(*(array[question].tolist() for array in found[::-1]), strict=True)
-            if row >= 0]  # fmt: skip
+    return [
+        (row, score)
+        for row, score in zip(*(array[question].tolist() for array in found[::-1]), strict=True)
+        if row >= 0
+    ]
 
 
 def ranked(sums: dict[int, float], k: int) -> list[tuple[int, float]]:

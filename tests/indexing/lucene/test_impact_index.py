@@ -79,8 +79,12 @@ def test_a_grown_index_finds_what_one_built_anew_finds(tmp_path: Path) -> None:
     embeddings = build_index(tmp_path / "grown", 3).embeddings
     grown = ImpactIndex.open(store, "i3", embeddings)
     assert [(part.facts["first_row"], part.facts["end"]) for _, part in grown.shards] == [
-        (0, 100), (100, 200), (200, 300), (300, 400), (400, 500),
-    ]  # fmt: skip
+        (0, 100),
+        (100, 200),
+        (200, 300),
+        (300, 400),
+        (400, 500),
+    ]
     add_embeddings(tmp_path / "anew", [vectors])
     anew = build_index(tmp_path / "anew", 3)
     for rows in (NOTHING, deleted):
@@ -179,8 +183,10 @@ def test_weights_that_overflow_are_refused(tmp_path: Path, values: list[float], 
 def test_a_product_that_lucene_would_round_is_refused(tmp_path: Path) -> None:
     add_embeddings(tmp_path, [from_dense(np.full((2, WIDTH), 100.0, np.float32))])
     index = build_index(tmp_path, 1)
-    equal(index.search(from_dense(np.full((1, WIDTH), 16.0, np.float32)), 2, NOTHING),
-          Hits(np.full((1, 2), 4.8e9, np.float32), np.array([[0, 1]])))  # fmt: skip
+    equal(
+        index.search(from_dense(np.full((1, WIDTH), 16.0, np.float32)), 2, NOTHING),
+        Hits(np.full((1, 2), 4.8e9, np.float32), np.array([[0, 1]])),
+    )
     with pytest.raises(InputError, match="query 0: a word has the impact 1,700, and one of a passage of index/i1 has"):
         index.search(from_dense(np.full((1, WIDTH), 17.0, np.float32)), 2, NOTHING)
 

@@ -121,14 +121,34 @@ def test_no_passage_at_all_is_no_shard(tmp_path: Path) -> None:
 
 def test_odd_characters_are_no_end_and_no_error(tmp_path: Path) -> None:
     passages = [
-        "w1\0w2", "\0", "w3\0", "\U0001f600 w4", "\U0001f600\U0001f600", "na\u00efve w5", "w6\ufffe\uffff w7",
-        "\u202ew8\u200b", "\u4e2d\u6587 w9", "w10\r\nw11\tw12", "\U00020000",
-    ]  # fmt: skip
+        "w1\0w2",
+        "\0",
+        "w3\0",
+        "\U0001f600 w4",
+        "\U0001f600\U0001f600",
+        "na\u00efve w5",
+        "w6\ufffe\uffff w7",
+        "\u202ew8\u200b",
+        "\u4e2d\u6587 w9",
+        "w10\r\nw11\tw12",
+        "\U00020000",
+    ]
     found = searcher(tmp_path, passages)
     asked = {
-        "w2": [0], "w1\0": [0], "\0w3": [2], "\0": [], "w4": [3], "\U0001f600": [3, 4], "na\u00efve": [5], "w7": [6],
-        "w8": [7], "\u6587": [8], "w11": [9], "w12": [9], "\U00020000": [10],
-    }  # fmt: skip
+        "w2": [0],
+        "w1\0": [0],
+        "\0w3": [2],
+        "\0": [],
+        "w4": [3],
+        "\U0001f600": [3, 4],
+        "na\u00efve": [5],
+        "w7": [6],
+        "w8": [7],
+        "\u6587": [8],
+        "w11": [9],
+        "w12": [9],
+        "\U00020000": [10],
+    }
     hits = found.search(list(asked), 11)
     assert {query: sorted(row for row, _ in pairs(hits, n)) for n, query in enumerate(asked)} == asked
 

@@ -15,8 +15,21 @@ DPR = SimpleTokenizer()
 
 # Letters with accents in one and in two characters, Greek with its two small sigmas, marks, digits, punctuation,
 # separators (no-break, ideographic), control and format characters, letters whose small form is longer.
-ALPHABET = [*"aAbBéÉñ", "e\u0301", "E\u0301", *"ΣσςΑαΟο", *"12٣½", *".,-'’&$#_", *"  \u00a0\u3000\t\n", "\u200b\u00ad",
-            *"İıßẞ語中", "ﬁ", "\U0001f600", "\u0345", *"≠=\u0338Å"]  # fmt: skip
+ALPHABET = [
+    *"aAbBéÉñ",
+    "e\u0301",
+    "E\u0301",
+    *"ΣσςΑαΟο",
+    *"12٣½",
+    *".,-'’&$#_",
+    *"  \u00a0\u3000\t\n",
+    "\u200b\u00ad",
+    *"İıßẞ語中",
+    "ﬁ",
+    "\U0001f600",
+    "\u0345",
+    *"≠=\u0338Å",
+]
 
 
 def found(passage: str, *answers: str) -> bool:

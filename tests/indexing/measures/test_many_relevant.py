@@ -20,9 +20,13 @@ def test_values_equal_those_of_sentence_transformers() -> None:
     relevant = {f"q{n:02d}": set(draw.choice(passages, draw.integers(1, 81), replace=False)) for n in range(60)}
     ranked = [list(draw.permutation(passages)[: draw.integers(0, 101)]) for _ in relevant]
     evaluator = InformationRetrievalEvaluator(
-        dict.fromkeys(relevant, "x"), dict.fromkeys(passages, "x"), relevant, accuracy_at_k=[1, 10], mrr_at_k=[100],
+        dict.fromkeys(relevant, "x"),
+        dict.fromkeys(passages, "x"),
+        relevant,
+        accuracy_at_k=[1, 10],
+        mrr_at_k=[100],
         map_at_k=[10, 50],
-    )  # fmt: skip
+    )
     hits = [[{"corpus_id": id, "score": -rank} for rank, id in enumerate(ids)] for ids in ranked]
     peer = evaluator.compute_metrics(hits)
     expected = [

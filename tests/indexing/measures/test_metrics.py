@@ -62,8 +62,10 @@ def test_values_equal_hand_written_ones() -> None:
 def test_names_are_those_that_were_asked_for() -> None:
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0}})
     assert {name: value.tolist() for name, value in per_query(qrels, run, ["MAP", "P@1", "Success@1"]).items()} == {
-        "MAP": [1], "P@1": [1], "Success@1": [1],
-    }  # fmt: skip
+        "MAP": [1],
+        "P@1": [1],
+        "Success@1": [1],
+    }
 
 
 def test_numbers_of_hits_do_not_depend_on_other_metrics() -> None:

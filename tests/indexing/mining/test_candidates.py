@@ -35,8 +35,16 @@ QUESTIONS = {
     "q3": ("when", {"answer": "day"}),
     "q4": ("judged as not relevant only", {"answers": []}),
 }
-QRELS = [("q1", "d1", 1), ("q0", "d4", 2), ("q0", "d0", 1), ("q0", "d4", 1), ("q2", "d5", 1), ("q3", "d3", 1),
-         ("q3", "d0", 0), ("q4", "d2", 0)]  # fmt: skip
+QRELS = [
+    ("q1", "d1", 1),
+    ("q0", "d4", 2),
+    ("q0", "d0", 1),
+    ("q0", "d4", 1),
+    ("q2", "d5", 1),
+    ("q3", "d3", 1),
+    ("q3", "d0", 0),
+    ("q4", "d2", 0),
+]
 
 
 def fill(url: Path, questions: dict[str, tuple[str, Any]]) -> Store:

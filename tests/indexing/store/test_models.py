@@ -82,8 +82,9 @@ def test_a_model_that_is_not_there(store_url: str, folder: Path) -> None:
 def test_an_interrupted_commit_goes_on(store_url: str, folder: Path) -> None:
     store = Store(store_url)
     draft = store.create("models", "ce", config={})
-    draft.commit("file-00000", ".file", lambda path: shutil.copyfile(folder / "config.json", path), rows=0,
-                 path="config.json")  # fmt: skip
+    draft.commit(
+        "file-00000", ".file", lambda path: shutil.copyfile(folder / "config.json", path), rows=0, path="config.json"
+    )
     with store.create("models", "ce", config={}) as draft:
         commit_files(draft, folder)
     assert (model_folder(store.open("models", "ce")) / "model.safetensors").stat().st_size > 1000

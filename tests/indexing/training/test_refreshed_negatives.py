@@ -32,8 +32,14 @@ def test_they_are_the_nearest_but_for_positives_and_deleted(tmp_path: Path, monk
     texts = random_texts(0, 50)
     positives = [np.array([number, *([49] if number % 2 else [])]) for number in range(12)]
     deleted = np.array([3, 20, 21])
-    data = TrainingData([texts[number][:30] for number in range(12)], positives, [np.array([40])] * 12, 50,
-                        lambda rows: ([""] * len(rows), [texts[row] for row in rows]), deleted)  # fmt: skip
+    data = TrainingData(
+        [texts[number][:30] for number in range(12)],
+        positives,
+        [np.array([40])] * 12,
+        50,
+        lambda rows: ([""] * len(rows), [texts[row] for row in rows]),
+        deleted,
+    )
     system = make_system(tmp_path, data)
     monkeypatch.setattr(tuning, "_BLOCK", 16)
     refresh = RefreshedNegatives(system, 7)

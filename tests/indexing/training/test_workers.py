@@ -37,11 +37,16 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
         (2, 2, {}, [{"CPU": 8, "GPU": 1}], 0, "trains on CPUs: the cluster has GPUs, but room for only 1 of "),
         (2, 2, {}, [{"CPU": 2, "GPU": 2}, {"CPU": 8}], 0, "room for only 1 of 2 workers"),
     ],
-)  # fmt: skip
+)
 def test_gpus_are_taken_by_all_workers_or_by_none(
-    nodes: list[dict[str, int]], workers: int, cpus: int, options: dict[str, Any], there: list[dict[str, int]],
-    gpus: int, told: str | None,
-) -> None:  # fmt: skip
+    nodes: list[dict[str, int]],
+    workers: int,
+    cpus: int,
+    options: dict[str, Any],
+    there: list[dict[str, int]],
+    gpus: int,
+    told: str | None,
+) -> None:
     nodes += there
     said: list[str] = []
     assert plan_workers(workers, cpus, said.append, **options).gpus == gpus
@@ -56,7 +61,7 @@ def test_gpus_are_taken_by_all_workers_or_by_none(
         (2, 2, GPU, [{"CPU": 16, "GPU": 1}], "the nodes have 16 CPUs and 1 GPU, room for 1 of 2 workers of 2 CPUs and"),
         (1, 2, {"labels": {"kind": "gpu"}}, [{"CPU": 16}], "parameter node_label kind=gpu: no node has it"),
     ],
-)  # fmt: skip
+)
 def test_too_many_workers_are_refused(
     nodes: list[dict[str, int]],
     workers: int,
@@ -89,9 +94,7 @@ def test_a_run_waits_for_the_nodes_of_an_autoscaler(
     if come:
         assert plan_workers(2, 8, said.append, **wanted).capacity == come
     else:
-        with pytest.raises(
-            InputError, match="room for 0 of 1 worker of 8 CPUs and 1 GPU, after 7 s"
-        ):
+        with pytest.raises(InputError, match="room for 0 of 1 worker of 8 CPUs and 1 GPU, after 7 s"):
             plan_workers(2, 8, said.append, **wanted)
     assert waits == [1_800.0 if come else 7.0]
     assert "waits up to" in said[0]

@@ -144,22 +144,51 @@ def test_labels_are_keys_with_values() -> None:
 @pytest.mark.parametrize(
     ("labels", "cores", "gpus", "workers", "waited_s", "line"),
     [
-        ({"kind": "tpu"}, 1, 0, 1, 0,
-         "parameter node_label kind=tpu: no node has it; the labels of the nodes are kind=cpu, kind=gpu, zone=a"),
+        (
+            {"kind": "tpu"},
+            1,
+            0,
+            1,
+            0,
+            "parameter node_label kind=tpu: no node has it; the labels of the nodes are kind=cpu, kind=gpu, zone=a",
+        ),
         ({}, 9, 0, 1, 0, "parameter cpus 9: expected at most 8, the cores of the largest node"),
-        ({}, 5, 1, 1, 1800.0, "parameter cpus 5: expected at most 4, the cores of the largest node with a GPU, after "
-         "1,800 s"),
-        ({"kind": "cpu"}, 1, 1, 1, 0,
-         "parameter gpus 1: expected nodes with GPUs, there are none; parameter wait SECONDS waits for more nodes"),
-        ({}, 4, 0, 4, 7.0,
-         "parameter min_workers 5: the nodes have 14 CPUs and 2 GPUs, room for 3 of 4 workers of 4 CPUs, after 7 s; "
-         "parameter wait SECONDS waits for more nodes"),
+        (
+            {},
+            5,
+            1,
+            1,
+            1800.0,
+            "parameter cpus 5: expected at most 4, the cores of the largest node with a GPU, after 1,800 s",
+        ),
+        (
+            {"kind": "cpu"},
+            1,
+            1,
+            1,
+            0,
+            "parameter gpus 1: expected nodes with GPUs, there are none; parameter wait SECONDS waits for more nodes",
+        ),
+        (
+            {},
+            4,
+            0,
+            4,
+            7.0,
+            "parameter min_workers 5: the nodes have 14 CPUs and 2 GPUs, room for 3 of 4 workers of 4 CPUs, after 7 s; "
+            "parameter wait SECONDS waits for more nodes",
+        ),
     ],
-)  # fmt: skip
+)
 def test_too_few_nodes_are_refused_with_what_was_requested_and_what_is_there(
-    labels: dict[str, str], cores: int, gpus: int, workers: int, waited_s: float, line: str,
+    labels: dict[str, str],
+    cores: int,
+    gpus: int,
+    workers: int,
+    waited_s: float,
+    line: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
     with pytest.raises(InputError) as raised:
         check_room(Nodes(labels), cores, gpus, workers, waited_s, "min_workers 5")
@@ -224,6 +253,8 @@ def test_a_request_fills_in_sizes_that_are_not_fixed(monkeypatch: pytest.MonkeyP
     nodes_of(monkeypatch, {HEAD: 1.0})
     runner = RayTasks(WorkerRequest(cpus=8, gpus=1))
     assert [runner.place(each) for each in (ONE_CORE, ALL_CORES, ANY_DEVICE)] == [
-        Place(1), Place(8), Place(8, "cuda"),
-    ]  # fmt: skip
+        Place(1),
+        Place(8),
+        Place(8, "cuda"),
+    ]
     assert RayTasks(WorkerRequest(cpus=8)).place(ANY_DEVICE) == Place(8)

@@ -61,9 +61,22 @@ def test_a_cluster_that_grows_may_bring_larger_nodes(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("nodes", "each"),
-    [([1], 1), ([2], 2), ([4], 4), ([5], 5), ([7], 7), ([8], 4), ([11], 5), ([13], 4), ([64], 4), ([1, 64], 4),
-     ([2, 2, 2], 2), ([7, 7], 7), ([3, 8], 2)],
-)  # fmt: skip
+    [
+        ([1], 1),
+        ([2], 2),
+        ([4], 4),
+        ([5], 5),
+        ([7], 7),
+        ([8], 4),
+        ([11], 5),
+        ([13], 4),
+        ([64], 4),
+        ([1, 64], 4),
+        ([2, 2, 2], 2),
+        ([7, 7], 7),
+        ([3, 8], 2),
+    ],
+)
 def test_encoders_with_packed_batches_share_the_cores_of_a_node_in_about_fours(
     nodes: list[int], each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,9 +153,14 @@ print(len(found), {device for _, device in found})
 """
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     run = subprocess.run(
-        [sys.executable, "-c", script], env=environment, cwd=Path(ray_tasks.__file__).parents[2], check=True,
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=Path(ray_tasks.__file__).parents[2],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     count, devices = run.stdout.split(maxsplit=1)
     assert int(count) < 6
     assert devices.strip() == "{'cuda'}"

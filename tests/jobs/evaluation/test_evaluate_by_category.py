@@ -144,10 +144,32 @@ def test_vectors_are_measured_as_by_a_slow_loop(
     sample: int, store: Path, model: str, tmp_path: Path, done: Done
 ) -> None:
     """All pairs of the queries and the passages; with a sample of 4, of 4 passages that the numbers tell."""
-    done("encode_corpus", "--store", store, "--encoder", model, "--name", "enc", "--dtype", "float32",
-         "--compile", "never")  # fmt: skip
-    out = done("evaluate", "--store", store, "--embeddings", "enc", "--relevance", "category", "--sample", sample,
-               "--json", tmp_path / "e.json")  # fmt: skip
+    done(
+        "encode_corpus",
+        "--store",
+        store,
+        "--encoder",
+        model,
+        "--name",
+        "enc",
+        "--dtype",
+        "float32",
+        "--compile",
+        "never",
+    )
+    out = done(
+        "evaluate",
+        "--store",
+        store,
+        "--embeddings",
+        "enc",
+        "--relevance",
+        "category",
+        "--sample",
+        sample,
+        "--json",
+        tmp_path / "e.json",
+    )
     found = json.loads((tmp_path / "e.json").read_text())["embeddings"]["enc"]
     passages = Embeddings.open(Store(str(store)), "enc", Corpus.open(Store(str(store)))).take(np.arange(6))
     texts = [query(number)["text"] for number in range(4)]

@@ -53,9 +53,13 @@ class Ranged:
 
 @pytest.fixture(scope="module")
 def ranged(
-    sparse_store: Path, masked: Path, model: str, classifier: str, tmp_path_factory: pytest.TempPathFactory,
+    sparse_store: Path,
+    masked: Path,
+    model: str,
+    classifier: str,
+    tmp_path_factory: pytest.TempPathFactory,
     call_job: Callable[..., int],
-) -> Ranged:  # fmt: skip
+) -> Ranged:
     folder = tmp_path_factory.mktemp("ranged")
     root = Path(shutil.copytree(sparse_store, folder / "root"))
     store = Store(str(root / "store"))

@@ -17,10 +17,15 @@ GRID = {(0.01, 0): 0.30, (0.01, 1): 0.50, (0.03, 0): 0.42, (0.03, 1): 0.44, (0.1
 
 def outcomes(values: dict[tuple[float, int], float | None]) -> list[Outcome]:
     return [
-        Outcome(f"prompts/t-lr{lr:g}-seed{seed}" if value else "", {"lr": lr, "seed": seed}, value, 100,
-                "" if value else "step 3: the loss is nan")
+        Outcome(
+            f"prompts/t-lr{lr:g}-seed{seed}" if value else "",
+            {"lr": lr, "seed": seed},
+            value,
+            100,
+            "" if value else "step 3: the loss is nan",
+        )
         for (lr, seed), value in values.items()
-    ]  # fmt: skip
+    ]
 
 
 def test_settings_are_compared_by_their_mean_over_the_seeds() -> None:

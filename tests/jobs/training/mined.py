@@ -36,14 +36,18 @@ def mine(
     for line in judged:
         positives.setdefault(line["query_id"], []).append(int(corpus.rows_of([line["corpus_id"]])[0]))
     draw = np.random.default_rng(0)
-    mined = {q: [int(row) for row in draw.choice(corpus.num_rows, 6, replace=False) if row not in positives[q]]
-             for q in selected.ids}  # fmt: skip
-    table = pa.table({
-        "query_id": pa.array(selected.ids, pa.string()),
-        "positives": pa.array([positives[q] for q in selected.ids], pa.list_(pa.int64())),
-        "negatives": pa.array([mined[q] for q in selected.ids], pa.list_(pa.int64())),
-        "more": pa.array([0.5] * len(selected.ids)),
-    })  # fmt: skip
+    mined = {
+        q: [int(row) for row in draw.choice(corpus.num_rows, 6, replace=False) if row not in positives[q]]
+        for q in selected.ids
+    }
+    table = pa.table(
+        {
+            "query_id": pa.array(selected.ids, pa.string()),
+            "positives": pa.array([positives[q] for q in selected.ids], pa.list_(pa.int64())),
+            "negatives": pa.array([mined[q] for q in selected.ids], pa.list_(pa.int64())),
+            "more": pa.array([0.5] * len(selected.ids)),
+        }
+    )
     for column, values in (rows or {}).items():
         if column in table.column_names:
             table = table.set_column(table.column_names.index(column), column, values)
@@ -52,8 +56,9 @@ def mine(
     of = {"corpus": corpus.generations[-1], "queries": queries.artifact, **inputs}
     with store.create("negatives", name, inputs=of, config={"by": "hand"}) as draft:
         for number, piece in enumerate((table.slice(0, 25), table.slice(25))):
-            draft.commit(f"part-{number:05d}", ".parquet", lambda path, piece=piece: pq.write_table(piece, path),
-                         rows=len(piece))  # fmt: skip
+            draft.commit(
+                f"part-{number:05d}", ".parquet", lambda path, piece=piece: pq.write_table(piece, path), rows=len(piece)
+            )
     return store.open("negatives", name)
 
 

@@ -41,9 +41,13 @@ def test_the_pool_of_a_dev_set_holds_the_relevant_passages(world) -> None:
         expected = [join([p.title], [p.text])[0] for p in corpus.passages(rows)]
         assert [dev.texts[place] for place in positives] == expected
     assert dev_set(corpus, queries, "test", 9, 1, join).texts == [
-        text for row, text in sorted((row, text) for rows, own in zip(pairs.rows, dev.positives, strict=True)
-                                     for row, text in zip(rows, [dev.texts[place] for place in own], strict=True))
-    ]  # fmt: skip
+        text
+        for row, text in sorted(
+            (row, text)
+            for rows, own in zip(pairs.rows, dev.positives, strict=True)
+            for row, text in zip(rows, [dev.texts[place] for place in own], strict=True)
+        )
+    ]
 
 
 def test_the_lists_of_a_reranker_are_positives_and_the_first_negatives(world, mined: Store) -> None:

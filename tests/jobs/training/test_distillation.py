@@ -20,10 +20,36 @@ from indexing.store.store import Store
 from retriever.encoding.reranker import Reranker
 
 Done = Callable[..., str]
-SMALL = ("--split", "train", "--batch", 8, "--negatives-per-query", 2, "--length", 4, "--cpus", 1, "--dtype", "float32",
-         "--seed", 3, "--lr", "0.05")  # fmt: skip
-MINING = ("--sources", "exact:enc", "--depth", 12, "--pool-negatives", 3, "--denoised-negatives", 2,
-          "--denoise-threshold", "0.5")  # fmt: skip
+SMALL = (
+    "--split",
+    "train",
+    "--batch",
+    8,
+    "--negatives-per-query",
+    2,
+    "--length",
+    4,
+    "--cpus",
+    1,
+    "--dtype",
+    "float32",
+    "--seed",
+    3,
+    "--lr",
+    "0.05",
+)
+MINING = (
+    "--sources",
+    "exact:enc",
+    "--depth",
+    12,
+    "--pool-negatives",
+    3,
+    "--denoised-negatives",
+    2,
+    "--denoise-threshold",
+    "0.5",
+)
 
 
 def mine_with(world, classifier: str, *more: object) -> tuple:
@@ -79,9 +105,10 @@ def test_a_prompt_is_distilled_from_the_reranker_that_scored_its_negatives(
         *tune(world, "taught", "--loss", "kl", "--contrastive-weight", "0.2", "--learn-temperature", "--steps", 3)
     )
     artifact = store.open("prompts", "t")
-    assert artifact.config["tuning"].items() >= {
-        "loss": "kl", "contrastive_weight": 0.2, "learn_temperature": True, "temperature_lr": 1e-3
-    }.items()  # fmt: skip
+    assert (
+        artifact.config["tuning"].items()
+        >= {"loss": "kl", "contrastive_weight": 0.2, "learn_temperature": True, "temperature_lr": 1e-3}.items()
+    )
     learned = artifact.notes["temperature"]
     assert learned > 0
     assert learned != 1.0
@@ -112,8 +139,10 @@ def test_options_that_contradict_each_other_are_refused(
         ),
     ):
         assert message in refused(*tune(world, "hand", *more))
-    scores = {"probability": lists([[0.5] * len(row) for row in negatives(mined)]),
-              "positive_probability": lists([[0.9]] * 40)}  # fmt: skip
+    scores = {
+        "probability": lists([[0.5] * len(row) for row in negatives(mined)]),
+        "positive_probability": lists([[0.9]] * 40),
+    }
     mine(mined, "taught", rows=scores)
     line = refused(*tune(world, "taught", "--loss", "kl", "--refresh-epochs", 1))
     documented("Training", "negatives mined again while a re-ranker is distilled", line, 1)
@@ -169,8 +198,10 @@ def test_teacher_scores_of_two_rerankers_or_of_no_numbers_are_refused(world, min
 def test_scores_of_deleted_passages_are_left_out(world, mined: Store, done: Done, tmp_path: Path) -> None:
     """The other scores stay with their pairs."""
     rows = negatives(mined)
-    scores = {"probability": lists([[row / 256 for row in own] for own in rows]),
-              "positive_probability": lists([[0.9]] * 40)}  # fmt: skip
+    scores = {
+        "probability": lists([[row / 256 for row in own] for own in rows]),
+        "positive_probability": lists([[0.9]] * 40),
+    }
     mine(mined, "taught", rows=scores)
     (tmp_path / "gone").write_text("".join(f"p{row}\n" for row in range(0, 240, 2)))
     done("import_corpus", "--store", world.store, "--delete", tmp_path / "gone")

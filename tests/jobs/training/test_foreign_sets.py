@@ -35,8 +35,22 @@ from retriever.systems.dual import DualSystem
 from retriever.training.reranker_data import batch_at
 
 Done = Callable[..., str]
-TUNE = ("tune_prompts", "--task", "NAME", "--length", 4, "--dtype", "float32", "--queries", "tiny",
-        "--negatives-per-query", 2, "--lr", "0.05", "--negatives")  # fmt: skip
+TUNE = (
+    "tune_prompts",
+    "--task",
+    "NAME",
+    "--length",
+    4,
+    "--dtype",
+    "float32",
+    "--queries",
+    "tiny",
+    "--negatives-per-query",
+    2,
+    "--lr",
+    "0.05",
+    "--negatives",
+)
 
 
 @pytest.fixture
@@ -56,9 +70,17 @@ def open_system(world, negatives: str, more: tuple[str, str], **options: Any) ->
 def test_quality_is_the_mean_over_the_dev_splits_of_all_sets(world, foreign: ForeignStore, refused: Done) -> None:
     also = f"queries=foreign,store={foreign.path},dev=train"
     options = TrainRetriever(
-        store=str(world.store), backbone=world.model, queries="tiny", negatives="none", task="x", train="prompts",
-        length=4, also_train=(also,), dev_split="train", dev_passages=40,
-    )  # fmt: skip
+        store=str(world.store),
+        backbone=world.model,
+        queries="tiny",
+        negatives="none",
+        task="x",
+        train="prompts",
+        length=4,
+        also_train=(also,),
+        dev_split="train",
+        dev_passages=40,
+    )
     maker = open_all(Store(str(world.store)), options).maker
     system, evaluate, _ = maker.make(device=torch.device("cpu"), dtype=torch.float32, rank=0, world=1)
     assert evaluate is not None
@@ -72,8 +94,19 @@ def test_quality_is_the_mean_over_the_dev_splits_of_all_sets(world, foreign: For
     ]
     assert values[0] != values[1]
     assert evaluate() == pytest.approx(np.mean(values), abs=1e-12)
-    at = ("tune_prompts", "--store", world.store, "--backbone", world.model, "--task", "x", "--queries", "tiny",
-          "--negatives", "none")  # fmt: skip
+    at = (
+        "tune_prompts",
+        "--store",
+        world.store,
+        "--backbone",
+        world.model,
+        "--task",
+        "x",
+        "--queries",
+        "tiny",
+        "--negatives",
+        "none",
+    )
     assert "--also-train dev=train: is measured together with --dev-split" in refused(*at, "--also-train", also)
     line = refused(*at, "--dev-split", "train", "--also-train", also.replace("dev=train", "dev=nowhere"))
     assert "no split 'nowhere' with qrels; it has train" in line
@@ -214,9 +247,15 @@ def test_equal_texts_of_two_stores_are_negatives_only_in_a_mixed_batch(
 
 
 def test_a_resume_whose_other_store_is_not_as_before_is_refused(
-    world, foreign: ForeignStore, done: Done, refused: Done, job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    world,
+    foreign: ForeignStore,
+    done: Done,
+    refused: Done,
+    job,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     documented: Callable[..., None],
-) -> None:  # fmt: skip
+) -> None:
     """As soon as the store is as before, the run resumes. Passages that are only appended do not change it."""
     foreign.mine(done, "mined")
     form, more = (*TUNE, "none"), ("--steps", 4, "--checkpoint-every", 2)

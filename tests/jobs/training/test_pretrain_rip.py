@@ -72,15 +72,35 @@ def test_the_model_is_an_encoder(world, done: Done) -> None:
 
 
 def test_a_prompt_is_opened_by_task_and_starts_another(world, done: Done, refused: Done, tmp_path: Path) -> None:
-    out = done(*command(world, "--unit", "span", "--name", "begun", "--train", "prompts",
-                         "--prompt-length", 5, "--steps", 2))  # fmt: skip
+    out = done(
+        *command(world, "--unit", "span", "--name", "begun", "--train", "prompts", "--prompt-length", 5, "--steps", 2)
+    )
     assert "prompts/begun: 2 steps" in out
     line = refused(*command(world, "--name", "other", "--prompt-length", 5))
     assert "--prompt-length 5: expected --train prompts too" in line
     done("encode_corpus", "--store", world.store, "--task", "begun", "--dtype", "float32", "--compile", "never")
     mine(Store(str(world.store)))
-    tuned = ("tune_prompts", "--store", world.store, "--backbone", world.model, "--negatives", "hand", "--cpus", 1,
-             "--dtype", "float32", "--steps", 1, "--batch", 4, "--pooling", "cls", "--length", 5)  # fmt: skip
+    tuned = (
+        "tune_prompts",
+        "--store",
+        world.store,
+        "--backbone",
+        world.model,
+        "--negatives",
+        "hand",
+        "--cpus",
+        1,
+        "--dtype",
+        "float32",
+        "--steps",
+        1,
+        "--batch",
+        4,
+        "--pooling",
+        "cls",
+        "--length",
+        5,
+    )
     done(*tuned, "--task", "on", "--init", "prompts/begun")
     assert Store(str(world.store)).inputs("prompts/on")["init"]["artifact"] == "prompts/begun"
     for more, message in (

@@ -49,8 +49,10 @@ def test_the_model_is_that_of_the_training_loop(world, mined: Store, tmp_path: P
     assert "models/ce: 6 steps over 40 of 40 queries, last loss " in out
     artifact = mined.open("models", "ce")
     assert {role: entry["artifact"] for role, entry in artifact.inputs.items()} == {
-        "corpus": "corpus/g0000", "queries": Queries.open(mined).artifact.key, "negatives": "negatives/hand",
-    }  # fmt: skip
+        "corpus": "corpus/g0000",
+        "queries": Queries.open(mined).artifact.key,
+        "negatives": "negatives/hand",
+    }
     import torch
 
     threads = torch.get_num_threads()
@@ -59,11 +61,13 @@ def test_the_model_is_that_of_the_training_loop(world, mined: Store, tmp_path: P
         data = training_data(Corpus.open(mined), Queries.open(mined), "all", mined.open("negatives", "hand"), None)
         cpu = torch.device("cpu")
         dtype = choose_dtype("auto", cpu)
-        system = CrossSystem(Path(world.model), CrossOptions(**artifact.config["training"]), data, device=cpu,
-                             dtype=dtype)  # fmt: skip
+        system = CrossSystem(
+            Path(world.model), CrossOptions(**artifact.config["training"]), data, device=cpu, dtype=dtype
+        )
         losses: list[float] = []
-        hooks = Hooks(lambda: None, lambda *_: None, lambda: None, lambda *_: None,
-                      lambda values: losses.append(values["loss"]))  # fmt: skip
+        hooks = Hooks(
+            lambda: None, lambda *_: None, lambda: None, lambda *_: None, lambda values: losses.append(values["loss"])
+        )
         Trainer(system, LoopOptions(steps=6, lr=1e-3, seed=3), device=cpu, dtype=dtype).train(hooks)
         system.save(tmp_path / "bare")
     finally:
@@ -73,8 +77,11 @@ def test_the_model_is_that_of_the_training_loop(world, mined: Store, tmp_path: P
     folder = resolve_model(mined, "models/ce")
     assert describe_reranker(folder)["probability"] == "sigmoid"
     pair = ("a question", "a passage")
-    np.testing.assert_allclose(Reranker(folder).score(*[[text] for text in pair]),
-                               CrossEncoder(folder, device="cpu").predict([pair]), atol=0.02)  # fmt: skip
+    np.testing.assert_allclose(
+        Reranker(folder).score(*[[text] for text in pair]),
+        CrossEncoder(folder, device="cpu").predict([pair]),
+        atol=0.02,
+    )
     assert all(finding.problem is None for finding in verify(mined))
     assert not (world.store / "checkpoints").exists()
     before = {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()}
@@ -172,8 +179,9 @@ def test_deleted_passages_are_not_trained_on(world, mined: Store, done: Done, re
 
 def test_negatives_of_something_else_are_refused(world, mined: Store, refused: Done) -> None:
     other = mined.open("embeddings", "enc/g0000")
-    for number, (role, message) in enumerate((("corpus", "was mined from the corpus"),
-                                              ("queries", "was mined for the queries"))):  # fmt: skip
+    for number, (role, message) in enumerate(
+        (("corpus", "was mined from the corpus"), ("queries", "was mined for the queries"))
+    ):
         mine(mined, f"other{number}", **{role: other})
         assert message in refused("train_reranker", *command(world, "--negatives", f"other{number}"))
 

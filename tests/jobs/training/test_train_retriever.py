@@ -31,8 +31,24 @@ from serve.models import EncoderPart
 from serve.release import plan
 
 Done = Callable[..., str]
-SMALL = ("--negatives", "hand", "--split", "train", "--batch", 8, "--negatives-per-query", 2, "--length", 4,
-         "--cpus", 1, "--dtype", "float32", "--seed", 3)  # fmt: skip
+SMALL = (
+    "--negatives",
+    "hand",
+    "--split",
+    "train",
+    "--batch",
+    8,
+    "--negatives-per-query",
+    2,
+    "--length",
+    4,
+    "--cpus",
+    1,
+    "--dtype",
+    "float32",
+    "--seed",
+    3,
+)
 EXACT = ("--dtype", "float32", "--compile", "never")
 
 
@@ -58,8 +74,10 @@ def test_untied_encoders_flow_through_encoding_search_and_serving(
     corpus, queries = Corpus.open(mined), Queries.open(mined).split("test")
     made = Embeddings.open(mined, "u", corpus).take(np.arange(corpus.num_rows)).astype(np.float32)
     folder = model_folder(mined.open("models", "u"))
-    peers = {side: SentenceTransformer(str(folder / side), device="cpu", local_files_only=True)
-             for side in ("query", "passage")}  # fmt: skip
+    peers = {
+        side: SentenceTransformer(str(folder / side), device="cpu", local_files_only=True)
+        for side in ("query", "passage")
+    }
     texts = [f"{p.title} {p.text}" if p.title else p.text for p in corpus.passages(range(30))]
     np.testing.assert_allclose(made[:30], peers["passage"].encode(texts), atol=2e-3)
     vectors = peers["query"].encode(queries.texts)
@@ -102,8 +120,9 @@ def test_queries_are_trained_against_the_bytes_of_the_index(
     def record(system: DualSystem, outputs: dict[str, torch.Tensor], batch: Any) -> torch.Tensor:
         assert system.data is not None
         options = system.tuning
-        _, rows = batch_at(system.data, options, len(steps), draw_positive=options.draw_positive,
-                           draw_negatives=options.draw_negatives)  # fmt: skip
+        _, rows = batch_at(
+            system.data, options, len(steps), draw_positive=options.draw_positive, draw_negatives=options.draw_negatives
+        )
         steps.append((outputs["dense"][batch.given["queries"] :].detach().numpy().copy(), np.unique(rows)))
         return loss(system, outputs, batch)
 
@@ -198,11 +217,17 @@ def test_options_keep_their_defaults_under_both_names() -> None:
     required: dict[str, Any] = {"store": "s", "task": "t", "backbone": "b"}
     assert TunePrompts(**required).as_train_retriever() == TrainRetriever(**required, train="prompts")
     assert {field.name for field in fields(TunePrompts)} - {field.name for field in fields(TrainRetriever)} == {
-        "method", "side", "untied", "parametrisation",
-    }  # fmt: skip
-    for values in ({"side": "query", "sides": "untied"}, {"side": "both", "sides": "query"},
-                   {"parametrisation": "mlp", "prompt": "matrix"},
-                   {"method": "prompt", "train": "all"}):  # fmt: skip
+        "method",
+        "side",
+        "untied",
+        "parametrisation",
+    }
+    for values in (
+        {"side": "query", "sides": "untied"},
+        {"side": "both", "sides": "query"},
+        {"parametrisation": "mlp", "prompt": "matrix"},
+        {"method": "prompt", "train": "all"},
+    ):
         with pytest.raises(InputError, match="give one of them"):
             TunePrompts(**required, **values).as_train_retriever()
 

@@ -161,8 +161,23 @@ def test_what_does_not_fit_is_refused(
     line = refused(*command(world, masked, "t", *more, "--flops-warm-up", "2"))
     assert "--flops-warm-up 2.0: expected a fraction of the steps" in line
     # A weight far too large leaves no word: one line ends the run.
-    line = refused(*command(world, masked, "t", "--train", "all", "--steps", 60, "--lr", "0.1", "--flops-queries",
-                            "1e6", "--flops-warm-up", "0"))  # fmt: skip
+    line = refused(
+        *command(
+            world,
+            masked,
+            "t",
+            "--train",
+            "all",
+            "--steps",
+            60,
+            "--lr",
+            "0.1",
+            "--flops-queries",
+            "1e6",
+            "--flops-warm-up",
+            "0",
+        )
+    )
     assert "non-zero words on average, expected at least 1" in line
     case = "train_retriever --pooling splade with a FLOPS weight that leaves no word in the vectors"
     line = re.sub(r"step \d+", "step N", re.sub(r"\d\.\d+ non-zero", "N non-zero", line))

@@ -102,8 +102,21 @@ def test_an_interrupted_run_ends_with_the_same_bytes_and_the_task_is_searched(
     topics = Embeddings.open(store, "whole", Corpus.open(store)).topics()
     assert topics is not None
     assert topics.tolist() == np.where(subjects.topics < 0, 2, subjects.topics).tolist()
-    done("search", "--store", subjects.folder, "--mode", "exact", "--embeddings", "whole", "--split", "dev", "--k", 5,
-         "--name", "run")  # fmt: skip
+    done(
+        "search",
+        "--store",
+        subjects.folder,
+        "--mode",
+        "exact",
+        "--embeddings",
+        "whole",
+        "--split",
+        "dev",
+        "--k",
+        5,
+        "--name",
+        "run",
+    )
     assert store.open("runs", "run").rows
 
 
@@ -144,8 +157,11 @@ def test_passages_after_those_of_training_need_no_topics(subjects: Subjects, don
 
 
 def test_the_encoder_is_trained_too(subjects: Subjects, done: Done) -> None:
-    done(*subjects.command("both", *CATEGORIES, "--train", "all", "--query-topics", "judged", "--no-topic-loss",
-                           "--steps", 1))  # fmt: skip
+    done(
+        *subjects.command(
+            "both", *CATEGORIES, "--train", "all", "--query-topics", "judged", "--no-topic-loss", "--steps", 1
+        )
+    )
     store = subjects.store
     artifact = store.open("prompts", "both-prompt")
     assert {role: entry["artifact"] for role, entry in artifact.inputs.items()} == {

@@ -26,8 +26,24 @@ from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.prompts.prompts import load_prompt
 
 Done = Callable[..., str]
-SMALL = ("--negatives", "hand", "--split", "train", "--batch", 8, "--negatives-per-query", 2, "--length", 4,
-         "--cpus", 1, "--dtype", "float32", "--seed", 3)  # fmt: skip
+SMALL = (
+    "--negatives",
+    "hand",
+    "--split",
+    "train",
+    "--batch",
+    8,
+    "--negatives-per-query",
+    2,
+    "--length",
+    4,
+    "--cpus",
+    1,
+    "--dtype",
+    "float32",
+    "--seed",
+    3,
+)
 EXACT = ("--dtype", "float32", "--compile", "never")
 
 

@@ -24,9 +24,30 @@ from retriever.training.loop import Trainer
 from retriever.training.stepping import trained
 
 Done = Callable[..., str]
-GTR = ("train_retriever", "--train", "all", "--loss", "symmetric-sum", "--temperature", "0.01", "--optimizer",
-       "adafactor", "--no-dropout", "--clip", 1000000, "--split", "train", "--batch", 8, "--steps", 4, "--cpus", 1,
-       "--dtype", "float32")  # fmt: skip
+GTR = (
+    "train_retriever",
+    "--train",
+    "all",
+    "--loss",
+    "symmetric-sum",
+    "--temperature",
+    "0.01",
+    "--optimizer",
+    "adafactor",
+    "--no-dropout",
+    "--clip",
+    1000000,
+    "--split",
+    "train",
+    "--batch",
+    8,
+    "--steps",
+    4,
+    "--cpus",
+    1,
+    "--dtype",
+    "float32",
+)
 SHAPE = ("--projection", 48, "--pooling", "mean", "--normalize", "True", "--query-length", 16, "--passage-length", 32)
 PLAIN = EncoderOptions(dtype="float32", compile="never")
 
@@ -62,9 +83,15 @@ def record_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tenso
 
 
 def test_the_second_stage_takes_the_weights_alone(
-    world, mined: Store, t5: str, foreign: ForeignStore, done: Done, refused: Done, monkeypatch: pytest.MonkeyPatch,
+    world,
+    mined: Store,
+    t5: str,
+    foreign: ForeignStore,
+    done: Done,
+    refused: Done,
+    monkeypatch: pytest.MonkeyPatch,
     documented: Callable[..., None],
-) -> None:  # fmt: skip
+) -> None:
     starts = record_starts(monkeypatch)
     done(*command(world, "stage1", t5, *SHAPE, "--negatives", "none", *foreign.training_set()))
     first = mined.open("models", "stage1")
@@ -118,8 +145,26 @@ def test_the_first_stage_can_take_pairs_of_the_corpus_alone(
 ) -> None:
     """Two spans of each passage. The second stage adds the projection, which the first one does not have."""
     pairs = ("--unit", "span", "--min-words", 2, "--max-length", 24, "--pooling", "mean", "--batch", 8)
-    done("pretrain_rip", "--store", world.store, "--backbone", t5, "--name", "spans", "--objective", objective, *pairs,
-         "--steps", 3, "--cpus", 1, "--dtype", "float32", "--optimizer", "adafactor")  # fmt: skip
+    done(
+        "pretrain_rip",
+        "--store",
+        world.store,
+        "--backbone",
+        t5,
+        "--name",
+        "spans",
+        "--objective",
+        objective,
+        *pairs,
+        "--steps",
+        3,
+        "--cpus",
+        1,
+        "--dtype",
+        "float32",
+        "--optimizer",
+        "adafactor",
+    )
     settings = mined.open("models", "spans").config["rip"]
     assert "temperature" not in settings, "models that were trained before the option existed keep their fingerprints"
     assert mined.open("models", "spans").notes["options"]["normalize"] == (objective == "pairs")

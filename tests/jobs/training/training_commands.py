@@ -5,8 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 _NEGATIVES = ("--negatives", "hand", "--negatives-per-query", 2)
-TUNE = ("tune_prompts", "--task", "NAME", "--length", 4, "--split", "train", "--dev-split", "test",
-        "--evaluate-every", 2, *_NEGATIVES)  # fmt: skip
+TUNE = (
+    "tune_prompts",
+    "--task",
+    "NAME",
+    "--length",
+    4,
+    "--split",
+    "train",
+    "--dev-split",
+    "test",
+    "--evaluate-every",
+    2,
+    *_NEGATIVES,
+)
 RERANK = ("train_reranker", "--name", "NAME", "--split", "all", "--max-length", 48, "--lr", "1e-3", *_NEGATIVES)
 RIP = ("pretrain_rip", "--name", "NAME", "--unit", "span", "--max-length", 32)
 

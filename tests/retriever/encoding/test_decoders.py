@@ -61,8 +61,11 @@ def test_a_published_layout_gives_the_vectors_of_sentence_transformers(tmp_path:
     query = peer.prompts["query"]
     assert query.startswith(INSTRUCTION)
     assert {name: settings[name] for name in ("pooling", "head", "query_prefix", "passage_prefix")} == {
-        "pooling": "last", "head": ["normalize"], "query_prefix": query, "passage_prefix": peer.prompts["document"]
-    }  # fmt: skip
+        "pooling": "last",
+        "head": ["normalize"],
+        "query_prefix": query,
+        "passage_prefix": peer.prompts["document"],
+    }
     assert (settings["query_length"], settings["passage_length"]) == (LENGTH, LENGTH) == (peer.max_seq_length,) * 2
     assert settings["padding_side"] == peer.tokenizer.padding_side == ("left" if side == "padded left" else "right")
 

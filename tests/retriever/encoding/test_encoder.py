@@ -44,8 +44,10 @@ def test_minilm_equals_sentence_transformers(name: str, texts: list[str]) -> Non
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize(("kind", "pooling"), [("bert", "cls"), ("bert", "mean"), ("roberta", "mean"), ("t5", "mean"),
-                                               ("qwen3", "lasttoken")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [("bert", "cls"), ("bert", "mean"), ("roberta", "mean"), ("t5", "mean"), ("qwen3", "lasttoken")],
+)
 def test_equals_sentence_transformers(
     tiny: Tiny, tmp_path: Path, texts: list[str], kind: str, pooling: str, side: str
 ) -> None:
@@ -59,8 +61,11 @@ def test_equals_sentence_transformers(
 
 def test_dense_normalize_and_prompts(tiny: Tiny, tmp_path: Path, texts: list[str]) -> None:
     torch.manual_seed(1)
-    modules = [Dense(32, 24, activation_function=torch.nn.Tanh()),
-               Dense(24, 16, bias=False, activation_function=torch.nn.Identity()), Normalize()]  # fmt: skip
+    modules = [
+        Dense(32, 24, activation_function=torch.nn.Tanh()),
+        Dense(24, 16, bias=False, activation_function=torch.nn.Identity()),
+        Normalize(),
+    ]
     peer = build(
         tiny("bert"), tmp_path / "st", "mean", *modules, prompts={"query": "query : ", "document": "passage : "}
     )
@@ -230,11 +235,18 @@ def test_describe_has_the_encoders_fingerprint(tiny: Tiny) -> None:
         assert describe(str(folder), chosen) == Encoder(str(folder), chosen).config
     fingerprints = {
         fingerprint_of(describe(str(folder), chosen))
-        for chosen in (FLOAT32, options(pooling="cls"), options(title="none"), options(query_prefix="a"),
-                       options(passage_length=9), options(dimension=4), options(normalize=True),
-                       options(append_eos=True),
-                       options(dtype="bfloat16"))
-    }  # fmt: skip
+        for chosen in (
+            FLOAT32,
+            options(pooling="cls"),
+            options(title="none"),
+            options(query_prefix="a"),
+            options(passage_length=9),
+            options(dimension=4),
+            options(normalize=True),
+            options(append_eos=True),
+            options(dtype="bfloat16"),
+        )
+    }
     assert len(fingerprints) == 9
     assert str(folder) not in str(describe(str(folder), FLOAT32))
 

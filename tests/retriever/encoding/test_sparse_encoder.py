@@ -106,8 +106,15 @@ def test_published_folders_open(tiny: Tiny, texts: list[str], tmp_path: Path, la
 @pytest.mark.parametrize("most", [None, 6])
 def test_ours_open_in_sentence_transformers(tiny: Tiny, texts: list[str], tmp_path: Path, most: int | None) -> None:
     folder = add_masked_head(tiny("bert"))
-    options = EncoderOptions(pooling="splade", dtype="float32", query_length=24, passage_length=24,
-                             query_prefix="query: ", query_terms=most, passage_terms=most)  # fmt: skip
+    options = EncoderOptions(
+        pooling="splade",
+        dtype="float32",
+        query_length=24,
+        passage_length=24,
+        query_prefix="query: ",
+        query_terms=most,
+        passage_terms=most,
+    )
     recipe = read_recipe(folder, options)
     save_encoder(tmp_path / "ours", recipe, open_pooled(recipe, torch.float32).saved)
     peer = Peer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
@@ -171,8 +178,9 @@ def test_deep_prompts_work_over_it(tiny: Tiny, texts: list[str], tmp_path: Path)
     tasks = [["a", "b", None][number % 3] for number in range(9)]
     mixed = encoder.encode(texts, side="passage", task=tasks).dense()
     prompts = {"a": matrices[0], "b": matrices[1], None: None}
-    expected = np.concatenate([slow(folder, encoder, [text], prompts[task])
-                               for text, task in zip(texts, tasks, strict=True)])  # fmt: skip
+    expected = np.concatenate(
+        [slow(folder, encoder, [text], prompts[task]) for text, task in zip(texts, tasks, strict=True)]
+    )
     np.testing.assert_allclose(mixed, expected, atol=1e-4)
     assert np.abs(mixed - encoder.encode(texts, side="passage").dense()).max() > 0.1
     assert encoder.tasks == ("a", "b")
@@ -247,8 +255,10 @@ def test_damaged_folders_are_refused(tiny: Tiny, tmp_path: Path, file: str, chan
 )
 def test_other_modules_are_refused(tiny: Tiny, kinds: list[str], message: str) -> None:
     folder = add_masked_head(tiny("bert"))
-    modules = [{"path": "" if not place else kind, "type": f"sentence_transformers.models.{kind}"}
-               for place, kind in enumerate(kinds)]  # fmt: skip
+    modules = [
+        {"path": "" if not place else kind, "type": f"sentence_transformers.models.{kind}"}
+        for place, kind in enumerate(kinds)
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     assert message in refusal(folder)
 

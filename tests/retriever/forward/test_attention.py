@@ -14,9 +14,14 @@ from retriever.forward.attention import reach
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64,
-    "max_position_embeddings": 64, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bert": ("BertModel", {}),
     "Roberta": ("RobertaModel", {}),
@@ -66,8 +71,9 @@ def test_every_backbone_takes_prompts(kind: str) -> None:
         with_prompt = hidden(model, prompt=PromptRows(table[:, :, :1]))
         assert (with_prompt[MASK.bool()] - plain).abs().max() > 1e-3
         for row, length in enumerate(MASK.sum(1).tolist()):  # neither padding nor batch-mates change a vector
-            alone = hidden(model, IDS[row : row + 1, :length], MASK[row : row + 1, :length],
-                           prompt=PromptRows(table[:, :, :1]))  # fmt: skip
+            alone = hidden(
+                model, IDS[row : row + 1, :length], MASK[row : row + 1, :length], prompt=PromptRows(table[:, :, :1])
+            )
             torch.testing.assert_close(with_prompt[row, :length], alone[0], atol=1e-5, rtol=1e-5)
 
         # Rows of two tasks, of 5 and 3 numbers, and a row without any.

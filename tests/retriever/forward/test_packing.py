@@ -41,9 +41,15 @@ def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: Promp
     texts = torch.tensor(lengths)
     prompts = _Prompts.of(prompt, len(lengths))
     library.riptide_attend(
-        inward.data_ptr(), int(inward.dtype == torch.bfloat16), len(lengths), texts.data_ptr(), heads,
-        inward.shape[-1], *prompts.at(0), out.data_ptr(),
-    )  # fmt: skip
+        inward.data_ptr(),
+        int(inward.dtype == torch.bfloat16),
+        len(lengths),
+        texts.data_ptr(),
+        heads,
+        inward.shape[-1],
+        *prompts.at(0),
+        out.data_ptr(),
+    )
     return out
 
 
@@ -111,9 +117,17 @@ def test_layers_are_those_of_the_kind(tiny: Tiny, texts: list[str], kind: str) -
     vocabulary = AutoModel.from_pretrained(folder).config.vocab_size
     narrow = {"embedding_size": 16} if kind == "electra" else {}
     config = KINDS[kind](
-        vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=42, initializer_range=0.5, pad_token_id=0, hidden_act="relu", **narrow,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=42,
+        initializer_range=0.5,
+        pad_token_id=0,
+        hidden_act="relu",
+        **narrow,
+    )
     torch.manual_seed(0)
     model = AutoModel.from_config(config).eval()
     model.save_pretrained(folder)

@@ -102,9 +102,12 @@ def matrix(length: int = PROMPT, seed: int = 0) -> torch.Tensor:
 def test_a_prompt_has_no_bias_and_no_scaling(tmp_path: Path, form: str) -> None:
     """Long texts reach all buckets of distances, and padding and batch-mates change nothing."""
     folder = save_t5(
-        tmp_path / "t5", layers=LAYERS, feed_forward_proj=form, relative_attention_num_buckets=8,
+        tmp_path / "t5",
+        layers=LAYERS,
+        feed_forward_proj=form,
+        relative_attention_num_buckets=8,
         relative_attention_max_distance=20,
-    )  # fmt: skip
+    )
     backbone = load_backbone(read_recipe(folder, FLOAT32), torch.float32).eval()
     weights, config = weights_of(folder), backbone.config
     assert reach(backbone) == PromptShape(LAYERS, HEADS, HEAD_DIM)

@@ -58,10 +58,14 @@ def test_unsupported_module(tiny: Tiny, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "pooling",
-    [{"pooling_mode": "max"}, {"pooling_mode": ["cls", "mean"]}, {"pooling_mode_max_tokens": True},
-     {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
-     {"pooling_mode": "mean", "include_prompt": False}],
-)  # fmt: skip
+    [
+        {"pooling_mode": "max"},
+        {"pooling_mode": ["cls", "mean"]},
+        {"pooling_mode_max_tokens": True},
+        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+        {"pooling_mode": "mean", "include_prompt": False},
+    ],
+)
 def test_unsupported_pooling(tiny: Tiny, pooling: dict[str, object]) -> None:
     with pytest.raises(InputError, match="is not supported"):
         describe(str(with_modules(tiny("bert"), pooling=pooling)), EncoderOptions())
@@ -171,10 +175,14 @@ def test_a_silent_hub_and_an_empty_cache(partial: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("cpuinfo", "vendor"),
-    [("processor\t: 0\nvendor_id\t: GenuineIntel\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n", "intel"),
-     ("processor\t: 0\nvendor_id\t: AuthenticAMD\n", "amd"), ("vendor_id : CentaurHauls\n", "centaurhauls"),
-     ("processor\t: 0\nCPU implementer\t: 0x41\n", "unknown"), (None, "unknown")],
-)  # fmt: skip
+    [
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\nprocessor\t: 1\nvendor_id\t: GenuineIntel\n", "intel"),
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\n", "amd"),
+        ("vendor_id : CentaurHauls\n", "centaurhauls"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", "unknown"),
+        (None, "unknown"),
+    ],
+)
 def test_the_vendor_of_the_processor(tmp_path: Path, cpuinfo: str | None, vendor: str) -> None:
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(cpuinfo)

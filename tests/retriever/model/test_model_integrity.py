@@ -209,25 +209,47 @@ def test_json_of_the_wrong_kind_is_refused(tmp_path: Path, name: str) -> None:
 
 WRONG_FIELDS: dict[str, list[dict[str, Any]]] = {
     "config.json": [
-        *({name: value} for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-          for value in ("abc", -1, 0, None, [32], {}, True, 32.5, 10**9)),
-        {"vocab_size": 10}, {"num_attention_heads": 3}, {"model_type": "nonsense"}, {"model_type": 5},
-        {"model_type": "clip"}, {"architectures": "BertModel"}, {"architectures": [1]}, {"hidden_act": "nonsense"},
-        {"max_position_embeddings": 0}, {"max_position_embeddings": "x"}, {"pad_token_id": 10**6},
-        {"layer_norm_eps": "small"}, {"type_vocab_size": 0}, {"intermediate_size": 65},
+        *(
+            {name: value}
+            for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+            for value in ("abc", -1, 0, None, [32], {}, True, 32.5, 10**9)
+        ),
+        {"vocab_size": 10},
+        {"num_attention_heads": 3},
+        {"model_type": "nonsense"},
+        {"model_type": 5},
+        {"model_type": "clip"},
+        {"architectures": "BertModel"},
+        {"architectures": [1]},
+        {"hidden_act": "nonsense"},
+        {"max_position_embeddings": 0},
+        {"max_position_embeddings": "x"},
+        {"pad_token_id": 10**6},
+        {"layer_norm_eps": "small"},
+        {"type_vocab_size": 0},
+        {"intermediate_size": 65},
     ],
     "modules.json": [],
-    "1_Pooling/config.json": [{"pooling_mode": 5}, {"pooling_mode": ["mean", 5]}, {"pooling_mode_mean_tokens": "yes"},
-                              {"include_prompt": "no"}],
+    "1_Pooling/config.json": [
+        {"pooling_mode": 5},
+        {"pooling_mode": ["mean", 5]},
+        {"pooling_mode_mean_tokens": "yes"},
+        {"include_prompt": "no"},
+    ],
     "2_Dense/config.json": [{"out_features": value} for value in ("abc", -1, 0, None, 9, True)]
     + [{"bias": "yes"}, {"bias": False}, {"activation_function": 5}, {"module_input_name": 5}],
     "sentence_bert_config.json": [{"max_seq_length": value} for value in ("abc", -1, 0, [1], True, 2.5)]
     + [{"do_lower_case": "no"}, {"modality_config": []}, {"query_length": 62}, {"document_length": "long"}],
     "config_sentence_transformers.json": [{"prompts": []}, {"prompts": {"query": 5}}, {"prompts": "x"}],
-    "tokenizer_config.json": [{"model_max_length": "long"}, {"padding_side": "up"}, {"padding_side": 1},
-                              {"tokenizer_class": 5}, {"added_tokens_decoder": {"x": {"content": "y"}}},
-                              {"extra_special_tokens": 7}],
-}  # fmt: skip
+    "tokenizer_config.json": [
+        {"model_max_length": "long"},
+        {"padding_side": "up"},
+        {"padding_side": 1},
+        {"tokenizer_class": 5},
+        {"added_tokens_decoder": {"x": {"content": "y"}}},
+        {"extra_special_tokens": 7},
+    ],
+}
 
 
 @pytest.mark.parametrize("name", [name for name, cases in WRONG_FIELDS.items() if cases])
@@ -269,8 +291,16 @@ def test_weight_files_that_are_damaged(tmp_path: Path) -> None:
     folder = small(tmp_path / "roberta", "roberta")
     file = folder / "model.safetensors"
     whole = file.read_bytes()
-    for content in (b"", b"\0" * 8, whole[:7], whole[:-1], whole + b"\0", b"\xff" * 8 + whole[8:],
-                    whole[:8] + b"[" + whole[9:], whole[:20] + b"\xff" + whole[21:]):  # fmt: skip
+    for content in (
+        b"",
+        b"\0" * 8,
+        whole[:7],
+        whole[:-1],
+        whole + b"\0",
+        b"\xff" * 8 + whole[8:],
+        whole[:8] + b"[" + whole[9:],
+        whole[:20] + b"\xff" + whole[21:],
+    ):
         file.write_bytes(content)
         assert str(folder) in str(refusal(folder))
     file.unlink()
@@ -322,8 +352,14 @@ def test_shards_that_are_missing(tmp_path: Path) -> None:
     assert "neither model.safetensors nor model.safetensors.index.json" in str(refusal(folder))
     index = folder / "model.safetensors.index.json"
     weight_map = {name: shard for shard, tensors in shards.items() for name in tensors}
-    for wrong in ([], {}, {"weight_map": []}, {"weight_map": {"a": 5}}, {"weight_map": {"a": "../model.safetensors"}},
-                  {"weight_map": {**weight_map, "a": "model-00003-of-00003.safetensors"}}):  # fmt: skip
+    for wrong in (
+        [],
+        {},
+        {"weight_map": []},
+        {"weight_map": {"a": 5}},
+        {"weight_map": {"a": "../model.safetensors"}},
+        {"weight_map": {**weight_map, "a": "model-00003-of-00003.safetensors"}},
+    ):
         index.write_text(json.dumps(wrong))
         assert str(index) in str(refusal(folder))
     index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
@@ -374,8 +410,14 @@ def test_layers_and_prefixes_that_differ(tmp_path: Path, kind: str) -> None:
 
 def test_weights_of_unused_parts_are_accepted(tmp_path: Path) -> None:
     size = save_piece_tokenizer(tmp_path / "bert")
-    shape = {"vocab_size": size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "intermediate_size": 64, "max_position_embeddings": 61}  # fmt: skip
+    shape = {
+        "vocab_size": size,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 61,
+    }
     for kind in (BertForMaskedLM, BertForSequenceClassification):
         kind(BertConfig(**shape)).save_pretrained(tmp_path / "bert")
         assert refusal(tmp_path / "bert") is None
@@ -388,8 +430,15 @@ def test_weights_of_unused_parts_are_accepted(tmp_path: Path) -> None:
 def test_heads_are_whole_or_absent_where_training_may_add_them(tmp_path: Path) -> None:
     """Masked language modelling and the re-ranker start from a backbone without a head; nothing else may be missing."""
     size = save_piece_tokenizer(tmp_path / "bert")
-    shape = {"vocab_size": size, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
-             "intermediate_size": 64, "max_position_embeddings": 61, "num_labels": 1}  # fmt: skip
+    shape = {
+        "vocab_size": size,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 61,
+        "num_labels": 1,
+    }
 
     def reranker(folder: Path) -> None:
         CrossSystem(folder, CrossOptions(max_length=20), None, device=torch.device("cpu"))
@@ -488,30 +537,55 @@ def sealed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_utils, "is_kernels_available", lambda *_: True)
     monkeypatch.setattr(modeling_utils, "is_offline_mode", lambda: False)
     for module, name in [
-        (modeling_utils, "lazy_import_flash_attention"), (hub_kernels, "get_kernel"),
-        (hub_kernels, "load_and_register_attn_kernel"), (hub_kernels, "lazy_load_kernel"),
-        (auto_factory, "get_class_from_dynamic_module"), (configuration_auto, "get_class_from_dynamic_module"),
-        (tokenization_auto, "get_class_from_dynamic_module"), (hub, "hf_hub_download"), (hub, "snapshot_download"),
-        (socket.socket, "connect"), (socket, "getaddrinfo"), (files, "resolve"),
-    ]:  # fmt: skip
+        (modeling_utils, "lazy_import_flash_attention"),
+        (hub_kernels, "get_kernel"),
+        (hub_kernels, "load_and_register_attn_kernel"),
+        (hub_kernels, "lazy_load_kernel"),
+        (auto_factory, "get_class_from_dynamic_module"),
+        (configuration_auto, "get_class_from_dynamic_module"),
+        (tokenization_auto, "get_class_from_dynamic_module"),
+        (hub, "hf_hub_download"),
+        (hub, "snapshot_download"),
+        (socket.socket, "connect"),
+        (socket, "getaddrinfo"),
+        (files, "resolve"),
+    ]:
         monkeypatch.setattr(module, name, reached(name))
 
 
 @pytest.mark.usefixtures("sealed")
-@pytest.mark.parametrize("place", ["config_args", "config_kwargs", "tokenizer_args", "processor_kwargs", "model_args",
-                                   "model_kwargs"])  # fmt: skip
+@pytest.mark.parametrize(
+    "place", ["config_args", "config_kwargs", "tokenizer_args", "processor_kwargs", "model_args", "model_kwargs"]
+)
 def test_arguments_that_load_code_are_refused_by_name(tmp_path: Path, place: str) -> None:
     folder = small(tmp_path / "bert", "bert")
     file = folder / "sentence_bert_config.json"
     for arguments in [
-        {"attn_implementation": "evil/kernel", "allow_all_kernels": True}, {"allow_all_kernels": True},
-        {"attn_implementation": "evil/kernel"}, {"trust_remote_code": True}, {"code_revision": "main"},
-        {"use_kernels": True}, {"kernel_config": {"a": "evil/kernel"}}, {"quantization_config": {"quant_method": "x"}},
-        {"gguf_file": "x"}, {"subfolder": ".."}, {"cache_dir": "/"}, {"proxies": {}}, {"token": "x"},
-        {"name_or_path": "evil/model"}, {"tokenizer_file": "/etc/passwd"}, {"vocab_file": "/etc/passwd"},
-        {"config": {}}, {"state_dict": {}}, {"device_map": "auto"}, {"_from_auto": True}, {"init_inputs": ["x"]},
-        {"auto_map": {"AutoConfig": "evil--x.Y"}}, {"tokenizer_type": "rag"}, {"mistral_format": True},
-    ]:  # fmt: skip
+        {"attn_implementation": "evil/kernel", "allow_all_kernels": True},
+        {"allow_all_kernels": True},
+        {"attn_implementation": "evil/kernel"},
+        {"trust_remote_code": True},
+        {"code_revision": "main"},
+        {"use_kernels": True},
+        {"kernel_config": {"a": "evil/kernel"}},
+        {"quantization_config": {"quant_method": "x"}},
+        {"gguf_file": "x"},
+        {"subfolder": ".."},
+        {"cache_dir": "/"},
+        {"proxies": {}},
+        {"token": "x"},
+        {"name_or_path": "evil/model"},
+        {"tokenizer_file": "/etc/passwd"},
+        {"vocab_file": "/etc/passwd"},
+        {"config": {}},
+        {"state_dict": {}},
+        {"device_map": "auto"},
+        {"_from_auto": True},
+        {"init_inputs": ["x"]},
+        {"auto_map": {"AutoConfig": "evil--x.Y"}},
+        {"tokenizer_type": "rag"},
+        {"mistral_format": True},
+    ]:
         file.write_text(json.dumps({place: arguments}))
         message = refusal(folder)
         assert message is not None, arguments
@@ -548,16 +622,25 @@ def test_no_field_of_config_json_loads_code_or_kernels(tmp_path: Path, kind: str
     folder = small(tmp_path / kind, kind)
     content = json.loads((folder / "config.json").read_text())
     for change in [
-        {"_attn_implementation": "evil/kernel"}, {"attn_implementation": "evil/kernel:function"},
-        {"attn_implementation": {"": "evil/kernel"}}, {"_attn_implementation_internal": "evil/kernel"},
-        {"attn_implementation": "flash_attention_2"}, {"_experts_implementation": "evil/kernel"},
-        {"text_config": {"_attn_implementation": "evil/kernel"}}, {"use_kernels": True},
-        {"kernel_config": {"kernel_mapping": {"a": "evil/kernel"}}}, {"fusion_config": {"patch_embeddings": True}},
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}}, {"transformers_weights": "x.safetensors"},
-        {"configuration_files": ["config.1.0.0.json"]}, {"gguf_file": "x.gguf"},
-        {"use_timm_backbone": True, "backbone": "evil"}, {"model_type": "evil", "auto_map": {"AutoConfig": "x.Y"}},
-        {"tokenizer_class": "AutoModel"}, {"tokenizer_class": "os.system"},
-    ]:  # fmt: skip
+        {"_attn_implementation": "evil/kernel"},
+        {"attn_implementation": "evil/kernel:function"},
+        {"attn_implementation": {"": "evil/kernel"}},
+        {"_attn_implementation_internal": "evil/kernel"},
+        {"attn_implementation": "flash_attention_2"},
+        {"_experts_implementation": "evil/kernel"},
+        {"text_config": {"_attn_implementation": "evil/kernel"}},
+        {"use_kernels": True},
+        {"kernel_config": {"kernel_mapping": {"a": "evil/kernel"}}},
+        {"fusion_config": {"patch_embeddings": True}},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        {"transformers_weights": "x.safetensors"},
+        {"configuration_files": ["config.1.0.0.json"]},
+        {"gguf_file": "x.gguf"},
+        {"use_timm_backbone": True, "backbone": "evil"},
+        {"model_type": "evil", "auto_map": {"AutoConfig": "x.Y"}},
+        {"tokenizer_class": "AutoModel"},
+        {"tokenizer_class": "os.system"},
+    ]:
         (folder / "config.json").write_text(json.dumps(content | change))
         message = refusal(folder)
         assert message is not None, change
@@ -577,10 +660,14 @@ def test_no_field_of_tokenizer_config_json_loads_code(tmp_path: Path) -> None:
     file = folder / "tokenizer_config.json"
     content = json.loads(file.read_text())
     for change in [
-        {"fast_tokenizer_files": ["tokenizer.1.0.0.json"]}, {"gguf_file": "x"}, {"init_inputs": ["/etc/passwd"]},
-        {"tokenizer_class": "AutoTokenizer"}, {"tokenizer_class": "AutoModel"}, {"tokenizer_class": "evil.Class"},
+        {"fast_tokenizer_files": ["tokenizer.1.0.0.json"]},
+        {"gguf_file": "x"},
+        {"init_inputs": ["/etc/passwd"]},
+        {"tokenizer_class": "AutoTokenizer"},
+        {"tokenizer_class": "AutoModel"},
+        {"tokenizer_class": "evil.Class"},
         {"tokenizer_class": "pipeline"},
-    ]:  # fmt: skip
+    ]:
         file.write_text(json.dumps(content | change))
         message = refusal(folder)
         assert message is not None, change

@@ -17,9 +17,14 @@ from retriever.options import EncoderOptions
 from retriever.prompts.prompts import TaskPrompt, load_prompt
 
 BACKBONE: dict[str, Any] = {
-    "model_type": "bert", "backbone": "0" * 64, "weights": ["1" * 64], "tokenizer": ["2" * 64], "tokenizer_args": {},
-    "lower_case": False, "head": ["normalize"],
-}  # fmt: skip
+    "model_type": "bert",
+    "backbone": "0" * 64,
+    "weights": ["1" * 64],
+    "tokenizer": ["2" * 64],
+    "tokenizer_args": {},
+    "lower_case": False,
+    "head": ["normalize"],
+}
 
 
 @pytest.fixture
@@ -58,9 +63,18 @@ def test_the_whole_prompt_is_opened(prompt: Path) -> None:
 
 
 OPTIONS = EncoderOptions().stored()
-REQUIRED = ["format", "backbone", "options", "sides", "sha256", "sides.query", "sides.query.tensor",
-            "sides.query.length", *(f"backbone.{name}" for name in BACKBONE),
-            *(f"options.{name}" for name in OPTIONS)]  # fmt: skip
+REQUIRED = [
+    "format",
+    "backbone",
+    "options",
+    "sides",
+    "sha256",
+    "sides.query",
+    "sides.query.tensor",
+    "sides.query.length",
+    *(f"backbone.{name}" for name in BACKBONE),
+    *(f"options.{name}" for name in OPTIONS),
+]
 
 
 @pytest.mark.parametrize("path", REQUIRED)
@@ -69,8 +83,10 @@ def test_a_missing_field_is_named(prompt: Path, path: str) -> None:
     assert line_of(prompt).endswith(f"prompt.json: {path}: missing")
 
 
-@pytest.mark.parametrize("path", ["more", "backbone.more", "options.more", "sides.more", "sides.query.more",
-                                  "sides.answer", "options.compile_mode"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    ["more", "backbone.more", "options.more", "sides.more", "sides.query.more", "sides.answer", "options.compile_mode"],
+)
 def test_an_unknown_field_is_named(prompt: Path, path: str) -> None:
     change(prompt, path, None)
     assert f"prompt.json: {path}: unknown field" in line_of(prompt)

@@ -238,10 +238,16 @@ def test_a_prompt_of_another_backbone_or_other_settings_is_refused(tiny: Tiny) -
     wrong = replace(prompt(3), query=matrix(PromptShape(3, 4, 8), 3))
     with pytest.raises(InputError, match="the backbone has 2 layers, 4 heads of 8"):
         encoder.put_task("squad", wrong)
-    for change, says in [({"pooling": "cls"}, "pooling='cls' .here 'mean'."), ({"normalize": True}, "head"),
-                         ({"query_prefix": "query : "}, "query_prefix='query : '"), ({"title": "sep"}, "title='sep'"),
-                         ({"query_length": 20}, "query_length=20 .here 61."), ({"dimension": 8}, "dimension=8"),
-                         ({"append_eos": True}, "append_eos"), ({"padding_side": "left"}, "padding_side")]:  # fmt: skip
+    for change, says in [
+        ({"pooling": "cls"}, "pooling='cls' .here 'mean'."),
+        ({"normalize": True}, "head"),
+        ({"query_prefix": "query : "}, "query_prefix='query : '"),
+        ({"title": "sep"}, "title='sep'"),
+        ({"query_length": 20}, "query_length=20 .here 61."),
+        ({"dimension": 8}, "dimension=8"),
+        ({"append_eos": True}, "append_eos"),
+        ({"padding_side": "left"}, "padding_side"),
+    ]:
         differing = replace(prompt(3), options=replace(FLOAT32, **change))
         with pytest.raises(InputError, match=f"task 'squad': .*{says}"):
             encoder.put_task("squad", differing)
@@ -409,9 +415,14 @@ def test_the_prompt_is_part_of_a_tasks_configuration_and_not_of_the_encoders(tin
 def test_a_prompt_is_under_half_a_percent_of_its_backbone() -> None:
     """RoBERTa-large and 32 positions a layer; the same number format for both."""
     config = transformers.RobertaConfig(
-        vocab_size=50265, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
-        max_position_embeddings=514, type_vocab_size=1,
-    )  # fmt: skip
+        vocab_size=50265,
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+    )
     with torch.device("meta"):
         backbone = sum(parameter.numel() for parameter in transformers.RobertaModel(config).parameters())
         one_side = MatrixPrompt(PromptShape(24, 16, 64), 32).matrix().numel()

@@ -59,9 +59,10 @@ def test_the_loss_equals_a_loop_over_cosines(folder: Path, temperature: float | 
     for row, vector in enumerate(vectors):
         partner = row ^ 1
         others = [
-            place for place in range(len(spans))
+            place
+            for place in range(len(spans))
             if place == partner or (place != row and spans[place] not in (spans[row], spans[partner]))
-        ]  # fmt: skip
+        ]
         scores = [float(vector @ vectors[place]) / (temperature or 0.01) for place in others]
         total += log_sum_exp(scores) - scores[others.index(partner)]
     assert loss_of(system, 1) == pytest.approx(total / len(spans), rel=1e-4)

@@ -152,8 +152,10 @@ def test_the_pairs_of_a_query_stay_in_one_chunk(backbone: Path, monkeypatch: pyt
     assert len(cut) > 2
 
     def groups(chunks: Any) -> list[tuple]:
-        rows = [[tuple(row[:length].tolist()) for row, length in zip(ids, lengths, strict=True)]
-                for ids, _, lengths in (chunk.inputs for chunk in chunks)]  # fmt: skip
+        rows = [
+            [tuple(row[:length].tolist()) for row, length in zip(ids, lengths, strict=True)]
+            for ids, _, lengths in (chunk.inputs for chunk in chunks)
+        ]
         return sorted(tuple(each[start : start + 4]) for each in rows for start in range(0, len(each), 4))
 
     assert groups(cut) == groups([whole])
@@ -177,12 +179,21 @@ def test_a_step_equals_plain_torch(still: Path, loss: str, tokens: int, monkeypa
     tokenizer = AutoTokenizer.from_pretrained(still)
     titles, texts = texts_of(rows.ravel())
     passages = [f"{title} {text}" if title else text for title, text in zip(titles, texts, strict=True)]
-    inputs = tokenizer([data.queries[q] for q in queries for _ in range(4)], passages, truncation=True, max_length=32,
-                       padding=True, return_tensors="pt")  # fmt: skip
+    inputs = tokenizer(
+        [data.queries[q] for q in queries for _ in range(4)],
+        passages,
+        truncation=True,
+        max_length=32,
+        padding=True,
+        return_tensors="pt",
+    )
     logits = model(**inputs).logits.view(4, 4)
     targets = torch.tensor([[1.0, 0, 0, 0]] * 4)
-    expected = (torch.nn.functional.binary_cross_entropy_with_logits(logits, targets) if loss == "bce"
-                else torch.nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))  # fmt: skip
+    expected = (
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, targets)
+        if loss == "bce"
+        else torch.nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long))
+    )
     expected.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -194,8 +205,7 @@ def test_a_step_equals_plain_torch(still: Path, loss: str, tokens: int, monkeypa
     # The first step of AdamW is lr * sign(gradient), which rounding decides if a gradient is nearly 0.
     for name, parameter in model.named_parameters():
         clear = gradients[name].abs() > 1e-5
-        torch.testing.assert_close(trained[name].detach()[clear], parameter.detach()[clear], atol=1e-5,
-                                   rtol=1e-4)  # fmt: skip
+        torch.testing.assert_close(trained[name].detach()[clear], parameter.detach()[clear], atol=1e-5, rtol=1e-4)
     assert sum(int((g.abs() > 1e-5).sum()) for g in gradients.values()) > 4000
 
 
@@ -211,8 +221,10 @@ def test_training_learns(backbone: Path, tmp_path: Path, loss: str) -> None:
     assert len(losses) == 100
     assert np.mean(losses[-5:]) < 0.3 * np.mean(losses[:5])
     system.save(tmp_path / "model")
-    of_attention = [json.loads((folder / "config.json").read_text())["attention_probs_dropout_prob"]
-                    for folder in (backbone, tmp_path / "model")]  # fmt: skip
+    of_attention = [
+        json.loads((folder / "config.json").read_text())["attention_probs_dropout_prob"]
+        for folder in (backbone, tmp_path / "model")
+    ]
     assert of_attention[0] == of_attention[1] > 0, "the saved config has the original dropout"
     reranker = Reranker(str(tmp_path / "model"), RerankerOptions(dtype="float32"))
     assert (reranker.config["probability"], reranker.config["max_length"]) == ("sigmoid", 32)

@@ -451,9 +451,10 @@ def test_the_condenser_loss_reaches_all_layers(
     torch.testing.assert_close(head_alone, condenser)
     torch.testing.assert_close(again, condenser)
     states = model.backbone(
-        input_ids=ids, attention_mask=(torch.arange(ids.shape[1])[None] < lengths[:, None]).long(),
+        input_ids=ids,
+        attention_mask=(torch.arange(ids.shape[1])[None] < lengths[:, None]).long(),
         output_hidden_states=True,
-    ).hidden_states  # fmt: skip
+    ).hidden_states
     early = 2 if skip_from is None else skip_from
     torch.testing.assert_close(inputs_of_head[0], torch.cat([states[4][:, :1], states[early][:, 1:]], 1))
     condenser.backward()

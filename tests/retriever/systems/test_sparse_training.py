@@ -48,8 +48,11 @@ def slow_loss(system: DualSystem, step: int) -> float:
     for place, query in enumerate(queries):
         scores = encoded["passage"] @ encoded["query"][place]
         positive = rows[place][0]
-        others = [score for row, score in zip(passages, scores, strict=True)
-                  if row == positive or row not in data.relevant(query)]  # fmt: skip
+        others = [
+            score
+            for row, score in zip(passages, scores, strict=True)
+            if row == positive or row not in data.relevant(query)
+        ]
         loss += (np.logaddexp.reduce(others) - scores[passages.tolist().index(positive)]) / len(queries)
     options = system.tuning.flops
     ramp = min(1.0, (step + 1) / options.warm_up) ** 2
@@ -178,8 +181,9 @@ def test_vectors_without_words_end_the_run(bert: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("tuning", [{"method": "finetune"}, {"method": "finetune", "sides": "untied"},
-                                    {"method": "lora"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "tuning", [{"method": "finetune"}, {"method": "finetune", "sides": "untied"}, {"method": "lora"}]
+)
 def test_trained_models_open_in_sentence_transformers(bert: Path, tmp_path: Path, tuning: dict[str, Any]) -> None:
     system = dual_system(bert, chunk=200, flops=FLOPS, **tuning)
     trainer = Trainer(system, LoopOptions(steps=3, lr=1e-2), device=CPU, dtype=torch.float32)

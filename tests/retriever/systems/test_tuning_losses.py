@@ -154,10 +154,11 @@ def test_a_learned_temperature_does_not_fall_below_a_hundredth() -> None:
 def test_a_learned_temperature_has_no_weight_decay_and_no_part_in_encoding(bert: Path) -> None:
     options = replace(ENCODER, normalize=True)
     make = {
-        learn: DualSystem(bert, options, TuneOptions(length=4, learn_temperature=learn), make_data(), device=CPU,
-                          dtype=torch.float32)
+        learn: DualSystem(
+            bert, options, TuneOptions(length=4, learn_temperature=learn), make_data(), device=CPU, dtype=torch.float32
+        )
         for learn in (False, True)
-    }  # fmt: skip
+    }
     texts = ["w1 w2", "w3"]
     np.testing.assert_array_equal(*(make[learn].encode(texts, "query") for learn in (False, True)))
     assert make[True].learned is not None

@@ -131,8 +131,9 @@ def test_a_query_without_a_known_word_is_refused_alone(encoder: Encoder) -> None
     vectors = encoder.forward(tokens, task=tasks, topics=topics, check=False)
     assert np.isfinite(vectors).all(axis=1).tolist() == [True, False, False, True]
     passages = encoder.encode(["beta", ""], side="passage", task="topics")  # have the most probable topic
-    known = encoder.forward(encoder.tokenize(["beta", ""], side="passage"), side="passage", task="topics",
-                            topics=np.array([2, 2]))  # fmt: skip
+    known = encoder.forward(
+        encoder.tokenize(["beta", ""], side="passage"), side="passage", task="topics", topics=np.array([2, 2])
+    )
     np.testing.assert_array_equal(passages, known)
 
 

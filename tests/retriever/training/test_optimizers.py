@@ -179,9 +179,12 @@ def test_groups_have_their_own_learning_rate_and_decay() -> None:
     ],
 )
 def test_two_workers_step_as_one(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, groups: cases.Groups | None, loop: dict[str, Any],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: cases.Groups | None,
+    loop: dict[str, Any],
     zero: int | None,
-) -> None:  # fmt: skip
+) -> None:
     expected = cases.states(0, monkeypatch, 1, groups, loop)
     pair: TwoWorkers = request.getfixturevalue("two_workers" if zero is None else "two_deepspeed_workers")
     first, second = pair.run(cases.states, 2, groups, {**loop, "zero": zero})

@@ -91,8 +91,11 @@ def test_positives_are_drawn_in_proportion_to_their_weights() -> None:
     pairs = make_pairs(answers=2)
     data = replace(pairs, weights=[np.array([1.0, 3.0])] * len(pairs.queries))
     drawn = [batch_at(data, OPTIONS, step, draw_positive="weighted") for step in range(400)]
-    first = sum(int(row[0] == data.positives[query][0]) for queries, rows in drawn
-                for query, row in zip(queries, rows, strict=True))  # fmt: skip
+    first = sum(
+        int(row[0] == data.positives[query][0])
+        for queries, rows in drawn
+        for query, row in zip(queries, rows, strict=True)
+    )
     assert first / 2400 == pytest.approx(1 / 4, abs=0.03)
     again = batch_at(data, OPTIONS, 7, draw_positive="weighted")
     assert again[1].tolist() == drawn[7][1].tolist()
