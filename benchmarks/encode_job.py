@@ -72,7 +72,7 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
         limit: Passages to encode.
         job_options: Further options of the job.
     """
-    from jobs import cli
+    from jobs.common import cli
     from jobs.encode_corpus import EncodeCorpus, open_encoders
 
     from indexing.embeddings.encoders import spec_of

@@ -249,7 +249,7 @@ def train(
         **sets: The training sets, as options of `train_retriever`.
     """
     from jobs import train_retriever
-    from jobs.tuning.options import TrainRetriever
+    from jobs.training.options import TrainRetriever
 
     from indexing.store.models import resolve_model
     from indexing.store.store import Store

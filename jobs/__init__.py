@@ -1,5 +1,5 @@
 """What a person runs: one file per job."""
 
-from jobs.starting import handle_signals
+from jobs.common.starting import handle_signals
 
 handle_signals()

@@ -5,11 +5,11 @@ python jobs/build_bm25.py --store data/squad
 
 from __future__ import annotations
 
-from jobs.cli import Workers, human, run, say
+from jobs.common.cli import Workers, human, run, say
 
 from dataclasses import dataclass
 
-from jobs.shards import fill_shards
+from jobs.common.shards import fill_shards
 
 from indexing.corpus.corpus import Corpus
 from indexing.lucene.bm25 import Bm25

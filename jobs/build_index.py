@@ -5,14 +5,14 @@ python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
 
 from __future__ import annotations
 
-from jobs.cli import Stage, human, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, human, run, say, say_complete, say_stages
 
 import math
 from dataclasses import dataclass
 
-from jobs.session import open_runner
-from jobs.shards import fill_shards
-from jobs.workers import SizedWorkers
+from jobs.common.session import open_runner
+from jobs.common.shards import fill_shards
+from jobs.common.workers import SizedWorkers
 
 from indexing.corpus.corpus import Corpus
 from indexing.dense.building import BuildIndex as BuildWork

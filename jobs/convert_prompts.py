@@ -7,7 +7,7 @@ r"""Convert a prompt of DPTDR's authors or of PEFT's prefix tuning to prompts/TA
 
 from __future__ import annotations
 
-from jobs.cli import Common, human, run, say, say_complete
+from jobs.common.cli import Common, human, run, say, say_complete
 
 import dataclasses
 import tempfile
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jobs.training import check_name
+from jobs.training.runs import check_name
 
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.store.artifact import fingerprint_of

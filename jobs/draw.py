@@ -20,7 +20,7 @@ points: passages as points in the plane, by t-SNE of their vectors, coloured by 
 
 from __future__ import annotations
 
-from jobs.cli import run, say
+from jobs.common.cli import run, say
 
 import json
 import re
@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+from jobs.common.workers import SizedWorkers
 from jobs.pictures.measured import parse_labels, parse_rates, read_points
 from jobs.pictures.query_sets import open_query_sets, parse_query_set
-from jobs.workers import SizedWorkers
 
 import tyro
 
@@ -144,8 +144,8 @@ def draw_attention(options: Draw) -> None:
             say(f"queries  {len(queries.texts):,} of {queries.key}")
         say(f"weights  of the {measure.num_prompts} basic prompts of prompts/{task}")
         return say(f"writes   {path}")
+    from jobs.common.session import open_runner
     from jobs.pictures.similarities import draw_similarities
-    from jobs.session import open_runner
 
     attention = measure.run({queries.label: queries.texts for queries in sets}, open_runner(store, options))
     for label, number in zip(attention.labels, attention.num_without, strict=True):

@@ -7,15 +7,15 @@ ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://buck
 
 from __future__ import annotations
 
-from jobs.cli import Stage, human, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, human, run, say, say_complete, say_stages
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jobs.session import join_cluster, num_gpus
-from jobs.workers import GpuWorkers, say_line
+from jobs.common.session import join_cluster, num_gpus
+from jobs.common.workers import GpuWorkers, say_line
 
 from indexing.embeddings.embeddings import is_sparse
 from indexing.embeddings.encoders import EncoderSpec, spec_of

@@ -18,7 +18,7 @@ The vectors of embeddings are measured with the judged pairs of the split, by al
 
 from __future__ import annotations
 
-from jobs.cli import run, say, say_complete, say_stages
+from jobs.common.cli import run, say, say_complete, say_stages
 
 import hashlib
 import json

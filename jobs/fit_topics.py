@@ -9,11 +9,11 @@ passages; those of earlier passages do not change.
 
 from __future__ import annotations
 
-from jobs.cli import Stage, Workers, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, Workers, run, say, say_complete, say_stages
 
 from dataclasses import dataclass, fields
 
-from jobs.session import open_runner
+from jobs.common.session import open_runner
 
 from indexing.store.store import Store
 from indexing.topics.options import FitOptions, Method

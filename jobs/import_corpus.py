@@ -9,13 +9,13 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.cli import Stage, Workers, human, run, say, say_complete
+from jobs.common.cli import Stage, Workers, human, run, say, say_complete
 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jobs.common.session import open_runner
 from jobs.import_queries import hold_out_of
-from jobs.session import open_runner
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus as ImportWork

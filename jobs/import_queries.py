@@ -8,7 +8,7 @@ The columns of each format are listed in docs/data.md.
 
 from __future__ import annotations
 
-from jobs.cli import Common, run, say, say_complete
+from jobs.common.cli import Common, run, say, say_complete
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -9,14 +9,14 @@ digits come from the fingerprint of the re-ranker), and the sampled negatives (n
 
 from __future__ import annotations
 
-from jobs.cli import Stage, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, run, say, say_complete, say_stages
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from jobs.cuts import say_pair_cuts, say_part_cuts
-from jobs.session import open_runner
-from jobs.workers import GpuWorkers
+from jobs.common.cuts import say_pair_cuts, say_part_cuts
+from jobs.common.session import open_runner
+from jobs.common.workers import GpuWorkers
 
 import pyarrow.compute as pc
 

@@ -17,7 +17,7 @@ So all of them run in this process, as their tests run them: Ray, torch and the 
 
 from __future__ import annotations
 
-from jobs.cli import Common, input_error, run, say
+from jobs.common.cli import Common, input_error, run, say
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.steps import Step, find_step, read_steps
+from jobs.common.steps import Step, find_step, read_steps
 
 from indexing.store.storage import full_disk
 from indexing.work.work import resumable

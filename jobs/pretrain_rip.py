@@ -10,13 +10,13 @@ coCondenser has two stages; the second starts from the backbone and the head of 
 
 from __future__ import annotations
 
-from jobs.cli import human, run, say
+from jobs.common.cli import human, run, say
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from jobs.training import Contrastive, check_name, count_steps, describe_best
-from jobs.workers import say_line
+from jobs.common.workers import say_line
+from jobs.training.runs import Contrastive, check_name, count_steps, describe_best
 
 import numpy as np
 

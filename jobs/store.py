@@ -10,7 +10,7 @@ python jobs/store.py gc --store data/squad
 
 from __future__ import annotations
 
-from jobs.cli import Common, human, run, say
+from jobs.common.cli import Common, human, run, say
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from jobs.cuts import stored_counts
+from jobs.common.cuts import stored_counts
 
 import tyro
 

@@ -6,12 +6,12 @@ r"""Train a cross-encoder from a backbone on mined negatives. An interrupted run
 
 from __future__ import annotations
 
-from jobs.cli import human, run, say
+from jobs.common.cli import human, run, say
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from jobs.training import Training, check_name, count_steps, describe_best
+from jobs.training.runs import Training, check_name, count_steps, describe_best
 
 from indexing.corpus.queries import Queries
 from indexing.mining.negatives import mined_corpus, training_data

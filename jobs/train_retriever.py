@@ -21,20 +21,20 @@ r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weigh
 
 from __future__ import annotations
 
-from jobs.cli import Stage, human, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, human, run, say, say_complete, say_stages
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.sweeps.grid import Run, parse_grid
-from jobs.sweeps.report import chosen_line, draw, table
-from jobs.sweeps.work import SweepWork, choose, read_outcomes
-from jobs.training import QUALITY, check_name, describe_best
-from jobs.tuning.opening import Opened, open_all
-from jobs.tuning.options import TrainRetriever
-from jobs.tuning.serving import serving_warnings
+from jobs.training.opening import Opened, open_all
+from jobs.training.options import TrainRetriever
+from jobs.training.runs import QUALITY, check_name, describe_best
+from jobs.training.serving import serving_warnings
+from jobs.training.sweep_grid import Run, parse_grid
+from jobs.training.sweep_report import chosen_line, draw, table
+from jobs.training.sweep_work import SweepWork, choose, read_outcomes
 
 import torch
 

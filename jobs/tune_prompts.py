@@ -6,10 +6,10 @@ r"""Train a task: the job train_retriever with --train prompts as the default, a
 
 from __future__ import annotations
 
-from jobs.cli import run
+from jobs.common.cli import run
 
 from jobs import train_retriever
-from jobs.tuning.options import TunePrompts
+from jobs.training.options import TunePrompts
 
 
 def main(options: TunePrompts) -> None:

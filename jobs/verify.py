@@ -5,7 +5,7 @@ python jobs/verify.py --store data/squad
 
 from __future__ import annotations
 
-from jobs.cli import Common, Stage, fail, human, run, say
+from jobs.common.cli import Common, Stage, fail, human, run, say
 
 from dataclasses import dataclass
 

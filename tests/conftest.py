@@ -142,7 +142,7 @@ def _no_ray_is_left() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def call_job() -> Callable[..., int]:
     """call_job(name, *arguments) runs a job in this process like `python jobs/NAME.py`; it returns the exit status."""
-    from jobs.cli import options_of, run
+    from jobs.common.cli import options_of, run
 
     def call(name: str, *arguments: object) -> int:
         module = importlib.import_module(f"jobs.{name}")

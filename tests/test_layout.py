@@ -13,7 +13,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 PACKAGES = sorted(
-    file.parent for top in ("indexing", "retriever") for file in (TESTS.parent / top).glob("*/__init__.py")
+    file.parent for top in ("indexing", "retriever", "jobs") for file in (TESTS.parent / top).glob("*/__init__.py")
 )
 
 

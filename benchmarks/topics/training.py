@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from jobs import train_retriever
-from jobs.tuning.opening import open_all
-from jobs.tuning.options import TrainRetriever
+from jobs.training.opening import open_all
+from jobs.training.options import TrainRetriever
 
 from benchmarks.topics.runs import ALL_WEIGHTS, ONE_PROMPT, PROMPTS_OF_TOPICS, WITH_WORDS, Run
 from indexing.store.store import Store

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import train_retriever
-from jobs.tuning.options import TrainRetriever
+from jobs.training.options import TrainRetriever
 
 from benchmarks.common.models import MINILM
 from benchmarks.transfer.runs import Run, store_of

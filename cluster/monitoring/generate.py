@@ -2,7 +2,7 @@
 
 python cluster/monitoring/generate.py
 
-Names that begin with `ray_riptide_` are those of jobs/metrics.py and serve/metrics.py; all others are Ray's own.
+Names that begin with `ray_riptide_` are those of jobs/common/metrics.py and serve/metrics.py; all others are Ray's own.
 """
 
 from __future__ import annotations

@@ -1,1 +1,9 @@
-"""Parts of the evaluation job: searches of its sources, metrics of its runs, measures of its embeddings."""
+"""Parts of the evaluation job: searches of its sources, metrics of its runs, measures of its embeddings.
+
+categories    metrics of runs by category (Topic-DPR)
+embeddings    embeddings that an evaluation measures
+measures      the metrics of a run
+options       options of `evaluate`
+rates         the rates of the sources
+searches      the searches of the sources that have no run yet
+"""

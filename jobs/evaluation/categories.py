@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import say
+from jobs.common.cli import say
 
 from collections.abc import Sequence
 from dataclasses import dataclass

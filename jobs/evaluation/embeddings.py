@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import say
+from jobs.common.cli import say
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -65,7 +65,7 @@ def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate
 
 def measure_embeddings(store: Store, works: Mapping[str, MeasureWork], options: Evaluate) -> dict[str, Any]:
     """Measures the embeddings, prints their table, and returns the figures for the JSON file."""
-    from jobs.session import open_runner
+    from jobs.common.session import open_runner
 
     runner = open_runner(store, options)
     results = {name: work.run(runner) for name, work in works.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.workers import SizedWorkers
+from jobs.common.workers import SizedWorkers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import say
+from jobs.common.cli import say
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,7 +23,7 @@ def measure_rates(searches: Sequence[SearchQueries], num_queries: int, batch: in
         num_queries: The number of queries, from the start of the split.
         batch: Number of queries that are searched at once.
     """
-    from jobs.session import num_gpus
+    from jobs.common.session import num_gpus
 
     from indexing.work.local import LocalRunner
 

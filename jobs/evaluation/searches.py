@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Stage
+from jobs.common.cli import Stage
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -99,8 +99,8 @@ def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
 
 def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
     """Searches a source, unless the store has its run, and prints how many queries were cut."""
-    from jobs.cuts import say_part_cuts
-    from jobs.session import open_runner
+    from jobs.common.cuts import say_part_cuts
+    from jobs.common.session import open_runner
 
     artifact = complete_artifact(store, search)
     if artifact is None:

@@ -1,1 +1,10 @@
-"""Pictures of the papers as PNG files: pure functions of arrays, without a display."""
+"""Pictures of the papers as PNG files: pure functions of arrays, without a display.
+
+canvas          the size, the fonts and the file of a picture
+measured        the quality and the rate of runs, from the files of evaluations
+passages        the passages of a picture: their vectors and groups
+points          draws vectors as points in the plane (Topic-DPR, Fig. 4)
+query_sets      the query sets that a picture compares
+rates           draws quality against queries per second (HYPER, Fig. 4)
+similarities    draws the similarities of query sets (HYPER, Fig. 2)
+"""

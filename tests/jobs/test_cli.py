@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs import cli
+from jobs.common import cli
 from jobs.import_corpus import ImportCorpus
 from jobs.search import Search
 
@@ -17,7 +17,7 @@ from samples import files_of, make_passages, write_beir
 from indexing.store.store import Store
 from retriever.errors import InputError
 
-JOBS = Path(cli.__file__).parent
+JOBS = Path(cli.__file__).parents[1]
 NAMES = (
     "import_corpus",
     "import_queries",

@@ -125,7 +125,7 @@ def test_a_name_of_300_characters_is_refused(
 UNPRIVILEGED = """
 import contextlib, io, os, sys
 from jobs import import_corpus
-from jobs.cli import options_of, run
+from jobs.common.cli import options_of, run
 
 def job(*arguments):
     run(import_corpus.main, options_of(import_corpus.main), list(arguments))

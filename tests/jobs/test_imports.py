@@ -90,8 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int
 def test_a_job_without_a_model_loads_none(command: tuple[str, ...], folder: Path) -> None:
     """The job runs to its end: a module that a function imports counts too."""
     name, *arguments = command
-    script = (
-        f"from jobs import cli\nimport jobs.{name} as job\ncli.run(job.main, cli.options_of(job.main), {arguments})"
-    )
+    start = "from jobs.common.cli import options_of, run"
+    script = f"{start}\nfrom jobs.{name} import main\nrun(main, options_of(main), {arguments})"
     loaded = loaded_modules(script, folder)
     assert sorted(loaded.intersection(COMMANDS[command])) == []

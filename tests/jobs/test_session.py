@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jobs.cli import raise_on_sigterm
+from jobs.common.cli import raise_on_sigterm
 
 import signal
 import socket
 import sys
 from pathlib import Path
 
-from jobs import session
+from jobs.common import session
 
 import pytest
 from local_ray import SessionRay

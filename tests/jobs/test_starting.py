@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jobs
-from jobs import starting
+from jobs.common import starting
 
 import pytest
 

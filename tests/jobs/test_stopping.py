@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Terminated, raise_on_sigterm
+from jobs.common.cli import Terminated, raise_on_sigterm
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from signal import SIGINT, SIGTERM
 
-from jobs.stopping import deferred_signals
+from jobs.common.stopping import deferred_signals
 
 import pytest
 

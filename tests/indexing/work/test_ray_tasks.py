@@ -118,7 +118,7 @@ def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch:
 
 
 def test_an_input_error_is_raised_as_one_and_ends_the_run() -> None:
-    from jobs.cli import input_error
+    from jobs.common.cli import input_error
 
     drawn: list[int] = []
     with pytest.raises(InputError) as raised:

@@ -15,7 +15,7 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_cluster(*, private: bool = False) -> str | None:
         return "the Ray of this process" if private else None
 
-    monkeypatch.setattr("jobs.session.find_cluster", find_cluster)
+    monkeypatch.setattr("jobs.common.session.find_cluster", find_cluster)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.tuning.opening import open_all
-from jobs.tuning.options import TrainRetriever
+from jobs.training.opening import open_all
+from jobs.training.options import TrainRetriever
 
 import numpy as np
 import pyarrow as pa

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jobs.tuning.opening import check_start
-from jobs.tuning.options import TrainRetriever
+from jobs.training.opening import check_start
+from jobs.training.options import TrainRetriever
 
 import pytest
 import torch

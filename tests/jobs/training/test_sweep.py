@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jobs import train_retriever
-from jobs.sweeps.grid import parse_grid
 from jobs.train_retriever import FIXED
-from jobs.tuning.opening import Opened
-from jobs.tuning.options import TrainRetriever
+from jobs.training.opening import Opened
+from jobs.training.options import TrainRetriever
+from jobs.training.sweep_grid import parse_grid
 
 import pytest
 from mined import mine, weights

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from jobs.tuning.options import TrainRetriever, TunePrompts
+from jobs.training.options import TrainRetriever, TunePrompts
 
 import numpy as np
 import pyarrow as pa

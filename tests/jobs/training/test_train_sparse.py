@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import human
+from jobs.common.cli import human
 
 import json
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.tuning.options import TrainRetriever
+from jobs.training.options import TrainRetriever
 
 import numpy as np
 import pytest

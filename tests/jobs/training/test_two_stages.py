@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import human
+from jobs.common.cli import human
 
 import json
 from collections.abc import Callable

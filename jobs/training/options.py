@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
-from jobs.categories.options import CategoryTraining
-from jobs.lora.options import LoraTraining
-from jobs.synthesis.options import SynthesisTraining
-from jobs.topics.options import TopicTraining
-from jobs.training import Contrastive
+from jobs.training.categories import CategoryTraining
+from jobs.training.lora import LoraTraining
+from jobs.training.runs import Contrastive
+from jobs.training.synthesis import SynthesisTraining
+from jobs.training.topics import TopicTraining
 
 from indexing.training.training_sets import NO_NEGATIVES, parse_set
 from retriever.errors import InputError

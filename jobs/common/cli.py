@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jobs.metrics import StageMetrics
-from jobs.starting import finish, is_program
+from jobs.common.metrics import StageMetrics
+from jobs.common.starting import finish, is_program
 
 from indexing.store.storage import describe_os_error
 from indexing.work.local import has_unfinished_threads
@@ -29,7 +29,7 @@ from indexing.work.work import Work, plan_stages
 from retriever.errors import InputError, shortened
 
 # `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parents[1]]
 
 Options = TypeVar("Options", bound="Common")
 
@@ -347,7 +347,7 @@ class Stage:
         self._print_sometimes()
 
     def add(self, figure: str, amount: int, **tags: str) -> None:
-        """Adds to a counter of `jobs.metrics`."""
+        """Adds to a counter of `jobs.common.metrics`."""
         self.metrics.add(figure, amount, **tags)
 
     def _print_sometimes(self) -> None:

@@ -10,7 +10,8 @@ import sys
 def is_program() -> bool:
     """Whether this process runs one job, and is not a program that calls jobs."""
     file = getattr(sys.modules["__main__"], "__file__", None)
-    return file is not None and os.path.dirname(os.path.realpath(file)) == os.path.dirname(os.path.realpath(__file__))
+    jobs = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    return file is not None and os.path.dirname(os.path.realpath(file)) == jobs
 
 
 def handle_signals() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jobs.training import check_name, count_steps
-from jobs.tuning.options import LEARNING_RATES, SYNTHESIS_LR, WARM_UPS, TrainRetriever
+from jobs.training.options import LEARNING_RATES, SYNTHESIS_LR, WARM_UPS, TrainRetriever
+from jobs.training.runs import check_name, count_steps
 
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from jobs.sweeps.report import chosen_line, draw, table
-from jobs.sweeps.work import Outcome, choose
+from jobs.training.sweep_report import chosen_line, draw, table
+from jobs.training.sweep_work import Outcome, choose
 
 import pytest
 

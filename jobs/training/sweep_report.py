@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.sweeps.work import SEED, Choice, Outcome
+from jobs.training.sweep_work import SEED, Choice, Outcome
 
 from indexing.store.storage import full_disk
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Workers, as_options, say
+from jobs.common.cli import Workers, as_options, say
 
 from dataclasses import dataclass, replace
 

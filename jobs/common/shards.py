@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jobs.cli import Stage, Workers, say, say_complete, say_stages
+from jobs.common.cli import Stage, Workers, say, say_complete, say_stages
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from jobs.session import open_runner
+from jobs.common.session import open_runner
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Workers
+from jobs.common.cli import Workers
 
 import contextlib
 import json
@@ -16,8 +16,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.metrics import report_waiting
-from jobs.workers import say_line
+from jobs.common.metrics import report_waiting
+from jobs.common.workers import say_line
 
 from indexing.store.storage import LocalStorage
 from indexing.store.store import Store
@@ -153,7 +153,7 @@ def connect(store: Store) -> None:
         variables = {key: value for key, value in variables.items() if key not in env_vars}
     runtime: dict[str, object] = {"env_vars": variables}
     if os.environ.get("RAY_ADDRESS") and not submitted:
-        root = Path(__file__).resolve().parents[1]
+        root = Path(__file__).resolve().parents[2]
         runtime["py_modules"] = [str(root / package) for package in PACKAGES]
     try:
         with keep_sigterm_handler():

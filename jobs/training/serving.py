@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.tuning.opening import Opened
-from jobs.tuning.options import TrainRetriever
+from jobs.training.opening import Opened
+from jobs.training.options import TrainRetriever
 
 from indexing.embeddings.encoders import differences, differing
 from indexing.store.store import Store

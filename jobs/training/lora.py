@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Common
+from jobs.common.cli import Common
 
 from dataclasses import dataclass, fields
 

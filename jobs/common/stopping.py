@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import raise_terminated
+from jobs.common.cli import raise_terminated
 
 import contextlib
 import os

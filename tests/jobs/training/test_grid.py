@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.sweeps.grid import Run, parse_grid
+from jobs.training.sweep_grid import Run, parse_grid
 
 import pytest
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Common
+from jobs.common.cli import Common
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,7 +67,7 @@ class TopicTraining(Common):
                 "is for prompts of topics: give --prompt topics"
                 if prompt != "topics"
                 else (
-                    "is for the loss of topics, which needs positives with a common category: give --positives categories"
+                    "is for the loss of topics, which needs positives of a common category: give --positives categories"
                 )
             )
             raise InputError(f"{option} --prompt {prompt}: {what}, or leave it out")

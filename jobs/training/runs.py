@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import ClusterJob, Stage, say, say_complete
+from jobs.common.cli import ClusterJob, Stage, say, say_complete
 
 import contextlib
 import math
@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs.session import join_cluster
-from jobs.stopping import deferred_signals
-from jobs.workers import say_line
+from jobs.common.session import join_cluster
+from jobs.common.stopping import deferred_signals
+from jobs.common.workers import say_line
 
 from indexing.corpus.queries import Queries
 from indexing.store.artifact import Artifact, Draft, Reference, begun_document, fingerprint_of

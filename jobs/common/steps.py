@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Common, options_of, parse, read_recipe
+from jobs.common.cli import Common, options_of, parse, read_recipe
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ import yaml
 
 from retriever.errors import InputError
 
-JOBS = Path(__file__).resolve().parent
+JOBS = Path(__file__).resolve().parents[1]
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # cannot be a step
 WHOLE = ("import_corpus", "import_queries")  # jobs that the chain's limit does not apply to

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.sweeps.grid import Run, Settings
+from jobs.training.sweep_grid import Run, Settings
 
 from indexing.store.artifact import Artifact, Draft, Reference
 from indexing.work.tasks import Runner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.cli import Common
+from jobs.common.cli import Common
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,1 +1,0 @@
-"""Options of training on pairs with a common category."""

@@ -1,0 +1,12 @@
+"""What all jobs share: the command line, signals, sessions with Ray, steps of recipes, and printed lines.
+
+cli           runs a job: reads its options, handles errors and signals, prints the stages and their progress
+cuts          prints how many queries and pairs were cut to a length limit
+metrics       exports the counters and gauges of a job's stages through Ray
+session       decides whether a job runs on Ray or in its own process, and connects
+shards        plans an index in Lucene shards, or fills its pending shards
+starting      ends a job with one line if a signal arrives while it starts
+steps         reads and checks the steps of a chain of jobs
+stopping      stops a training after its step at the first signal
+workers       the options of the workers of a job
+"""

@@ -1,1 +1,0 @@
-"""Options of LoRA adapters in jobs that train an encoder."""

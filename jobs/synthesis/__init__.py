@@ -1,1 +1,0 @@
-"""Options of prompts that are computed from each query."""
