@@ -455,9 +455,10 @@ def measure_prompts(setting: Setting) -> dict[str, Any]:
     """Measures prompt tuning on the SQuAD sample: speed, losses, and test MRR@10 before and after."""
     from retriever.forward.numerics import choose_dtype
     from retriever.options import EncoderOptions
-    from retriever.systems.dual import DualSystem, TuneOptions
+    from retriever.systems.dual import DualSystem
     from retriever.training.dev import DevSet
     from retriever.training.reranker_data import TrainingData
+    from retriever.training.tuning_options import TuneOptions
 
     batch, steps = sizes(setting)
     corpus, queries, splits = squad()

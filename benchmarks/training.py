@@ -84,9 +84,10 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
     """
     from retriever.forward.numerics import choose_device, choose_dtype
     from retriever.options import EncoderOptions
-    from retriever.systems.dual import DualSystem, TuneOptions
+    from retriever.systems.dual import DualSystem
     from retriever.training.loop import LoopOptions, Trainer
     from retriever.training.reranker_data import TrainingData
+    from retriever.training.tuning_options import TuneOptions
 
     queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
     passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)

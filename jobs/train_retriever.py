@@ -54,7 +54,8 @@ from retriever.model.recipe import Recipe, read_recipe
 from retriever.options import EncoderOptions
 from retriever.prompts.synthesis_options import SynthesisOptions
 from retriever.prompts.synthesiser import Synthesiser
-from retriever.systems.dual import PROMPT, TASKS, trained_recipe
+from retriever.systems.dual import PROMPT, TASKS
+from retriever.systems.encoders import trained_recipe
 from retriever.systems.lora import adapter_bytes
 from retriever.training.tuning_options import offsets_of
 

@@ -46,7 +46,7 @@ def dev_set(
     *,
     vectors: Vectors | None = None,
     categories_field: str | None = None,
-    topics: np.ndarray | None = None,
+    numbers: np.ndarray | None = None,
 ) -> DevSet:
     """Returns the queries and passages that measure quality; the same on every worker.
 
@@ -60,7 +60,7 @@ def dev_set(
         vectors: Reads the vectors of passages, which the system then does not encode; None: it encodes them.
         categories_field: Passages that share a category of this metadata field with a judged passage of a query are
             relevant too; None: the judged ones alone are.
-        topics: The topics of the corpus's passages, int64 [rows], for a system with prompts of topics; None: none.
+        numbers: Which of several prompts each passage of the corpus has, int64 [rows]; None: there are not several.
 
     Raises:
         InputError: If no query has a relevant passage in the corpus, or if categories are needed and one of these
@@ -83,7 +83,7 @@ def dev_set(
         return DevSet(pairs.texts, positives, [], read_blocks(vectors, pool, dim))
     in_pool = corpus.passages(pool)
     composed = compose([passage.title for passage in in_pool], [passage.text for passage in in_pool])
-    return DevSet(pairs.texts, positives, composed, topics=None if topics is None else topics[pool])
+    return DevSet(pairs.texts, positives, composed, numbers=None if numbers is None else numbers[pool])
 
 
 def check_lists(data: TrainingData, split: str) -> list[int]:

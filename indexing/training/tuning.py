@@ -26,13 +26,14 @@ from indexing.training.training_topics import training_topics
 from retriever.errors import InputError
 from retriever.model.files import resolve
 from retriever.prompts.prompts import load_prompt
-from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems.dual import DualSystem
 from retriever.topics.model import TopicModel
 from retriever.topics.training import TrainingTopics
 from retriever.training.dev import DevSets
 from retriever.training.mixture_schedule import Batches
 from retriever.training.reranker_data import TrainingData
 from retriever.training.system import Evaluate, Refresh
+from retriever.training.tuning_options import TuneOptions
 
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
@@ -136,7 +137,7 @@ class TuneMaker:
             checkpointing=self.checkpointing,
             start=start,
             vectors=vectors,
-            topics=self._open_topics(data),
+            numbers=self._open_topics(data),
         )
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
@@ -157,11 +158,11 @@ class TuneMaker:
                     compose,
                     vectors=readers[place] if readers else None,
                     categories_field=categories_field,
-                    topics=None if system.topics is None else system.topics.passages,
+                    numbers=None if system.numbers is None else system.numbers.passages,
                 )
                 system.check_queries(dev.queries)
-                if system.topics is not None:
-                    system.topics.infer(dev.queries, "query")  # names a query without a known word before any step
+                if system.numbers is not None:
+                    system.numbers.infer(dev.queries, "query")  # names a query without a known word before any step
                 dev_sets.append(dev)
         dev_splits = DevSets(dev_sets)
         return system, lambda: dev_splits.mrr(system, rank, world), refresh
@@ -214,11 +215,11 @@ class RefreshedNegatives:
         """Returns rows, nearest first, padded with -1: int64 [queries, depth], on the CPU."""
         system, data = self.system, self.system.data
         assert data is not None
-        topics = None
-        if system.topics is not None:  # those of training, since inference may refuse a query
+        numbers = None
+        if system.numbers is not None:  # those of training, since inference may refuse a query
             positives = np.array([rows[0] for rows in data.positives])
-            topics = system.topics.of_queries(np.arange(len(positives)), positives)
-        queries = system.encode(data.queries, "query", self.rank, self.world, topics)
+            numbers = system.numbers.of_queries(np.arange(len(positives)), positives)
+        queries = system.encode(data.queries, "query", self.rank, self.world, numbers)
         mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
         by_corpus: dict[tuple[int, int], list[int]] = {}
         for query in range(len(queries)):

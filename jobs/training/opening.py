@@ -35,7 +35,7 @@ from retriever.model.recipe import SPLADE, read_recipe
 from retriever.options import SIDES, EncoderOptions
 from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_offsets, load_prompt
 from retriever.prompts.synthesis_options import SynthesisOptions
-from retriever.systems.dual import trained_recipe
+from retriever.systems.encoders import trained_recipe
 from retriever.systems.lora import adapter_bytes
 from retriever.topics.options import TopicOptions
 from retriever.training.loop import LoopOptions

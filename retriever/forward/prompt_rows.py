@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from retriever.forward.kernels import dropped_out
+from retriever.options import Side
 
 
 class PromptShape(NamedTuple):
@@ -82,6 +85,25 @@ class PromptProvider(Protocol):
 
     def __call__(self, inputs: PromptInputs) -> PromptRows:
         """Returns the prompts of a batch, with gradients to the provider's parameters."""
+
+
+class PromptNumbers(Protocol):
+    """Says which of several prompts a text has, for example that of its topic."""
+
+    @property
+    def passages(self) -> np.ndarray:
+        """The number of the prompt of each passage of the corpus, int64 [rows]."""
+
+    def of_queries(self, queries: np.ndarray, positives: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the prompts of training queries, int64 [m].
+
+        Args:
+            queries: The numbers of the queries, int64 [m].
+            positives: The row of the positive of each query, int64 [m].
+        """
+
+    def infer(self, texts: Sequence[str], side: Side) -> np.ndarray:
+        """Returns the numbers of the prompts of texts outside of the training data, int64 [n]."""
 
 
 def rows_of(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:

@@ -53,19 +53,16 @@ class Labels(NamedTuple):
         groups: The passages that were drawn for each query, the positive first: int64 [m, g]; None if no loss needs
             them.
         teacher: The teacher's logits of these, NaN for passages without one: float32 [m, g]; None without a teacher.
-        rho: The overlap of the categories of each query's own positive and of each passage: float32 [m, p]; None: the
-            positives are the judged ones.
     """
 
     positives: torch.Tensor
     ignored: torch.Tensor
     groups: torch.Tensor | None = None
     teacher: torch.Tensor | None = None
-    rho: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Labels:
         """Returns the labels on a device."""
-        optional = (self.groups, self.teacher, self.rho)
+        optional = (self.groups, self.teacher)
         moved = (None if each is None else each.to(device) for each in optional)
         return Labels(self.positives.to(device), self.ignored.to(device), *moved)
 

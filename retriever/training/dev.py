@@ -28,13 +28,13 @@ class TextSystem(Protocol):
         """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
 
 
-class TopicSystem(TextSystem, Protocol):
-    """A TextSystem with prompts of topics."""
+class NumberedSystem(TextSystem, Protocol):
+    """A TextSystem in which a text has one of several prompts."""
 
     def encode(
-        self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, topics: np.ndarray | None = None
+        self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, numbers: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns vectors as TextSystem. topics: those of the texts, int64 [n]; None: they are inferred."""
+        """Returns vectors as TextSystem. numbers: Which prompt each text has, int64 [n]; None: it infers them."""
 
 
 class PairSystem(Protocol):
@@ -53,20 +53,21 @@ class DevSet:
         positives: For each query, positions among the passages, int64 [any].
         texts: Texts of the passages; not used if there are vectors.
         vectors: Their stored vectors, float32 [n, dim], or blocks of them; None: the system encodes the texts.
-        topics: The topics of the passages, int64 [n], for a TopicSystem; None: it infers them, or has no topics.
+        numbers: The numbers of the prompts of the passages, int64 [n], for a NumberedSystem; None: it infers them, if
+            it has several prompts.
     """
 
     queries: Sequence[str]
     positives: Sequence[np.ndarray]
     texts: Sequence[str]
     vectors: np.ndarray | Sequence[np.ndarray | SparseVectors] | None = None
-    topics: np.ndarray | None = None
+    numbers: np.ndarray | None = None
 
     def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
         """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
         passages: Sequence[np.ndarray | SparseVectors]
         if self.vectors is None:
-            blocks = _encode_blocks(system, self.texts, "passage", rank, world, self.topics)
+            blocks = _encode_blocks(system, self.texts, "passage", rank, world, self.numbers)
             passages = [_compact(vectors) for vectors in blocks]
         else:
             passages = [self.vectors] if isinstance(self.vectors, np.ndarray) else self.vectors
@@ -90,16 +91,16 @@ class DevSets:
 
 
 def _encode_blocks(
-    system: TextSystem, texts: Sequence[str], side: Side, rank: int, world: int, topics: np.ndarray | None = None
+    system: TextSystem, texts: Sequence[str], side: Side, rank: int, world: int, numbers: np.ndarray | None = None
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers. topics: as of DevSet."""
+    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers. numbers: as of DevSet."""
     step = max(1, _BLOCK // system.dim)
     for first in range(0, len(texts), step):
         block = texts[first : first + step]
-        if topics is None:
+        if numbers is None:
             yield system.encode(block, side, rank, world)
         else:
-            yield cast(TopicSystem, system).encode(block, side, rank, world, topics[first : first + step])
+            yield cast(NumberedSystem, system).encode(block, side, rank, world, numbers[first : first + step])
 
 
 def read_blocks(

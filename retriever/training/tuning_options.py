@@ -170,11 +170,16 @@ class TuneOptions:
                 "no regulariser changes them: expected 0"
             )
 
+    @property
+    def has_topic_loss(self) -> bool:
+        """Whether the loss of topics is added."""
+        return bool(self.topics and self.topics.loss and self.categories and self.categories.weight)
+
     def topics_of_loss(self, number: int) -> int:
         """Returns under how many of `number` topics the loss of topics encodes the passages of a step; 0: no loss."""
-        if self.topics is None or self.categories is None or not self.topics.loss or not self.categories.weight:
+        if self.topics is None or not self.has_topic_loss or number < 2:
             return 0
-        return min(self.topics.sample or number, number) if number > 1 else 0
+        return min(self.topics.sample or number, number)
 
     def _check_categories(self) -> None:
         """Raises InputError for options that positives with a common category cannot be trained with."""

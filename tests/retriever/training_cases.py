@@ -20,14 +20,15 @@ from tiny import VOCABULARY
 
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.systems import dual
-from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems import text_chunks
+from retriever.systems.dual import DualSystem
 from retriever.topics.training import TrainingTopics
 from retriever.training import loop as training
 from retriever.training.loop import Hooks, LoopOptions, Progress, Stopped, Trainer
 from retriever.training.lora_options import LoraOptions
 from retriever.training.reranker_data import TeacherScores, TrainingData
 from retriever.training.stepping import trained
+from retriever.training.tuning_options import TuneOptions
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
 CPU = torch.device("cpu")
@@ -94,7 +95,7 @@ def dual_system(
         if options.flops is not None:
             stored = np.where(draw.random(size) < 0.05, np.abs(stored), 0.0).astype(np.float32)
         vectors = stored.__getitem__
-    system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors, topics=given)
+    system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors, numbers=given)
     for module in system.module.modules():
         if isinstance(module, torch.nn.Dropout) and dropout is not None:
             module.p = dropout
@@ -102,7 +103,7 @@ def dual_system(
 
         def chunks(texts: Any, side: Any, rows: Any, *output: Any) -> Any:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(dual._CHUNK, "cpu", chunk)
+                patch.setitem(text_chunks._CHUNK, "cpu", chunk)
                 return DualSystem.chunks(system, texts, side, rows, *output)
 
         system.chunks = chunks  # type: ignore[method-assign]

@@ -24,8 +24,9 @@ from retriever.errors import InputError
 from retriever.model.recipe import read_recipe
 from retriever.model.weights import load_model
 from retriever.prompts.prompts import TaskPrompt, backbone_of
-from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems.dual import DualSystem
 from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.tuning_options import TuneOptions
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 KINDS: dict[str, Callable[..., Path]] = {"qwen3": save_qwen3_embedding, "mistral": save_e5_mistral}

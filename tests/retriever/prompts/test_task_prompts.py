@@ -16,10 +16,11 @@ from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts.prompts import load_prompt
 from retriever.prompts.synthesis_options import SynthesisOptions
-from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems.dual import DualSystem
 from retriever.training.loop import LoopOptions, Trainer
 from retriever.training.mixture_schedule import Mixture
 from retriever.training.reranker_data import batch_at
+from retriever.training.tuning_options import TuneOptions
 
 SYNTHESIS = SynthesisOptions(prompts=2, length=4, hidden=1, bottleneck=5, mix="after", attention="uniform")
 TUNING: dict[str, Any] = {

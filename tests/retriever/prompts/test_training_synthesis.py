@@ -22,11 +22,12 @@ from retriever.forward.prompt_rows import PromptInputs
 from retriever.options import EncoderOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.prompts.synthesis_options import DivergenceOptions, SynthesisOptions
-from retriever.systems import dual
-from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems import prompt_kinds
+from retriever.systems.dual import DualSystem
 from retriever.training.loop import LoopOptions, Trainer
 from retriever.training.mixture_schedule import Mixture
 from retriever.training.stepping import trained
+from retriever.training.tuning_options import TuneOptions
 
 SYNTHESIS = SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5, temperature=0.2)
 TUNING: dict[str, Any] = {
@@ -78,7 +79,7 @@ def test_a_chunk_whose_prompts_take_much_memory_is_cut(bert: Path, monkeypatch: 
     [chunk] = system.chunks(texts, "query", np.arange(12))
     provider: Any = system.prompts["query"]
     prompts = provider(PromptInputs(*chunk.inputs[1:])).table
-    monkeypatch.setattr(dual, "_PROMPT_BYTES", 5 * 4 * prompts.numel() // 12 + 1)
+    monkeypatch.setattr(prompt_kinds, "_PROMPT_BYTES", 5 * 4 * prompts.numel() // 12 + 1)
     assert [len(chunk.inputs[1]) for chunk in system.chunks(texts, "query", np.arange(12))] == [5, 5, 2]
     assert len(system.chunks(texts, "passage", np.arange(12))) == 1
     np.testing.assert_allclose(system.encode(texts, "query"), vectors, atol=1e-5)

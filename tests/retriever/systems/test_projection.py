@@ -18,8 +18,9 @@ from training_cases import CPU, make_data
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.options import SIDES
-from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems.dual import DualSystem
 from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.tuning_options import TuneOptions
 
 ENCODER = EncoderOptions(
     pooling="mean", normalize=True, query_length=24, passage_length=24, dtype="float32", compile="never"

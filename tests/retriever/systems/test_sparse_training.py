@@ -20,9 +20,10 @@ from retriever.errors import Diverged, InputError
 from retriever.losses.flops import FlopsOptions, mean_words
 from retriever.options import EncoderOptions
 from retriever.prompts.synthesis_options import SynthesisOptions
-from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems.dual import DualSystem
 from retriever.training.loop import LoopOptions, Trainer
 from retriever.training.reranker_data import batch_at
+from retriever.training.tuning_options import TuneOptions
 
 FLOPS = FlopsOptions(queries=0.3, passages=0.2, warm_up=3)
 NONE = FlopsOptions(queries=0.0, passages=0.0, warm_up=3)

@@ -20,12 +20,13 @@ from two_workers import TwoWorkers
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts.prompts import load_prompt
-from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems.dual import DualSystem
 from retriever.topics.training import TrainingTopics
 from retriever.training.category_options import CategoryOptions
 from retriever.training.lora_options import LoraOptions
 from retriever.training.reranker_data import batch_at
 from retriever.training.stepping import trained
+from retriever.training.tuning_options import TuneOptions
 
 NAMES = {"prompts.both.residual.0.weight", "prompts.both.residual.2.weight", "prompts.both.out.weight"}
 
@@ -52,10 +53,10 @@ def test_the_loss_of_a_step_has_the_loss_of_topics(bert: Path, sample: int | Non
     system, without = topic_system(bert, topics=options), topic_system(bert, topics=replace(options, loss=False))
     data = system.data
     assert data is not None
-    assert system.topics is not None
+    assert isinstance(system.numbers, TrainingTopics)
     passages = np.unique(batch_at(data, system.tuning, 3)[1])
     batch = system.batch(3, 0, 1)
-    topics = system.topics.sample(options, system.tuning.seed, 3).tolist()
+    topics = system.numbers.sample(options, system.tuning.seed, 3).tolist()
     assert batch.given["topics"] == len(topics) == (sample or 3)
     assert batch.outputs["topics"].rows == len(topics) * len(passages)
     assert "topics" not in without.batch(3, 0, 1).outputs
@@ -91,7 +92,7 @@ def test_topics_are_drawn_anew_in_each_step() -> None:
 @pytest.mark.parametrize("judged", [False, True])
 def test_each_text_of_a_batch_has_its_topic(bert: Path, judged: bool) -> None:
     system = topic_system(bert, chunk=60, judged=judged)
-    data, given = system.data, system.topics
+    data, given = system.data, system.numbers
     assert data is not None
     assert given is not None
     numbers, rows = batch_at(data, system.tuning, 2)
@@ -162,7 +163,7 @@ def test_a_run_that_was_killed_ends_with_the_same_prompts_and_they_are_served(be
     assert whole.data is not None
     texts, topics = whole.data.queries[:9], np.arange(9) % 3
     served = encoder.forward(encoder.tokenize(texts, side="query"), task="task", topics=topics)
-    np.testing.assert_allclose(served, whole.encode(texts, "query", topics=topics), atol=1e-5)
+    np.testing.assert_allclose(served, whole.encode(texts, "query", numbers=topics), atol=1e-5)
     assert prompt.topics is not None
     assert prompt.topics.model.fingerprint() == small_topics(WORDS).fingerprint()
 
@@ -191,7 +192,7 @@ def test_other_options_train(bert: Path, tmp_path: Path, name: str) -> None:
     encoder = Encoder(backbone, prompt.options, tasks={"task": prompt})
     texts, topics = ["w1 w2", "w7 w9 w3"], np.array([1, 2])
     served = encoder.forward(encoder.tokenize(texts, side="passage"), side="passage", task="task", topics=topics)
-    np.testing.assert_allclose(served, system.encode(texts, "passage", topics=topics), atol=1e-4)
+    np.testing.assert_allclose(served, system.encode(texts, "passage", numbers=topics), atol=1e-4)
 
 
 def test_texts_outside_of_the_training_data_have_inferred_topics() -> None:

@@ -16,11 +16,12 @@ from training_cases import CPU, ENCODER, LONG_AND_SHORT, dual_system, gradients,
 
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
-from retriever.systems.dual import DualSystem, TuneOptions
+from retriever.systems.dual import DualSystem
 from retriever.training.dev import DevSet
 from retriever.training.loop import LoopOptions, Trainer
 from retriever.training.reranker_data import batch_at
 from retriever.training.stepping import trained
+from retriever.training.tuning_options import TuneOptions
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_passages_of_a_step_are_the_stored_vectors(bert: Path, method: str, grad
         seen.append((outputs["dense"].detach().numpy().copy(), batch))
         return loss(outputs, batch)
 
-    def of_queries(texts: Any, side: str, rows: np.ndarray) -> Any:
+    def of_queries(texts: Any, side: str, rows: np.ndarray, numbers: None) -> Any:
         assert side == "query"
         return chunks(texts, "query", rows)
 

@@ -1,0 +1,118 @@
+"""The encoders that a dual system trains: one for both sides, or one for each, opened for training and saved."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retriever.encoding.encoder import open_pooled
+from retriever.encoding.saving import restored, save_encoder
+from retriever.errors import InputError
+from retriever.forward.attention import reach
+from retriever.forward.kernels import attention_dropouts, remove_dropout, swap_dropout
+from retriever.forward.pooling import Head, Pooled
+from retriever.model.configuration import load_config
+from retriever.model.recipe import Recipe, read_recipe, with_projection
+from retriever.options import SIDES, EncoderOptions, Side
+from retriever.systems.lora import FOLDER as ADAPTER_FOLDER
+from retriever.systems.lora import add_adapter, merge_adapter, save_adapter
+from retriever.training.system import checkpoint_activations
+from retriever.training.tuning_options import TuneOptions
+
+
+class Encoders:
+    """The encoder of each side; tied sides share one, and sides "query" have none for passages.
+
+    A frozen backbone is stored in the dtype of the forward pass, a trained one in float32. There is no attention
+    dropout, which prevents fused kernels.
+
+    Args:
+        recipe: How text becomes a vector.
+        options: Options of the encoder.
+        tuning: Options of the trained weights.
+        device: The device of the weights.
+        dtype: The dtype of the forward and backward pass.
+        checkpointing: Use activation checkpointing.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        options: EncoderOptions,
+        tuning: TuneOptions,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        checkpointing: bool,
+    ):
+        self.recipe, self.options, self.tuning, self.device, self.dtype = recipe, options, tuning, device, dtype
+        self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
+        self.of: dict[Side, tuple[Pooled, Head]] = dict.fromkeys(SIDES, self._open())
+        if tuning.method != "prompt" and tuning.sides == "untied":
+            self.of["passage"] = self._open()
+        elif tuning.method != "prompt" and tuning.sides == "query":
+            del self.of["passage"]  # the model of passages is the one that made the stored vectors
+        if checkpointing:
+            for model in {model for model, _ in self.of.values()}:
+                checkpoint_activations(model.backbone)
+
+    def save(self, folder: Path) -> None:
+        """Saves models for sentence-transformers: one, or untied ones in `query/` and `passage/`.
+
+        The model of an adapter has it merged into its weights, and in its folder `adapter/` in PEFT's format.
+        """
+        for side, (model, head) in self.of.items():
+            if self.tuning.sides == "tied" and side == "passage":
+                continue  # both sides have the same encoder
+            place = folder if self.tuning.sides == "tied" else folder / side
+            if self.tuning.method == "lora":
+                save_adapter(place / ADAPTER_FOLDER, model.backbone)
+                merged = open_pooled(self.recipe, torch.float32)
+                merge_adapter(merged.backbone, place / ADAPTER_FOLDER)
+                save_encoder(place, self.recipe, merged.saved)
+                continue
+            with restored(model.saved.config, self._dropouts):
+                save_encoder(place, self.recipe, model.saved, head)
+
+    def _open(self) -> tuple[Pooled, Head]:
+        """Returns an encoder with the backbone's weights."""
+        frozen = self.tuning.method != "finetune"
+        off: dict[str, Any] = dict.fromkeys(self._dropouts, 0.0)
+        pooled = open_pooled(self.recipe, self.dtype if frozen else torch.float32, **off).to(self.device)
+        pooled.requires_grad_(not frozen)
+        backbone: Any = pooled.backbone
+        head = Head(self.recipe, self.options.dimension, self.tuning.seed).to(self.device).requires_grad_(not frozen)
+        swap_dropout(pooled)
+        if not self.tuning.dropout:
+            remove_dropout(pooled)
+        if self.tuning.lora is not None:
+            add_adapter(backbone, self.tuning.lora)
+        if self.tuning.method != "prompt":
+            with contextlib.suppress(InputError):  # other architectures train with torch's own attention
+                reach(backbone)
+        return pooled, head
+
+
+def trained_recipe(folder: Path, encoder: EncoderOptions, tuning: TuneOptions) -> Recipe:
+    """Returns how the trained system turns text into vectors: as the backbone's folder says, and by a new projection.
+
+    Raises:
+        InputError: If the folder cannot be used, or has layers after pooling already, or if vectors would be cut.
+    """
+    recipe = read_recipe(folder, encoder)
+    if tuning.projection is None:
+        return recipe
+    if recipe.is_sparse:
+        raise InputError(
+            f"projection={tuning.projection} pooling={recipe.pooling}: sparse vectors have a number "
+            "for each word, which a layer would mix: leave out the projection"
+        )
+    if encoder.dimension is not None:
+        raise InputError(
+            f"projection={tuning.projection} dimension={encoder.dimension}: vectors of a new layer are "
+            "not cut: give the projection the wanted size"
+        )
+    return with_projection(recipe, tuning.projection)

@@ -1,0 +1,295 @@
+"""The kinds of trained prompts: which sides have one, how it starts, which texts have which, and how it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from retriever.errors import InputError
+from retriever.forward.attention import reach
+from retriever.forward.batching import TextTokenizer, Tokens
+from retriever.forward.pooling import Pooled
+from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRows, PromptShape
+from retriever.model.recipe import Recipe, settings_of
+from retriever.options import EncoderOptions, Side
+from retriever.prompts.prompts import PROVIDERS, Parametrisation, TaskPrompt, check_initial_prompt, check_offsets
+from retriever.prompts.query_words import NO_WORDS, count_words
+from retriever.prompts.synthesis_provider import SynthesisedPrompt
+from retriever.prompts.task_prompts import TaskPrompts
+from retriever.topics.network import TopicPrompts, topic_tokens
+from retriever.topics.saved import SavedTopics
+from retriever.topics.training import TrainingTopics
+from retriever.training.reranker_data import TrainingData
+from retriever.training.tuning_options import TuneOptions, offsets_of
+
+# Bytes of the prompts of a chunk whose prompts are computed from each query. At 65,536 tokens a chunk may hold 4,096
+# queries, whose prompts of 100 tokens take 28 GiB over BERT-base.
+_PROMPT_BYTES = 1 << 31
+_SIDES = {"tied": ("both",), "untied": ("query", "passage"), "query": ("query",)}
+
+
+class PromptKind:
+    """One prompt for all texts of a side: a matrix, or a network that computes it. The base of the other kinds.
+
+    Args:
+        tuning: Options of the training run.
+        tokenizer: The tokenizer of the backbone.
+        padding_side: The side on which batches are padded.
+        numbers: Which of several prompts a text has; None: this depends on nothing, or on the task of a query.
+        tasks: The names of the tasks of the training data.
+    """
+
+    def __init__(
+        self,
+        tuning: TuneOptions,
+        tokenizer: TextTokenizer,
+        padding_side: str,
+        numbers: PromptNumbers | None,
+        tasks: Sequence[str],
+    ):
+        self.tuning, self.tokenizer, self.padding_side = tuning, tokenizer, padding_side
+        self.numbers, self.tasks = numbers, tasks
+
+    def names(self) -> tuple[str, ...]:
+        """Returns the sides that have a prompt: "query", "passage", or "both" if they share it."""
+        return _SIDES[self.tuning.sides] if self.tuning.method == "prompt" else ()
+
+    def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
+        """Returns the provider of a side, which continues from `start`.
+
+        Raises:
+            InputError: If it cannot start from this prompt.
+        """
+        tuning = self.tuning
+        prompt = PROVIDERS[tuning.parametrisation](
+            shape, tuning.length, tuning.prompt_dropout, position_offset=tuning.position_offset
+        )
+        if start is not None:
+            if start.synthesis is not None:
+                raise InputError(
+                    "the prompt to begin from is computed from each query: use parametrisation "
+                    "synthesised, or another prompt"
+                )
+            if start.topics is not None:
+                raise InputError("the prompt to begin from is one of several of topics: begin from another prompt")
+            prompt.start(start.of(side))
+        return prompt
+
+    def check_queries(self, texts: Sequence[str], tokens: Tokens) -> None:
+        """Raises InputError for a query that can have no prompt; names it."""
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether a query needs a word, so that `check_queries` must see all of them."""
+        return False
+
+    def most_texts(self, provider: Any) -> int | None:
+        """Returns how many texts of a chunk may have prompts at the same time; None: any number."""
+        return None
+
+    def rows(self, provider: Any, inputs: PromptInputs) -> tuple[PromptRows, torch.Tensor | None]:
+        """Returns the prompts of a chunk, and the weights of each text's basic prompts, float32 [n, N], or None."""
+        return provider(inputs), None
+
+    def numbers_of(
+        self, data: TrainingData, queries: np.ndarray, positives: np.ndarray, passages: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Returns which of several prompts the texts of a batch have.
+
+        Args:
+            data: The training data.
+            queries: Numbers of queries, int64 [m].
+            positives: The row of the positive of each query, int64 [m].
+            passages: Rows of passages, int64 [p].
+
+        Returns:
+            Numbers of prompts, int64 [m] and int64 [p]; None: all texts of the side have the same prompt.
+        """
+        if self.numbers is None:
+            return None, None
+        return self.numbers.of_queries(queries, positives), self.numbers.passages[passages]
+
+    def saved(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
+        """Returns a task with the current prompts by side, in the form in which they are saved."""
+        matrices = {name: prompt.matrix().cpu() for name, prompt in prompts.items()}
+        query, passage = matrices.get("query", matrices.get("both")), matrices.get("passage", matrices.get("both"))
+        return replace(task, query=query, passage=passage, position_offset=self.tuning.position_offset)
+
+    def tasks_of(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
+        """Returns the prompts of the tasks by name, of which `task` is the mean; empty unless each task has one."""
+        return {}
+
+
+class SynthesisedKind(PromptKind):
+    """A prompt for each query, computed from its words (HYPER)."""
+
+    def names(self) -> tuple[str, ...]:
+        """See PromptKind."""
+        return ("query",)
+
+    def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
+        """See PromptKind."""
+        tuning, table = self.tuning, backbone.get_input_embeddings().weight
+        assert tuning.synthesis is not None
+        are_words = self.tokenizer.are_words(np.arange(len(table)))
+        provider = SynthesisedPrompt(
+            shape, table, are_words, self.padding_side, tuning.synthesis, tuning.prompt_dropout
+        )
+        if start is not None:
+            provider.continue_from(start)
+        return provider
+
+    @property
+    def needs_words(self) -> bool:
+        """See PromptKind."""
+        return True
+
+    def check_queries(self, texts: Sequence[str], tokens: Tokens) -> None:
+        """Raises InputError for a query without a word, from which its prompt would be computed; names it."""
+        words = count_words(tokens, self.tokenizer.are_words)
+        if not words.all():
+            raise InputError(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r} {NO_WORDS}")
+
+    def most_texts(self, provider: SynthesisedPrompt) -> int | None:
+        """See PromptKind."""
+        return max(1, _PROMPT_BYTES // provider.bytes_per_query)
+
+    def rows(self, provider: SynthesisedPrompt, inputs: PromptInputs) -> tuple[PromptRows, torch.Tensor | None]:
+        """See PromptKind."""
+        prompts = provider.synthesise(inputs)
+        return prompts.rows, prompts.weights
+
+    def saved(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
+        """See PromptKind."""
+        return replace(task, synthesis=prompts["query"].saved())
+
+
+class TaskKind(PromptKind):
+    """A prompt for each task of the queries; all are computed by one network."""
+
+    def names(self) -> tuple[str, ...]:
+        """See PromptKind."""
+        return ("query",)
+
+    def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
+        """See PromptKind."""
+        options, width = self.tuning.synthesis, backbone.get_input_embeddings().weight.shape[1]
+        assert options is not None
+        if start is not None:
+            raise InputError("parametrisation per-task cannot start from an initial prompt: use embedding")
+        if len(self.tasks) != options.prompts:
+            raise InputError(
+                f"parametrisation per-task: {options.prompts} prompts for {len(self.tasks)} "
+                f"tasks ({', '.join(self.tasks)}): expected a prompt for each"
+            )
+        return TaskPrompts(shape, width, self.tasks, options, self.tuning.prompt_dropout)
+
+    def numbers_of(
+        self, data: TrainingData, queries: np.ndarray, positives: np.ndarray, passages: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """See PromptKind."""
+        return data.tasks_of(queries), None
+
+    def tasks_of(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
+        """See PromptKind."""
+        matrices = prompts["query"].matrices()
+        return {name: replace(task, query=matrix.cpu()) for name, matrix in matrices.items()}
+
+
+class TopicKind(PromptKind):
+    """A prompt for each topic, made from its words by one network (Topic-DPR)."""
+
+    def names(self) -> tuple[str, ...]:
+        """See PromptKind."""
+        return ("both",)
+
+    @property
+    def topics(self) -> TrainingTopics:
+        """The topics of the training data."""
+        assert isinstance(self.numbers, TrainingTopics)
+        return self.numbers
+
+    def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
+        """See PromptKind."""
+        tuning = self.tuning
+        assert tuning.topics is not None
+        if start is not None:
+            raise InputError("parametrisation topics cannot start from an initial prompt: use embedding")
+        return TopicPrompts(
+            shape,
+            backbone.get_input_embeddings().weight,
+            topic_tokens(self.tokenizer, self.topics.model.words, tuning.length),
+            tuning.topics.hidden,
+            tuning.prompt_dropout,
+            position_offset=tuning.position_offset,
+        )
+
+    def saved(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
+        """See PromptKind."""
+        saved = SavedTopics(self.topics.model, prompts["both"].matrices().cpu(), self.topics.wordless)
+        return replace(task, position_offset=self.tuning.position_offset, topics=saved)
+
+
+KINDS: dict[Parametrisation, type[PromptKind]] = {
+    "embedding": PromptKind,
+    "mlp": PromptKind,
+    "synthesised": SynthesisedKind,
+    "per-task": TaskKind,
+    "topics": TopicKind,
+}
+
+
+def open_kind(
+    tuning: TuneOptions,
+    tokenizer: TextTokenizer,
+    padding_side: str,
+    numbers: PromptNumbers | None,
+    data: TrainingData | None,
+) -> PromptKind:
+    """Returns the kind of the prompts of a training run.
+
+    Raises:
+        InputError: If the topics of texts are missing, or given for another kind.
+    """
+    if (numbers is None) != (tuning.parametrisation != "topics"):
+        raise InputError(
+            "parametrisation topics: expected the topics of queries and passages (topics), and for "
+            "other parametrisations none"
+        )
+    tasks = () if data is None else data.task_names()
+    return KINDS[tuning.parametrisation](tuning, tokenizer, padding_side, numbers, tasks)
+
+
+def open_prompts(
+    kind: PromptKind, pooled: Pooled, recipe: Recipe, encoder: EncoderOptions, start: TaskPrompt | None
+) -> nn.ModuleDict:
+    """Returns the providers of the prompts by the names of their sides.
+
+    Args:
+        kind: The kind of the prompts.
+        pooled: The backbone with its pooling.
+        recipe: How text becomes a vector.
+        encoder: Options of the encoder.
+        start: The prompt to begin from.
+
+    Raises:
+        InputError: If the backbone cannot use the prompts, or if they cannot start from `start`.
+    """
+    prompts = nn.ModuleDict()
+    if not (names := kind.names()):
+        return prompts
+    shape = reach(pooled.backbone)
+    if kind.tuning.position_offset:
+        pooled.check_offsets()
+        check_offsets(recipe, offsets_of(kind.tuning))
+    if start is not None:
+        check_initial_prompt(start, settings_of(recipe, encoder), shape)
+    for name in names:
+        side: Side = "passage" if name == "passage" else "query"
+        prompts[name] = kind.open(shape, pooled.backbone, side, start)
+    return prompts

@@ -1,0 +1,88 @@
+"""Texts of a batch cut into chunks that go through the model together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from retriever.forward.batching import TextTokenizer, Tokens, padded, plan
+from retriever.model.recipe import Recipe
+from retriever.options import PLURALS, Side
+from retriever.systems.prompt_kinds import PromptKind
+from retriever.training.system import Chunk
+
+_CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
+_QUERIES = 4096  # queries that are checked at a time
+_STEP = 16
+
+
+class TextChunks:
+    """Makes the chunks of texts.
+
+    Args:
+        recipe: How text becomes a vector.
+        tokenizer: The tokenizer of the backbone.
+        kind: The kind of the prompts.
+        device: The device of the model.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: TextTokenizer, kind: PromptKind, device: torch.device):
+        self.recipe, self.tokenizer, self.kind, self.device = recipe, tokenizer, kind, device
+
+    def make(
+        self,
+        texts: Sequence[str],
+        side: Side,
+        rows: np.ndarray,
+        outputs: Sequence[str],
+        numbers: np.ndarray | None = None,
+        provider: Any = None,
+        is_counted: bool = True,
+    ) -> list[Chunk]:
+        """Cuts texts into chunks of nearly equal length.
+
+        Args:
+            texts: The texts.
+            side: Their side.
+            rows: Their positions in the outputs, int64 [n].
+            outputs: The outputs of the batch in which each text has a row.
+            numbers: Which of several prompts each has, int64 [n]; None: they have the same one.
+            provider: The provider of their prompts, whose memory bounds the texts of a chunk; None: they have none.
+            is_counted: Count the texts that are cut to the length limit.
+
+        Raises:
+            InputError: If a query can have no prompt.
+        """
+        if not len(texts):
+            return []
+        tokens: Tokens = self.tokenizer(texts, side=side)
+        if side == "query":
+            self.kind.check_queries(texts, tokens)
+        planned = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+        most = None if provider is None else self.kind.most_texts(provider)
+        batches = [(some, width) for text_rows, width in planned for some in _cut(text_rows, most)]
+        chunks = []
+        for text_rows, ids, lengths in padded(
+            tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id
+        ):
+            # A single text is repeated.
+            of_ids = () if numbers is None else (torch.from_numpy(np.resize(numbers[text_rows], len(ids))),)
+            cuts = {PLURALS[side]: tokens.cuts(text_rows)} if is_counted else {}
+            inputs = (side, ids, lengths, *of_ids)
+            chunks.append(Chunk(dict.fromkeys(outputs, rows[text_rows]), inputs, ids.numel(), cuts))
+        return chunks
+
+    def check_queries(self, texts: Sequence[str]) -> None:
+        """Raises InputError for a query that can have no prompt; names it."""
+        if self.kind.needs_words:
+            for first in range(0, len(texts), _QUERIES):
+                some = texts[first : first + _QUERIES]
+                self.kind.check_queries(some, self.tokenizer(some, side="query"))
+
+
+def _cut(texts: np.ndarray, most: int | None) -> list[np.ndarray]:
+    """Returns the numbers of the texts of a chunk in pieces of at most `most`; None: in one piece."""
+    return [texts] if most is None else [texts[start : start + most] for start in range(0, len(texts), most)]

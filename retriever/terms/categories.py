@@ -1,0 +1,36 @@
+"""The loss of positives with a common category (Topic-DPR, Eq. 3 and 4), in place of that of judged pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from retriever.losses import category_loss, overlap
+from retriever.terms.term import Step, Term, sides_of
+from retriever.training.system import Batch
+from retriever.training.tuning_options import TuneOptions
+
+
+class CategoryTerm(Term):
+    """All passages of a batch that share a category with a query's own positive are positives of the query."""
+
+    @classmethod
+    def is_used(cls, tuning: TuneOptions) -> bool:
+        """See Term."""
+        return tuning.categories is not None
+
+    def add(self, step: Step) -> None:
+        """Adds the overlaps of the categories of each query's positive and of each passage, float32 [m, p]."""
+        data = self.system.data
+        assert data is not None
+        assert data.categories is not None, "positives by category need the categories of passages"
+        rho = overlap(torch.from_numpy(data.categories.members(step.passages)))
+        step.given["rho"] = rho[torch.from_numpy(step.positives)]
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """See Term."""
+        options, both = self.system.tuning.categories, sides_of(outputs, batch)
+        assert options is not None
+        rho, positives, ignored = (batch.given[name].to(both[0].device) for name in ("rho", "positives", "ignored"))
+        return category_loss(*both, rho, self.system.similarity_temperature, options.weight, positives, ignored)

@@ -1,0 +1,46 @@
+"""The regulariser of prompts that are computed from each query (HYPER, Eq. 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from retriever.losses.divergence import regulariser
+from retriever.options import Side
+from retriever.terms.term import Encoded, Step, Term
+from retriever.training.system import Batch, Chunk, Output
+from retriever.training.tuning_options import TuneOptions
+
+WEIGHTS = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
+
+
+class DivergenceTerm(Term):
+    """It compares the weights of the basic prompts of all pairs of queries of a batch."""
+
+    @classmethod
+    def is_used(cls, tuning: TuneOptions) -> bool:
+        """See Term."""
+        return tuning.divergence is not None
+
+    def add(self, step: Step) -> None:
+        """Adds the weights of the basic prompts and the task of each query."""
+        options, data = self.system.tuning.synthesis, self.system.data
+        assert options is not None
+        assert data is not None
+        step.outputs[WEIGHTS] = Output(options.prompts, len(step.queries))
+        step.given["tasks"] = torch.from_numpy(data.tasks_of(step.queries))
+
+    def row_outputs(self, side: Side) -> tuple[str, ...]:
+        """See Term."""
+        return (WEIGHTS,) if side == "query" else ()
+
+    def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
+        """See Term."""
+        return {} if encoded.weights is None else {WEIGHTS: encoded.weights}
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """See Term."""
+        options, weights = self.system.tuning.divergence, outputs[WEIGHTS]
+        assert options is not None
+        return regulariser(weights, batch.given["tasks"].to(weights.device), options)

@@ -1,0 +1,69 @@
+"""The FLOPS regulariser of sparse vectors (Paria et al. 2020), with the weights and the ramp of SPLADE's training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from retriever.errors import Diverged, InputError
+from retriever.losses.flops import MIN_WORDS, flops, mean_words
+from retriever.model.recipe import Recipe
+from retriever.options import SIDES, Side
+from retriever.terms.term import VECTORS, Encoded, Step, Term, sides_of
+from retriever.training.system import Batch, Chunk, Output
+from retriever.training.tuning_options import TuneOptions
+
+# The output of a batch that is the sum of the sparse vectors of a side.
+TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}
+
+
+class FlopsTerm(Term):
+    """The weighted FLOPS of queries and of passages; stored passages have none."""
+
+    @classmethod
+    def is_used(cls, tuning: TuneOptions) -> bool:
+        """See Term."""
+        return tuning.flops is not None
+
+    @classmethod
+    def check(cls, recipe: Recipe, tuning: TuneOptions) -> None:
+        """See Term."""
+        if recipe.is_sparse != cls.is_used(tuning):
+            raise InputError(
+                f"{recipe.backbone}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
+                "regulariser for pooling=splade, and none for other vectors"
+            )
+
+    def add(self, step: Step) -> None:
+        """Adds the sum of the vectors of each encoded side."""
+        step.outputs |= {TOTALS[side]: Output(self.system.dim) for side in self.system.encoded_sides}
+        step.given["step"] = step.number
+
+    def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
+        """See Term."""
+        if encoded.side is None or VECTORS not in chunk.rows:
+            return {}
+        return {TOTALS[encoded.side]: encoded.vectors.sum(0, keepdim=True)}
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """Returns the weighted FLOPS of the encoded sides, a scalar.
+
+        Raises:
+            Diverged: If the vectors of one side have less than one word on average: then they find nothing.
+        """
+        options, step = self.system.tuning.flops, batch.given["step"]
+        assert options is not None
+        parts = zip(SIDES, sides_of(outputs, batch), strict=True)
+        sides = {side: part.detach() for side, part in parts if side in self.system.encoded_sides}
+        for side, vectors in sides.items():
+            if (words := mean_words(vectors)) < MIN_WORDS:
+                name = "flops_queries" if side == "query" else "flops_passages"
+                raise Diverged(
+                    f"step {step + 1}: the sparse vectors of the {side} side have {words:.2f} non-zero words on "
+                    f"average, expected at least {MIN_WORDS:g}: give a smaller parameter {name} than "
+                    f"{getattr(options, name.removeprefix('flops_')):g}, or a smaller lr, under another name"
+                )
+        weights = {"query": options.queries, "passage": options.passages}
+        terms = [weights[side] * flops(outputs[TOTALS[side]], len(vectors)) for side, vectors in sides.items()]
+        return options.ramp(step) * torch.stack(terms).sum()

@@ -1,0 +1,46 @@
+"""The loss of judged pairs: contrastive losses (DPTDR, Eq. 3), and distillation of a re-ranker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from retriever.losses import Labels, batch_loss, teacher_logits
+from retriever.terms.term import Step, Term, sides_of
+from retriever.training.system import Batch
+from retriever.training.tuning_options import TuneOptions
+
+
+class PairTerm(Term):
+    """One of the losses of `batch_loss`; it replaces none and is replaced by positives with a common category."""
+
+    @classmethod
+    def is_used(cls, tuning: TuneOptions) -> bool:
+        """See Term."""
+        return tuning.categories is None
+
+    def add(self, step: Step) -> None:
+        """Adds the passages that were drawn for each query, and their scores by the teacher, if the loss needs them."""
+        options, data = self.system.tuning, self.system.data
+        assert data is not None
+        if options.negatives_from == "own" or options.distills:
+            step.given["groups"] = torch.from_numpy(step.groups)
+        if options.distills:
+            scores = [data.teacher_scores(*each) for each in zip(step.queries, step.rows, strict=True)]
+            step.given["teacher"] = teacher_logits(torch.from_numpy(np.stack(scores)))
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """See Term."""
+        options, (queries, passages) = self.system.tuning, sides_of(outputs, batch)
+        labels = Labels(**{name: batch.given[name] for name in Labels._fields if name in batch.given})
+        return batch_loss(
+            options.loss,
+            queries,
+            passages,
+            labels.to(queries.device),
+            self.system.similarity_temperature,
+            options.contrastive_weight,
+            options.negatives_from,
+        )

@@ -1,0 +1,13 @@
+"""The registry of terms of the loss. To add a term, write its module and add its class to TERMS."""
+
+from __future__ import annotations
+
+from retriever.terms.categories import CategoryTerm
+from retriever.terms.divergence import DivergenceTerm
+from retriever.terms.flops import FlopsTerm
+from retriever.terms.pairs import PairTerm
+from retriever.terms.term import Term
+from retriever.terms.topics import TopicTerm
+
+# They are added up in this order, which decides the rounding of the sum.
+TERMS: list[type[Term]] = [PairTerm, CategoryTerm, TopicTerm, DivergenceTerm, FlopsTerm]

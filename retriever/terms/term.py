@@ -1,0 +1,143 @@
+"""The interface of a term of the loss of a dual encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from retriever.model.recipe import Recipe
+from retriever.options import Side
+from retriever.training.reranker_data import TrainingData
+from retriever.training.system import Batch, Chunk, Output
+from retriever.training.tuning_options import TuneOptions
+
+VECTORS = "dense"  # the output of a batch with the vectors of its queries, then those of its passages
+
+
+@dataclass
+class Step:
+    """The batch of a step, to which terms add outputs, chunks and arguments of their loss.
+
+    Attributes:
+        number: The number of the step, from 0.
+        queries: The numbers of the training queries, int64 [m].
+        rows: For each query, the rows of the passages that were drawn for it, the positive first: int64 [m, g].
+        passages: The different rows among them, ascending: int64 [p].
+        groups: The places of `rows` in `passages`, int64 [m, g].
+        rank: The rank of this worker.
+        world: The number of workers.
+        outputs: The outputs of the whole batch.
+        chunks: The chunks of this worker.
+        given: Arguments of the losses, equal on all workers.
+    """
+
+    number: int
+    queries: np.ndarray
+    rows: np.ndarray
+    passages: np.ndarray
+    groups: np.ndarray
+    rank: int
+    world: int
+    outputs: dict[str, Output] = field(default_factory=dict)
+    chunks: list[Chunk] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def positives(self) -> np.ndarray:
+        """The place of each query's positive in `passages`, int64 [m]."""
+        return self.groups[:, 0]
+
+
+class Encoded(NamedTuple):
+    """The vectors of the texts of a chunk.
+
+    Attributes:
+        side: The side of the texts; None: they are stored vectors.
+        vectors: float32 [n, dim].
+        weights: The weights of the basic prompts of each query, float32 [n, N]; None: prompts are not computed.
+    """
+
+    side: Side | None
+    vectors: torch.Tensor
+    weights: torch.Tensor | None
+
+
+class TrainedSystem(Protocol):
+    """What a term may use of the system whose loss it is part of."""
+
+    tuning: TuneOptions
+    data: TrainingData | None
+
+    @property
+    def numbers(self) -> Any:
+        """Which of several prompts a text has; None if all texts of a side have the same one."""
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+
+    @property
+    def encoded_sides(self) -> tuple[Side, ...]:
+        """The sides whose texts are encoded in training."""
+
+    @property
+    def similarity_temperature(self) -> float:
+        """Similarities of the outputs of a batch are divided by it."""
+
+    def compose(self, rows: np.ndarray) -> list[str]:
+        """Returns the texts of passages."""
+
+    def chunks(
+        self,
+        texts: Sequence[str],
+        side: Side,
+        rows: np.ndarray,
+        numbers: np.ndarray | None = None,
+        output: str = VECTORS,
+    ) -> list[Chunk]:
+        """Cuts texts into chunks."""
+
+
+class Term:
+    """A term of the loss. A subclass overrides `is_used`, `loss`, and what else it needs.
+
+    Args:
+        system: The system whose loss it is part of.
+    """
+
+    def __init__(self, system: TrainedSystem):
+        self.system = system
+
+    @classmethod
+    def is_used(cls, tuning: TuneOptions) -> bool:
+        """Returns whether the options of a training run ask for the term."""
+        raise NotImplementedError(f"{cls.__name__}: expected a class method is_used(tuning)")
+
+    @classmethod
+    def check(cls, recipe: Recipe, tuning: TuneOptions) -> None:
+        """Raises InputError if the term, or its absence, does not fit the vectors of the backbone."""
+
+    def add(self, step: Step) -> None:
+        """Adds outputs, chunks and arguments of the loss to the batch of a step."""
+
+    def row_outputs(self, side: Side) -> tuple[str, ...]:
+        """Returns the names of further outputs that have a row for each text of a side."""
+        return ()
+
+    def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
+        """Returns the term's outputs of a chunk by name, besides its vectors."""
+        return {}
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """Returns the weighted term over the outputs of the whole batch, a scalar."""
+        raise NotImplementedError(f"{type(self).__name__}: expected a method loss(outputs, batch)")
+
+
+def sides_of(outputs: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the vectors of the queries and of the passages of a batch, float32 [m, dim] and [p, dim]."""
+    vectors, queries = outputs[VECTORS], batch.given["queries"]
+    return vectors[:queries], vectors[queries:]

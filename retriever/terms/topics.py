@@ -1,0 +1,48 @@
+"""The loss that keeps passages closer under one topic's prompt than under two (Topic-DPR, Eq. 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from retriever.losses import topic_loss
+from retriever.terms.term import VECTORS, Step, Term
+from retriever.training.system import Batch, Output
+from retriever.training.tuning_options import TuneOptions
+
+TOPICS = "topics"  # the output of a batch that holds the vectors of its passages under each of some topics
+
+
+class TopicTerm(Term):
+    """Each step encodes the passages of the batch under all topics, or under some that are drawn at random."""
+
+    @classmethod
+    def is_used(cls, tuning: TuneOptions) -> bool:
+        """See Term."""
+        return tuning.has_topic_loss
+
+    def add(self, step: Step) -> None:
+        """Adds chunks of the passages under each sampled topic; row k N + i is passage i of N under topic k."""
+        system, options = self.system, self.system.tuning
+        if not options.topics_of_loss(system.numbers.model.num_topics):
+            return
+        topics = system.numbers.sample(options.topics, options.seed, step.number)
+        texts, passages = system.compose(step.passages), len(step.passages)
+        rows = np.arange(step.rank, len(topics) * passages, step.world)
+        step.outputs[TOPICS] = Output(system.dim, len(topics) * passages)
+        step.given["topics"] = len(topics)
+        step.chunks += system.chunks(
+            [texts[row % passages] for row in rows], "passage", rows, topics[rows // passages], TOPICS
+        )
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """See Term."""
+        topics, categories = self.system.tuning.topics, self.system.tuning.categories
+        assert topics is not None
+        assert categories is not None
+        if TOPICS not in outputs:  # there is one topic
+            return torch.zeros((), device=outputs[VECTORS].device)
+        under_topics = outputs[TOPICS].unflatten(0, (batch.given["topics"], -1))
+        return categories.weight * topic_loss(under_topics, topics.margin)

@@ -1,0 +1,78 @@
+"""A new term of the loss is a class and an entry of the registry: nothing else knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import save_bert
+from training_cases import CPU, dual_system
+
+from retriever.systems import dual
+from retriever.terms.registry import TERMS
+from retriever.terms.term import Encoded, Step, Term, sides_of
+from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.system import Batch, Chunk, Output
+from retriever.training.tuning_options import TuneOptions
+
+WEIGHT = 0.25
+
+
+class LengthTerm(Term):
+    """The mean square of the lengths of the queries' vectors, from an output of its own."""
+
+    @classmethod
+    def is_used(cls, tuning: TuneOptions) -> bool:
+        return True
+
+    def add(self, step: Step) -> None:
+        step.outputs["squares"] = Output(1)
+        step.given["step"] = step.number
+
+    def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
+        return {"squares": encoded.vectors.square().sum()[None, None]} if encoded.side == "query" else {}
+
+    def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        return WEIGHT * outputs["squares"].sum() / batch.given["queries"]
+
+
+class NamelessTerm(Term):
+    @classmethod
+    def is_used(cls, tuning: TuneOptions) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+def first_losses(bert: Path, **tuning: Any) -> list[float]:
+    """Returns the losses of three steps of a prompt."""
+    system = dual_system(bert, dropout=0.0, chunk=100, **tuning)
+    trainer = Trainer(system, LoopOptions(steps=3, lr=1e-2), device=CPU, dtype=torch.float32)
+    return [trainer.step(step) for step in range(3)]
+
+
+def test_a_term_is_added_to_the_loss_and_trains(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = first_losses(bert)
+    system = dual_system(bert, dropout=0.0, chunk=100)
+    batch = system.batch(0, 0, 1)
+    chunks = [(chunk, system.forward(chunk)[0]["dense"]) for chunk in batch.chunks]
+    vectors = torch.zeros(batch.outputs["dense"].rows or 0, system.dim)
+    for chunk, of_chunk in chunks:
+        vectors[torch.from_numpy(chunk.rows["dense"])] = of_chunk.detach()
+    queries, _ = sides_of({"dense": vectors}, batch)
+    monkeypatch.setattr(dual, "TERMS", [*TERMS, LengthTerm])
+    losses = first_losses(bert)
+    assert losses[0] - without[0] == pytest.approx(WEIGHT * float(queries.square().sum(1).mean()), rel=1e-4)
+    assert losses[2] - without[2] < losses[0] - without[0], "the lengths become smaller"
+
+
+def test_a_term_without_a_method_is_named(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dual, "TERMS", [*TERMS, NamelessTerm])
+    with pytest.raises(NotImplementedError, match=r"^NamelessTerm: expected a method loss\(outputs, batch\)$"):
+        first_losses(bert)
