@@ -75,6 +75,7 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
     from jobs.common import cli
     from jobs.encode_corpus import EncodeCorpus, open_encoders
 
+    from indexing.embeddings.embeddings import DENSE
     from indexing.embeddings.encoders import spec_of
     from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
     from indexing.embeddings.encoding import PartDone, numerics_of
@@ -96,7 +97,7 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
         model_type = spec.describe("passage")["model_type"]
         runner, resources = open_encoders(corpus_store, options, spec, model_type, name)
         numerics = numerics_of(runner, spec.options, model_type, Resources(resources.cores, resources.gpus), 1)
-        work = EncodeWork(corpus_store, spec, name, resources=resources, numerics=numerics, limit=limit)
+        work = EncodeWork(corpus_store, spec, DENSE, name, resources=resources, numerics=numerics, limit=limit)
         run_work(corpus_store, work, runner, observe=observe)
 
     sys.argv[1:] = ["--store", store, "--encoder", MODEL, "--name", name, *job_options]

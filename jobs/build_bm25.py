@@ -5,7 +5,7 @@ python jobs/build_bm25.py --store data/squad
 
 from __future__ import annotations
 
-from jobs.common.cli import Workers, human, run, say
+from jobs.common.cli import Workers, human, run
 
 from dataclasses import dataclass
 
@@ -14,7 +14,9 @@ from jobs.common.shards import fill_shards
 from indexing.corpus.corpus import Corpus
 from indexing.lucene.bm25 import Bm25
 from indexing.lucene.bm25 import BuildBm25 as BuildWork
+from indexing.lucene.java import FILL_MEMORY
 from indexing.store.store import Store
+from indexing.work.growth import IndexBuild
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +53,16 @@ def main(options: BuildBm25) -> None:
         f"shards   {work.num_shards} of about {rows // work.num_shards:,} passages, a core each",
         f"writes   about {human(text * 0.2)} to {store.url}/bm25/{work.name}",
     ]
-    if fill_shards(store, options, work, plan):
+
+    def report() -> list[str]:
         index = Bm25.open(store, work.name, corpus)
         latest = index.generations[-1]
-        say(
+        return [
             f"{latest.url}: {index.num_rows:,} passages in {len(index.shards)} shards, k1 {index.k1:g}, "
             f"b {index.b:g}, Lucene {latest.config['lucene']}"
-        )
+        ]
+
+    fill_shards(store, options, IndexBuild(work, plan, FILL_MEMORY, report, prepare=work.pin_versions))
 
 
 if __name__ == "__main__":

@@ -5,26 +5,19 @@ python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, human, run, say, say_complete, say_stages
+from jobs.common.cli import run
 
 import math
 from dataclasses import dataclass
 
-from jobs.common.session import open_runner
 from jobs.common.shards import fill_shards
 from jobs.common.workers import SizedWorkers
 
 from indexing.corpus.corpus import Corpus
-from indexing.dense.building import BuildIndex as BuildWork
 from indexing.dense.building import IndexOptions
-from indexing.dense.faiss_index import training_size
-from indexing.dense.index import Index
-from indexing.embeddings.embeddings import Embeddings, is_sparse
-from indexing.embeddings.sparse import SparseEmbeddings
-from indexing.lucene.impact_building import BuildImpacts
-from indexing.lucene.impact_index import ImpactIndex
+from indexing.hit_sources.kind import IndexKind
+from indexing.hit_sources.registry import find_vectors
 from indexing.store.store import Store
-from indexing.work.work import run_work
 from retriever.errors import InputError
 
 
@@ -58,62 +51,26 @@ def main(options: BuildIndex) -> None:
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):
         raise InputError(f"--memory-gb {options.memory_gb}: expected a number above 0, and --factory auto")
     name = store.only("embeddings", options.embeddings)
-    if is_sparse(store.generations("embeddings", name)[0].config["encoder"]):
-        return build_impacts(store, options, SparseEmbeddings.open(store, name, Corpus.open(store)))
-    embeddings = Embeddings.open(store, name, Corpus.open(store))
-    check_limit(options, embeddings.name, embeddings.num_rows)
-    shape = IndexOptions(
+    kind = find_vectors(store.generations("embeddings", name)[0].config["encoder"])
+    embeddings = kind.reader.open(store, name, Corpus.open(store))
+    check_options(options, kind, name)
+    check_limit(options, name, embeddings.num_rows)
+    index_options = IndexOptions(
         factory=options.factory,
         shards=options.shards,
         recall=options.recall,
         memory_bytes=None if options.memory_gb is None else int(options.memory_gb * 1e9),
     )
-    work = BuildWork(store, embeddings, options.name or embeddings.name, shape)
-    if options.plan and work.complete:
-        return say_complete(work.previous[-1].url)
-    if options.plan:
-        rows = training_size(work.factory, embeddings.num_rows)
-        say(f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}")
-        say(f"factory  {work.factory}, trained on {rows:,} vectors")
-        say_stages(work)
-        say(f"memory   {human(rows * embeddings.dim * 4)} to train")
-        return None
-    if not work.complete:
-        run_work(store, work, open_runner(store, options), Stage)
-    index = Index.open(store, work.name, embeddings)
-    recall = ", ".join(f"recall@{k} {value:.4f}" for k, value in index.recall.items())
-    say(f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, {index.factory}")
-    say(f"  {recall} of exact search at nprobe {index.nprobe}, {index.depth} candidates a shard")
-    if not index.generations[-1].notes["reaches_recall"]:
-        say(f"  this factory does not reach recall {options.recall}: use finer codes (SQ8, Flat) or more lists")
-    return None
+    fill_shards(store, options, kind.build(store, embeddings, options.name or name, index_options))
 
 
-def build_impacts(store: Store, options: BuildIndex, embeddings: SparseEmbeddings) -> None:
-    """Builds an index of sparse embeddings; it is exact, so that no recall is measured."""
-    flags = {
-        "factory": options.factory != "auto",
-        "memory-gb": options.memory_gb is not None,
-        "recall": options.recall != BuildIndex.recall,
-    }
-    for flag, is_set in flags.items():
-        if is_set:
-            raise InputError(
-                f"--{flag}: embeddings/{embeddings.name} has sparse vectors, whose index is Lucene's and "
-                "not FAISS': leave it out"
-            )
-    check_limit(options, embeddings.name, embeddings.num_rows)
-    work = BuildImpacts(store, embeddings, options.name or embeddings.name, shards=options.shards)
-    rows = work.end - work.first_row
-    plan = [f"vectors  {rows:,} over {embeddings.dim:,} words in embeddings/{embeddings.name}"]
-    if fill_shards(store, options, work, plan):
-        index = ImpactIndex.open(store, work.name, embeddings)
-        latest = index.generations[-1]
-        say(
-            f"{latest.url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
-            f"{index.num_postings / max(1, index.num_rows):,.1f} words each, impacts up to {index.largest:,}, Lucene "
-            f"{latest.config['lucene']}"
-        )
+def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:
+    """Raises InputError if an option is set that shapes no index over such embeddings."""
+    for flag, field in (("factory", "factory"), ("memory-gb", "memory_bytes"), ("recall", "recall")):
+        option = flag.replace("-", "_")
+        if field not in kind.shaping and getattr(options, option) != getattr(BuildIndex, option):
+            vectors = kind.reader.kind.name
+            raise InputError(f"--{flag}: embeddings/{name} has {vectors} vectors, {kind.unshaped}: leave it out")
 
 
 def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:

@@ -7,7 +7,7 @@ ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://buck
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, human, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, as_options, human, run, say, say_complete, say_stages
 
 import time
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from typing import Any, Literal
 from jobs.common.session import join_cluster, num_gpus
 from jobs.common.workers import GpuWorkers, say_line
 
-from indexing.embeddings.embeddings import is_sparse
 from indexing.embeddings.encoders import EncoderSpec, spec_of
 from indexing.embeddings.encoding import CALLS, PartDone, count_pending, is_encoded, numerics_of, similarity_of
 from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
-from indexing.embeddings.sparse_files import NUMBER_BYTES
+from indexing.embeddings.kind import VectorKind
+from indexing.hit_sources.registry import find_vectors
 from indexing.store.artifact import Artifact, sum_cuts
 from indexing.store.store import Store, artifact_key, generation
 from indexing.work.local import LocalRunner
@@ -32,8 +32,6 @@ from indexing.work.work import Unit, run_work
 from retriever.errors import InputError
 from retriever.model.files import resolve, weight_files
 from retriever.options import EncoderOptions
-
-MOST_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,24 +94,20 @@ def main(options: EncodeCorpus) -> None:
         )
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     described = spec.describe("passage")
+    kind = find_vectors(described).reader.kind
     encoded = is_encoded(store, name, described, options.limit)
     if options.plan and encoded:
         return say_complete(store.generations("embeddings", name)[-1].url)
     if options.plan:
-        return plan(store, options, spec, name, described)
-    if not encoded and (speed := encode(store, options, spec, name, described)).tokens:
+        return plan(store, options, spec, kind, name)
+    if not encoded and (speed := encode(store, options, spec, kind, name)).tokens:
         say(
             f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
             f"{speed.tokens / speed.seconds:,.0f} tokens/s"
         )
     generations = store.generations("embeddings", name)
     for artifact in generations:
-        kind = (
-            f"sparse vectors over {described['dim']:,} words"
-            if is_sparse(described)
-            else (f"vectors of {described['dim']}")
-        )
-        say(f"{artifact.url}: {artifact.rows:,} {kind}, {artifact.config['numerics']}")
+        say(f"{artifact.url}: {artifact.rows:,} {kind.describe(described)}, {artifact.config['numerics']}")
     say_cuts(options, spec, generations)
     return None
 
@@ -155,15 +149,16 @@ class Speed:
         self.rows, self.tokens = self.rows + done.rows, self.tokens + done.tokens
 
 
-def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict[str, Any]) -> Speed:
+def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> Speed:
     """Encodes the pending parts of the corpus and completes its generations."""
-    kind = None if is_sparse(described) else described["model_type"]
-    runner, resources = open_encoders(store, options, spec, kind, name)
+    model_type = kind.batched_type(spec.describe("passage"))
+    runner, resources = open_encoders(store, options, spec, model_type, name)
     count = count_pending(store, name, options.limit)
-    numerics = numerics_of(runner, spec.options, kind, Resources(resources.cores, resources.gpus), count)
+    numerics = numerics_of(runner, spec.options, model_type, Resources(resources.cores, resources.gpus), count)
     work = EncodeWork(
         store,
         spec,
+        kind,
         name,
         resources=resources,
         numerics=numerics,
@@ -183,27 +178,15 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, de
         is_first = not speed.rows
         speed.add(done)
         stages[-1].add("tokens", done.tokens)
-        if is_first and is_sparse(described) and (warning := size_warning(done)):
-            stages[-1].say(f"warning: {warning}")
+        if is_first and (warning := kind.warning(done.rows, done.size_bytes)):
+            stages[-1].say(f"warning: {as_options(warning)}")
 
     run_work(store, work, runner, open_stage, observe=observe)
     return speed
 
 
-def size_warning(done: PartDone) -> str | None:
-    """Returns a warning if the vectors of a sparse part have too many words for a useful index, else None."""
-    words = done.size_bytes / max(1, done.rows) / NUMBER_BYTES
-    if words <= MOST_WORDS:
-        return None
-    return (
-        f"the vectors of the first part have {words:,.0f} words on average, {human(done.size_bytes)} in all: give "
-        "--passage-terms N under another --name to keep the N largest weights of a passage, or train with a larger "
-        "--flops-passages"
-    )
-
-
 def open_encoders(
-    store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: str | None, name: str
+    store: Store, options: EncodeCorpus, spec: EncoderSpec, model_type: str | None, name: str
 ) -> tuple[Runner, Resources]:
     """Returns the runner and the resources of an encoder: on a cluster a pool of encoders, in this process one.
 
@@ -213,7 +196,7 @@ def open_encoders(
         store: The store.
         options: The options of the job.
         spec: The encoder.
-        kind: The backbone's model_type if its batches may be packed, else None.
+        model_type: As of `EncoderNumerics`.
         name: The name of the embeddings.
 
     Raises:
@@ -232,27 +215,23 @@ def open_encoders(
     pool = choose_pool(
         replace(request, gpus=gpus),
         weights=weights,
-        packed=lambda: packs(kind, spec.options, choose_device("cpu")),
+        packed=lambda: packs(model_type, spec.options, choose_device("cpu")),
         say=say_line,
     )
     return RayActors(pool, say_line), Resources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
-def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, name: str, described: dict) -> None:
+def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
-    work = EncodeWork(store, spec, name, resources=Resources(), numerics="", limit=options.limit)
+    work = EncodeWork(store, spec, kind, name, resources=Resources(), numerics="", limit=options.limit)
+    described = work.described
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
     say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
     say_topics(work)
     say_stages(work)
-    if is_sparse(described):
-        words = described["passage_terms"]
-        most = f"at most {words:,}" if words else "as many as are not 0"
-        say(f"writes   {rows:,} sparse vectors, {NUMBER_BYTES} bytes a word, {most} of a passage")
-    else:
-        say(f"writes   {rows:,} vectors, {human(rows * described['dim'] * 2)} of float16")
+    say(f"writes   {kind.plan(described, rows)}")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 
 

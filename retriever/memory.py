@@ -38,6 +38,15 @@ def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> i
     return max(0, min([_of_machine(root), *_of_cgroups(root), *_of_address_space(root)]))
 
 
+def human(size: float) -> str:
+    """Formats a size in bytes for people: `3.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
 def _of_machine(root: Path) -> int:
     """Returns the available memory of the machine; all of it where the system does not say what is available."""
     if match := re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):

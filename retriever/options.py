@@ -11,6 +11,8 @@ Side = Literal["query", "passage"]
 SIDES: tuple[Side, Side] = ("query", "passage")
 PLURALS: dict[Side, str] = {"query": "queries", "passage": "passages"}
 Pooling = Literal["cls", "mean", "last", "splade"]
+VECTORS: dict[str, str] = {"cls": "dense", "mean": "dense", "last": "dense", "splade": "sparse"}
+"""The kind of the vectors that each pooling makes."""
 TitlePolicy = Literal["space", "newline", "sep", "none"]
 
 
@@ -56,7 +58,7 @@ class EncoderOptions:
     def __post_init__(self) -> None:
         """Raises InputError for a value that no model accepts."""
         allowed = {
-            "pooling": (None, *get_args(Pooling)),
+            "pooling": (None, *VECTORS),
             "title": get_args(TitlePolicy),
             "padding_side": (None, "right", "left"),
             "dtype": ("auto", "float32", "bfloat16"),

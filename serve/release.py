@@ -17,7 +17,7 @@ from typing import Any
 
 from indexing.corpus.corpus import Corpus
 from indexing.dense.index import Index
-from indexing.embeddings.embeddings import Embeddings, holds_dense
+from indexing.embeddings.embeddings import DENSE, Embeddings
 from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, differences, differing
 from indexing.hit_sources.dense import Space
 from indexing.hit_sources.grammar import parse
@@ -426,7 +426,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, h
         return True
     for key in (key for key in store.incomplete() if key.startswith("embeddings/")):
         manifest = store.manifest(key)
-        if manifest is None or holds_dense(manifest["config"]):
+        if manifest is None or DENSE.holds(manifest["config"]):
             raise InputError(
                 f"{store.url}/{key} was begun and is not complete: run the command that makes it again, or give "
                 f"parameter embeddings {NO_EMBEDDINGS} to serve the store without dense search"

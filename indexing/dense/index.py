@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from indexing.embeddings.embeddings import Embeddings, check_coverage, holds_faiss
+from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.reader import check_coverage
 from indexing.store.artifact import Artifact, Draft, Part
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store
@@ -43,6 +45,11 @@ class Index:
         """The trained, empty index that all shards were filled from."""
         return self.generations[0], self.generations[0].part("quantizer")
 
+    @staticmethod
+    def is_index(config: Mapping[str, Any]) -> bool:
+        """Whether index/NAME is a FAISS index. config: of its artifact."""
+        return "factory" in config
+
     @classmethod
     def open(cls, store: Store, name: str | None, embeddings: Embeddings) -> Index:
         """Opens index/NAME; `name` may be left out if the store has only one FAISS index.
@@ -50,7 +57,7 @@ class Index:
         Raises:
             InputError: If it was built from other embeddings, or lacks rows that they have.
         """
-        name = store.only("index", name, holds_faiss)
+        name = store.only("index", name, cls.is_index)
         generations = store.generations("index", name)
         check_lineage(generations, embeddings.generations)
         index = cls(name, generations)

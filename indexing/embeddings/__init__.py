@@ -1,7 +1,9 @@
 """Embeddings of a corpus, dense or sparse, and the work that makes them.
 
-embeddings     embeddings/NAME with dense vectors, for reading
-sparse         embeddings/NAME with sparse vectors, for reading
+kind           the interface of a kind of vector
+reader         the base of the readers of embeddings/NAME
+embeddings     dense vectors and their reader
+sparse         sparse vectors and their reader
 sparse_files   the file of a part of sparse vectors
 encoders       an encoder, or a task of the store, as artifacts name it
 encoding       the work that encodes a corpus

@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from indexing.corpus.corpus import Corpus, open_table, save_array
-from indexing.embeddings.embeddings import TOPICS
 from indexing.embeddings.encoders import EncoderSpec, differing
-from indexing.embeddings.sparse_files import SUFFIX, open_spool
+from indexing.embeddings.kind import PartTexts, VectorKind
+from indexing.embeddings.reader import TOPICS
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, artifact_key, generation
@@ -58,6 +57,7 @@ class EncodeCorpus:
     Args:
         store: The store with the corpus.
         spec: The encoder.
+        kind: The kind of its vectors.
         name: The name of the embeddings.
         resources: The resources of an encoder.
         numerics: The numerics class of the workers; see `numerics_of`.
@@ -70,6 +70,7 @@ class EncodeCorpus:
         self,
         store: Store,
         spec: EncoderSpec,
+        kind: VectorKind,
         name: str,
         *,
         resources: Resources,
@@ -84,7 +85,9 @@ class EncodeCorpus:
         prompt = spec.prompt()
         has_topics = prompt is not None and prompt.topics is not None
         self.topics = passage_topics(store, spec.task) if spec.task is not None and has_topics else None
-        self._stage = EncodeStage(self.corpus, spec, resources, numerics, total, allow_unknown_tokens, self.topics)
+        self._stage = EncodeStage(
+            self.corpus, spec, kind, resources, numerics, total, allow_unknown_tokens, self.topics
+        )
 
     @property
     def targets(self) -> list[Target]:
@@ -133,6 +136,7 @@ class EncodeStage(StageDefaults):
 
     corpus: Corpus
     spec: EncoderSpec
+    kind: VectorKind
     resources: Resources
     numerics: str
     total: int
@@ -156,6 +160,7 @@ class EncodeStage(StageDefaults):
             self.corpus,
             tuple(drafts),
             self.spec,
+            self.kind,
             self.resources,
             self.numerics,
             self.allow_unknown_tokens,
@@ -170,6 +175,7 @@ class EncodeTask:
     corpus: Corpus
     drafts: tuple[Draft, ...]
     spec: EncoderSpec
+    kind: VectorKind
     resources: Resources
     numerics: str
     allow_unknown_tokens: bool
@@ -209,7 +215,7 @@ class EncodeWorker:
         """Encodes and commits a part of the corpus.
 
         Raises:
-            InputError: As `tokenize_part` does, or if a vector is not finite, or does not fit float16 if it is dense.
+            InputError: As `tokenize_part` and `VectorKind.write` do.
         """
         self.ready = self.ready or time.time()
         task, part = self.task, self.task.corpus.parts[unit.payload]
@@ -220,12 +226,12 @@ class EncodeWorker:
             self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
         )
         topics = self._commit_topics(draft, part, unit.rows)
-        write, suffix = (self._write_sparse, SUFFIX) if self.encoder.is_sparse else (self._write_dense, ".npy")
-        encode = functools.partial(write, tokens, topics, part, report)
+        arguments = {"side": "passage", "task": task.spec.task, "topics": topics, "report": report}
+        texts = PartTexts(self.encoder, tokens, arguments, part, self.model_thread)
         committed = draft.commit(
             part.part.name,
-            suffix,
-            encode,
+            task.kind.suffix,
+            functools.partial(task.kind.write, texts),
             rows=unit.rows,
             corpus_sha256=part.part.sha256,
             cuts=tokens.cuts().stored(),
@@ -243,44 +249,6 @@ class EncodeWorker:
         topics = self.task.topics.of_part(inferred.model, part, rows)
         draft.commit(topics_name(part), ".npy", functools.partial(save_array, topics.astype(np.int32)), rows=rows)
         return topics
-
-    def _write_dense(
-        self, tokens: Tokens, topics: np.ndarray | None, part: RowPart, report: Report, path: Path
-    ) -> None:
-        """Writes the vectors of a part's passages to a file, float16 [rows, dim]."""
-        task = self.task.spec.task
-        forward = functools.partial(
-            self.encoder.forward, tokens, side="passage", task=task, topics=topics, report=report
-        )
-        vectors = self.model_thread.submit(forward).result()
-        half = vectors.astype(np.float16)
-        if not np.isfinite(half).all():
-            row = int(np.flatnonzero(~np.isfinite(half).all(axis=1))[0])
-            raise InputError(
-                f"{part.artifact.url}/{part.part.file}: the vector of passage {part.first_row + row} does not fit "
-                f"float16 (largest {np.abs(vectors[row]).max():.3g}); normalise it (parameter normalize)"
-            )
-        save_array(half, path)
-
-    def _write_sparse(
-        self, tokens: Tokens, topics: np.ndarray | None, part: RowPart, report: Report, path: Path
-    ) -> None:
-        """Writes the sparse vectors of a part's passages to a file.
-
-        They leave memory batch by batch, because those of a model that was trained without a regulariser have almost as
-        many numbers as the vocabulary has words.
-        """
-        from retriever.encoding.sparse_encoder import SparseEncoder
-
-        sparse, task = SparseEncoder.over(self.encoder), self.task.spec.task
-        with open_spool(path.parent, sparse.dim) as spool:
-
-            def forward() -> None:
-                for rows, vectors in sparse.batches(tokens, side="passage", task=task, topics=topics, report=report):
-                    spool.add(rows, vectors)
-
-            self.model_thread.submit(forward).result()
-            spool.save(path)
 
 
 def topics_name(part: RowPart) -> str:
@@ -339,32 +307,34 @@ def check_known(unknown: int, total: int, part: str) -> None:
 class EncoderNumerics:
     """Returns the numerics class of a worker's encoder, without loading weights.
 
-    kind: the backbone's model_type; None for sparse vectors, whose batches are neither packed nor compiled.
+    model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_type`).
     """
 
     options: EncoderOptions
-    kind: str | None
+    model_type: str | None
     resources: Resources
 
     def open(self, place: Place) -> Callable[[None, Report], str]:
         """Returns the worker."""
         from retriever.forward.numerics import expected_numerics
 
-        options = self.options if self.kind is not None else replace(self.options, compile="never")
-        return lambda item, report: expected_numerics(options, place.device, self.kind)
+        options = self.options if self.model_type is not None else replace(self.options, compile="never")
+        return lambda item, report: expected_numerics(options, place.device, self.model_type)
 
 
-def numerics_of(runner: Runner, options: EncoderOptions, kind: str | None, resources: Resources, count: int) -> str:
+def numerics_of(
+    runner: Runner, options: EncoderOptions, model_type: str | None, resources: Resources, count: int
+) -> str:
     """Returns the numerics class of the encoders that the runner opens; waits until there is room for one.
 
     Args:
         runner: The runner.
         options: The options of the encoder.
-        kind: As of `EncoderNumerics`.
+        model_type: As of `EncoderNumerics`.
         resources: The resources of an encoder.
         count: The number of encoders that can work at the same time: of pending parts.
     """
-    numerics: str = runner.first(EncoderNumerics(options, kind, resources), None, count)
+    numerics: str = runner.first(EncoderNumerics(options, model_type, resources), None, count)
     return numerics
 
 

@@ -1,35 +1,93 @@
-"""Sparse embeddings: a chain of generations that matches the corpus part for part and row for row, CSR files."""
+"""Sparse vectors: CSR files, one for each part of the corpus."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import EmbeddingsReader, open_generations
-from indexing.embeddings.sparse_files import map_vectors, read_vectors
+from indexing.embeddings.kind import PartTexts, VectorKind
+from indexing.embeddings.reader import EmbeddingsReader
+from indexing.embeddings.sparse_files import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
 from indexing.store.chain import RowPart, split_rows
-from indexing.store.store import Store
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate
+from retriever.memory import human
+
+if TYPE_CHECKING:
+    from retriever.encoding.encoder import Encoder
+    from retriever.encoding.sparse_encoder import SparseEncoder
+
+MOST_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
+
+
+class SparseKind(VectorKind):
+    """Sparse vectors (SPLADE)."""
+
+    name = "sparse"
+    remedy = "encode the corpus with pooling splade"
+    suffix = SUFFIX
+
+    def write(self, texts: PartTexts, path: Path) -> None:
+        """Writes the vectors of a part's passages to a file.
+
+        They leave memory batch by batch, because those of a model that was trained without a regulariser have almost as
+        many numbers as the vocabulary has words.
+        """
+        sparse = self.query_encoder(texts.encoder)
+        with open_spool(path.parent, sparse.dim) as spool:
+
+            def forward() -> None:
+                for rows, vectors in sparse.batches(texts.tokens, **texts.arguments):
+                    spool.add(rows, vectors)
+
+            texts.run(forward)
+            spool.save(path)
+
+    def read(self, path: Path, rows: int, dim: int, label: str) -> SparseVectors:
+        return read_vectors(path, rows, dim, label)
+
+    def query_encoder(self, encoder: Encoder) -> SparseEncoder:
+        from retriever.encoding.sparse_encoder import SparseEncoder
+
+        return SparseEncoder.over(encoder)
+
+    def batched_type(self, described: Mapping[str, Any]) -> None:
+        return None
+
+    def describe(self, described: Mapping[str, Any]) -> str:
+        return f"sparse vectors over {described['dim']:,} words"
+
+    def plan(self, described: Mapping[str, Any], rows: int) -> str:
+        words = described["passage_terms"]
+        most = f"at most {words:,}" if words else "as many as are not 0"
+        return f"{rows:,} sparse vectors, {NUMBER_BYTES} bytes a word, {most} of a passage"
+
+    def warning(self, rows: int, size_bytes: int) -> str | None:
+        """Returns a warning if the vectors have too many words for a useful index."""
+        words = size_bytes / max(1, rows) / NUMBER_BYTES
+        if words <= MOST_WORDS:
+            return None
+        return (
+            f"the vectors of the first part have {words:,.0f} words on average, {human(size_bytes)} in all: give "
+            "parameter passage_terms N under another parameter name to keep the N largest weights of a passage, or "
+            "train with a larger parameter flops_passages"
+        )
+
+
+SPARSE = SparseKind()
 
 
 class SparseEmbeddings(EmbeddingsReader):
     """All complete generations of embeddings/NAME with sparse vectors, for reading."""
 
-    @classmethod
-    def open(cls, store: Store, name: str | None, corpus: Corpus) -> SparseEmbeddings:
-        """Opens embeddings/NAME; `name` may be left out if the store has only one with sparse vectors.
-
-        Raises:
-            InputError: If their vectors are dense, if they are of another corpus, or if they lack rows of this one.
-        """
-        return cls(*open_generations(store, name, corpus, sparse=True))
+    kind = SPARSE
 
     def vectors(self, part: RowPart) -> SparseVectors:
         """Returns the vectors of a part. Raises InputError if its file is damaged or holds other vectors."""
-        label = f"{part.artifact.url}/{part.part.file}"
-        return read_vectors(part.artifact.local(part.part), part.part.rows, self.dim, label)
+        vectors: SparseVectors = super().vectors(part)
+        return vectors
 
     def take(self, rows: np.ndarray) -> SparseVectors:
         """Returns the vectors of some rows, int64 [n], in their order."""

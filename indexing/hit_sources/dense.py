@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,33 +12,16 @@ from indexing.dense.index import Index
 from indexing.dense.online import DenseShard, dense_stretches, index_share
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
-from indexing.hit_sources.kind import SearchContext
+from indexing.hit_sources.kind import VectorSource
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
-from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.store.artifact import Artifact
 from indexing.work.tasks import Runner
 
 
-@dataclass
-class DenseSource:
+class DenseSource(VectorSource[Embeddings, Index | None]):
     """`exact:EMB`, or `index:NAME`."""
 
-    embeddings: Embeddings
-    index: Index | None
-    corpus: Corpus
-    encoder: QueryEncoder[np.ndarray]
-    search_parameters: dict[str, Any]
-
-    @property
-    def source(self) -> str:
-        return f"index:{self.index.name}" if self.index else f"exact:{self.embeddings.name}"
-
-    def inputs(self) -> dict[str, Artifact]:
-        inputs = {f"embeddings:{self.embeddings.name}/{n}": g for n, g in enumerate(self.embeddings.generations)}
-        inputs |= {f"{role}:{self.embeddings.name}": artifact for role, artifact in self.encoder.spec.inputs().items()}
-        if self.index:
-            inputs |= {f"{self.source}/{n}": g for n, g in enumerate(self.index.generations)}
-        return inputs
+    kind = "index"
 
     def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
         from indexing.dense.searching import search_dense, search_exact
@@ -48,21 +30,6 @@ class DenseSource:
         if self.index is None:
             return search_exact(self.embeddings, vectors, k, deleted, runner)
         return search_dense(self.index, self.embeddings, vectors, k, deleted, runner, **self.search_parameters)
-
-
-def open_dense(
-    context: SearchContext, embeddings: Embeddings, index: Index | None, search_parameters: dict[str, Any]
-) -> DenseSource:
-    """Opens a source over embeddings, with the encoder that all sources over them share.
-
-    Raises InputError if the encoder is not the one that made the embeddings.
-    """
-
-    def start() -> QueryEncoder[np.ndarray]:
-        return QueryEncoder(context.store, embeddings, context.options)
-
-    encoder = context.query_encoder(embeddings.name, start)
-    return DenseSource(embeddings, index, context.corpus, encoder, search_parameters)
 
 
 @dataclass(frozen=True)
@@ -116,4 +83,4 @@ class OnlineDense(OnlineSearch):
             searcher.search(np.ones((1, vectors.dim), np.float32), 1)
 
 
-DENSE = OnlineDense()
+ONLINE = OnlineDense()

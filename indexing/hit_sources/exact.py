@@ -8,7 +8,7 @@ from indexing.corpus.filters import Filter
 from indexing.dense.online import DenseShard
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
-from indexing.hit_sources.dense import DENSE, DenseSource, open_dense
+from indexing.hit_sources.dense import ONLINE, DenseSource
 from indexing.hit_sources.kind import SearchContext, ServedNames, SourceKind
 from indexing.hit_sources.online import Target
 
@@ -21,10 +21,11 @@ class ExactKind(SourceKind):
     label = "exact"
     queries = "vectors"
     options = frozenset({"encoder", "task"})
-    online = DENSE
+    online = ONLINE
 
     def open(self, context: SearchContext, name: str) -> DenseSource:
-        return open_dense(context, Embeddings.open(context.store, name, context.corpus), None, {})
+        embeddings = Embeddings.open(context.store, name, context.corpus)
+        return DenseSource(embeddings, None, context.corpus, context.query_encoder(embeddings))
 
     def target(self, name: str, task: ServedNames) -> Target:
         return name, task.index if name == task.embeddings else None

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from indexing.dense.index import Index
-from indexing.embeddings.embeddings import Embeddings, holds_impacts
-from indexing.hit_sources.dense import DENSE, DenseSource, open_dense
-from indexing.hit_sources.kind import SearchContext, ServedNames, SourceKind
+from indexing.embeddings.embeddings import Embeddings
+from indexing.hit_sources.dense import ONLINE, DenseSource
+from indexing.hit_sources.kind import IndexKind, SearchContext, ServedNames
 from indexing.hit_sources.online import Target
-from retriever.errors import InputError
+from indexing.store.store import Store
+from indexing.work.growth import IndexBuild
+from retriever.memory import human
+
+if TYPE_CHECKING:
+    from indexing.dense.building import IndexOptions
 
 
-class IndexKind(SourceKind):
+class FaissKind(IndexKind):
     """Dense search with an index."""
 
     name = "index"
@@ -18,23 +26,51 @@ class IndexKind(SourceKind):
     label = "dense"
     queries = "vectors"
     options = frozenset({"encoder", "task", "nprobe", "depth"})
-    online = DENSE
+    online = ONLINE
+    reader = Embeddings
+    summary = "is a FAISS index of dense embeddings"
+    shaping = frozenset({"factory", "recall", "memory_bytes"})
+
+    def is_index(self, config: Mapping[str, Any]) -> bool:
+        return Index.is_index(config)
 
     def open(self, context: SearchContext, name: str) -> DenseSource:
         store, options = context.store, context.options
-        name = store.only("index", name)
-        [latest] = store.generations("index", name)[-1:]
-        if holds_impacts(latest.config):
-            raise InputError(
-                f"index/{name} holds the impacts of sparse embeddings: search it by the source splade:{name}"
-            )
-        embeddings = Embeddings.open(store, latest.config["embeddings"], context.corpus)
+        embeddings = Embeddings.open(store, self.config_of(store, name)["embeddings"], context.corpus)
         index = Index.open(store, name, embeddings)
         search_parameters = {"nprobe": options.nprobe or index.nprobe, "depth": options.depth or index.depth}
-        return open_dense(context, embeddings, index, search_parameters)
+        encoder = context.query_encoder(embeddings)
+        return DenseSource(embeddings, index, context.corpus, encoder, search_parameters)
 
     def target(self, name: str, task: ServedNames) -> Target:
         return task.embeddings, name
 
+    def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
+        from indexing.dense.building import BuildIndex
+        from indexing.dense.faiss_index import training_size
 
-INDEX = IndexKind()
+        work = BuildIndex(store, embeddings, name, options)
+        trained = training_size(work.factory, embeddings.num_rows)
+
+        def report() -> list[str]:
+            index = Index.open(store, name, embeddings)
+            recall = ", ".join(f"recall@{k} {value:.4f}" for k, value in index.recall.items())
+            lines = [
+                f"{index.generations[-1].url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
+                f"{index.factory}",
+                f"  {recall} of exact search at nprobe {index.nprobe}, {index.depth} candidates a shard",
+            ]
+            if not index.generations[-1].notes["reaches_recall"]:
+                lines.append(
+                    f"  this factory does not reach recall {options.recall}: use finer codes (SQ8, Flat) or more lists"
+                )
+            return lines
+
+        plan = [
+            f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}",
+            f"factory  {work.factory}, trained on {trained:,} vectors",
+        ]
+        return IndexBuild(work, plan, f"{human(trained * embeddings.dim * 4)} to train", report)
+
+
+INDEX = FaissKind()

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
+from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import Hits
 from indexing.hit_sources.online import OnlineSearch, Target
 from indexing.hit_sources.options import SearchOptions
+from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
+from indexing.work.growth import IndexBuild
 from indexing.work.tasks import Runner
-from retriever.cuts import Cuts
+from retriever.errors import InputError
+
+if TYPE_CHECKING:
+    from indexing.dense.building import IndexOptions
 
 
 class HitSource(Protocol):
@@ -33,39 +40,22 @@ class HitSource(Protocol):
         """Returns the top k of each query; deleted passages are excluded."""
 
 
-class PinnedNumerics(Protocol):
-    """Something that encodes queries. numerics: the class of its vectors so far, here or in an earlier run."""
-
-    numerics: str | None
-
-    def cuts(self, queries: slice) -> Cuts:
-        """Returns how many of the queries that were encoded last were cut, of those with some numbers."""
-
-    def longest(self) -> int | None:
-        """Returns the largest length limit of queries that the encoder allows; None: any."""
-
-
-QueryEncoding = TypeVar("QueryEncoding", bound=PinnedNumerics)
-
-
 class SearchContext:
     """What the sources of one search share: the store, the corpus, the settings, and the encoders of the queries."""
 
     def __init__(self, store: Store, corpus: Corpus, options: SearchOptions | None = None):
         self.store, self.corpus, self.options = store, corpus, options or SearchOptions()
-        self._encoders: dict[str, Any] = {}
+        self._encoders: dict[str, QueryEncoder[Any]] = {}
 
-    def query_encoder(self, embeddings: str, open: Callable[[], QueryEncoding]) -> QueryEncoding:
+    def query_encoder(self, embeddings: EmbeddingsReader) -> QueryEncoder[Any]:
         """Returns the encoder of queries for some embeddings, which all sources over these embeddings share.
 
-        Args:
-            embeddings: Name of the embeddings.
-            open: Opens the encoder; called for the first source over the embeddings.
+        Raises:
+            InputError: If it is not the one that made the embeddings.
         """
-        if embeddings not in self._encoders:
-            self._encoders[embeddings] = open()
-        encoder: QueryEncoding = self._encoders[embeddings]
-        return encoder
+        if embeddings.name not in self._encoders:
+            self._encoders[embeddings.name] = QueryEncoder(self.store, embeddings, self.options)
+        return self._encoders[embeddings.name]
 
     def numerics(self) -> dict[str, dict[str, str]]:
         """Returns the numerics classes of the queries' vectors so far, as facts of a part.
@@ -88,14 +78,57 @@ class SearchContext:
 
     def longest_query(self, embeddings: str) -> int | None:
         """Returns the largest length limit of the queries of some embeddings; None: their encoder allows any."""
-        longest: int | None = self._encoders[embeddings].longest()
-        return longest
+        return self._encoders[embeddings].longest()
 
     def pin(self, facts: Mapping[str, Any]) -> None:
         """Pins the numerics classes of a committed part."""
         for name, numerics in facts.get("query_numerics", {}).items():
             if name in self._encoders:
                 self._encoders[name].numerics = numerics
+
+
+class IndexReader(Protocol):
+    """What a source over an index of vectors needs from its reader."""
+
+    name: str
+    generations: list[Artifact]
+
+
+Reader = TypeVar("Reader", bound=EmbeddingsReader)
+Index = TypeVar("Index", bound=IndexReader | None)
+
+
+@dataclass
+class VectorSource(Generic[Reader, Index]):
+    """Base of the hit sources that search with the vectors of the queries.
+
+    Attributes:
+        kind: The word before the colon in the grammar, with an index.
+        embeddings: The embeddings that are searched.
+        index: The index over them; None: every vector is scored.
+        corpus: The corpus, for its deleted rows.
+        encoder: Encodes the queries.
+    """
+
+    embeddings: Reader
+    index: Index
+    corpus: Corpus
+    encoder: QueryEncoder[Any]
+    search_parameters: dict[str, Any] = field(default_factory=dict)
+
+    kind: ClassVar[str]
+
+    @property
+    def source(self) -> str:
+        return f"exact:{self.embeddings.name}" if self.index is None else f"{self.kind}:{self.index.name}"
+
+    def inputs(self) -> dict[str, Artifact]:
+        embeddings = self.embeddings
+        inputs = {f"embeddings:{embeddings.name}/{n}": made for n, made in enumerate(embeddings.generations)}
+        inputs |= {f"{role}:{embeddings.name}": artifact for role, artifact in self.encoder.spec.inputs().items()}
+        if self.index is not None:
+            inputs |= {f"{self.source}/{n}": made for n, made in enumerate(self.index.generations)}
+        return inputs
 
 
 class ServedNames(Protocol):
@@ -169,3 +202,49 @@ class SourceKind(ABC):
         """
         hits: Hits = searcher.search(queries, k, filter)
         return hits
+
+
+class IndexKind(SourceKind):
+    """A kind of hit source that searches index/NAME, which is built over embeddings of one kind of vector.
+
+    Attributes:
+        reader: What reads the embeddings.
+        summary: What such an index is, in messages.
+        shaping: The fields of IndexOptions that shape such an index, besides the number of shards.
+        unshaped: Why the other fields do not shape it, in messages: a clause about the vectors.
+    """
+
+    reader: ClassVar[type[EmbeddingsReader]]
+    summary: ClassVar[str]
+    shaping: ClassVar[frozenset[str]] = frozenset()
+    unshaped: ClassVar[str] = ""
+
+    @abstractmethod
+    def is_index(self, config: Mapping[str, Any]) -> bool:
+        """Whether the kind searches an index. config: of its artifact."""
+
+    @abstractmethod
+    def build(self, store: Store, embeddings: Any, name: str, options: IndexOptions) -> IndexBuild:
+        """Returns how a job builds index/NAME, or its next generation.
+
+        Args:
+            store: The store.
+            embeddings: What `reader` opened.
+            name: The name of the index.
+            options: The number of shards, and the fields in `shaping`; the others have their defaults.
+
+        Raises:
+            InputError: If the existing generations were built from other embeddings, or with other options.
+        """
+
+    def config_of(self, store: Store, name: str) -> dict[str, Any]:
+        """Returns the configuration of index/NAME. Raises InputError if another kind searches it."""
+        from indexing.hit_sources.registry import index_kinds
+
+        [latest] = store.generations("index", store.only("index", name))[-1:]
+        if not self.is_index(latest.config):
+            for other in index_kinds():
+                if other.is_index(latest.config):
+                    raise InputError(f"index/{name} {other.summary}: search it by the source {other.text(name)}")
+            raise InputError(f"index/{name} is over vectors of an unknown kind: expected one that {self.summary}")
+        return latest.config

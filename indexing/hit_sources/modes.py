@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 from indexing.corpus.corpus import Corpus
-from indexing.embeddings.embeddings import holds_dense, holds_faiss, holds_impacts
+from indexing.embeddings.embeddings import DENSE
+from indexing.embeddings.kind import vectors_of
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.grammar import fusion_text
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.options import Mode
-from indexing.hit_sources.splade import SPLADE
+from indexing.hit_sources.registry import index_kinds
 from indexing.lucene.bm25 import DEFAULT
 from indexing.store.store import MADE_BY, Store
 from retriever.errors import InputError
@@ -46,7 +47,9 @@ def mode_sources(embeddings: str | None, index: str | None, bm25: str | None) ->
 
 
 def default_source(store: Store, embeddings: str | None = None, index: str | None = None) -> str:
-    """Returns the source of a search that names none: the first that the store has of hybrid, dense, BM25 and SPLADE.
+    """Returns the source of a search that names none: the first that the store has.
+
+    They are tried in this order: hybrid, dense, BM25, and an index of another kind of vector (SPLADE).
 
     Dense search takes the embeddings and the index that a release takes: see `dense_names`.
 
@@ -65,13 +68,15 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
     for mode in _DEFAULTS:
         if mode in sources:
             return sources[mode]
-    if _has_index(store, holds_impacts):
-        return SPLADE.text(store.only("index", None, holds_impacts, choice="the source splade:NAME"))
-    if not store.names("embeddings"):
+    for kind in index_kinds():
+        if kind is not INDEX and _has_index(store, kind.is_index):
+            return kind.text(store.only("index", None, kind.is_index, choice=f"the source {kind.text('NAME')}"))
+    if names := store.names("embeddings"):
+        vectors = vectors_of(store.generations("embeddings", names[0])[0].config["encoder"])
+        missing = f"build an index of its {vectors} embeddings ({MADE_BY['index']})"
+    else:
         Corpus.open(store)
         missing = f"encode the corpus ({MADE_BY['embeddings']})"
-    else:
-        missing = f"build an index of its sparse embeddings ({MADE_BY['index']})"
     drafts = [key for key in store.incomplete() if key.partition("/")[0] in ("embeddings", "index", "bm25")]
     remark = f" ({', '.join(drafts)}: begun and not complete)" if drafts else ""
     raise InputError(
@@ -82,7 +87,7 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
 def has_dense(store: Store) -> bool:
     """Whether the store has dense embeddings."""
     names = store.names("embeddings")
-    return any(holds_dense(made.config) for name in names for made in store.generations("embeddings", name))
+    return any(DENSE.holds(made.config) for name in names for made in store.generations("embeddings", name))
 
 
 def dense_names(store: Store, embeddings: str | None, index: str | None) -> tuple[str, str | None]:
@@ -98,7 +103,7 @@ def dense_names(store: Store, embeddings: str | None, index: str | None) -> tupl
     """
     if index is not None:
         return store.only("embeddings", _embeddings_of(store, index, embeddings)), index
-    embeddings = store.only("embeddings", embeddings, holds_dense)
+    embeddings = store.only("embeddings", embeddings, DENSE.holds)
     return embeddings, index_over(store, embeddings, "say which with parameter index NAME")
 
 
@@ -114,7 +119,7 @@ def index_over(store: Store, embeddings: str, remedy: str) -> str | None:
         InputError: If there are several.
     """
     configs = {name: store.generations("index", name)[-1].config for name in store.names("index")}
-    names = [name for name, made in configs.items() if made["embeddings"] == embeddings and holds_faiss(made)]
+    names = [name for name, made in configs.items() if made["embeddings"] == embeddings and INDEX.is_index(made)]
     if len(names) > 1:
         raise InputError(f"{store.url} has several indexes over embeddings/{embeddings}: {', '.join(names)}; {remedy}")
     return names[0] if names else None
@@ -147,12 +152,12 @@ def source_of(
     if mode == "bm25":
         return "bm25"
     if mode == "hybrid":
-        probed = index is not None or (embeddings is None and _has_index(store, holds_faiss))
+        probed = index is not None or (embeddings is None and _has_index(store, INDEX.is_index))
         return hybrid("bm25", source_of("dense" if probed else "exact", store, embeddings, index, by_name=by_name))
     if mode == "exact":
         choice = EXACT.text("NAME") if by_name else None
-        return EXACT.text(store.only("embeddings", embeddings, holds_dense, choice=choice))
-    name = store.only("index", index, holds_faiss, choice=INDEX.text("NAME") if by_name else None)
+        return EXACT.text(store.only("embeddings", embeddings, DENSE.holds, choice=choice))
+    name = store.only("index", index, INDEX.is_index, choice=INDEX.text("NAME") if by_name else None)
     _embeddings_of(store, name, embeddings)
     return INDEX.text(name)
 

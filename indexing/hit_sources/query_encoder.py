@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from indexing.embeddings.embeddings import EmbeddingsReader
 from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
+from indexing.embeddings.kind import VectorKind
+from indexing.embeddings.reader import EmbeddingsReader
 from indexing.hit_sources.options import SearchOptions
 from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
@@ -18,7 +19,7 @@ from retriever.options import EncoderOptions
 if TYPE_CHECKING:
     from retriever.forward.batching import Tokens
 
-Vectors = TypeVar("Vectors")  # float32 [q, dim], or SparseVectors if the embeddings are sparse
+Vectors = TypeVar("Vectors")  # of the queries: float32 [q, dim] if the embeddings are dense
 
 _RECENT = 2  # blocks of queries whose vectors are kept, for sources over the same embeddings
 
@@ -51,7 +52,7 @@ class QueryEncoder(Generic[Vectors]):
         self.described = spec.describe("query")
         self.numerics: str | None = None  # the class of the vectors so far, here or in an earlier run
         self._tokens: Tokens | None = None  # of the queries that were encoded last
-        self.task = EncodeQueriesTask(self.spec, self.described)
+        self.task = EncodeQueriesTask(self.spec, embeddings.kind, self.described)
 
     def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
         """Returns the vectors of queries. Raises InputError for another numerics class."""
@@ -81,12 +82,11 @@ class QueryEncoder(Generic[Vectors]):
 class EncodeQueriesTask:
     """Encodes a list of queries: their vectors, the numerics class, and their tokens.
 
-    pinned: the encoder's description.
-
-    The vectors are float32 [q, dim], or SparseVectors if the encoder makes sparse ones.
+    kind: of the vectors. pinned: the encoder's description.
     """
 
     spec: EncoderSpec
+    kind: VectorKind
     pinned: Mapping[str, Any]
     resources: Resources = ALL_CORES
     stays_open: bool = True
@@ -97,11 +97,7 @@ class EncodeQueriesTask:
 
         opened = self.spec.open(side="query", device=place.device, threads=place.cores)
         check_encoder(self.spec.config_of(opened, "query"), self.pinned)
-        encoder: Any = opened
-        if opened.is_sparse:
-            from retriever.encoding.sparse_encoder import SparseEncoder
-
-            encoder = SparseEncoder.over(opened)
+        encoder = self.kind.query_encoder(opened)
 
         def encode(texts: list[str], report: Report) -> tuple[Any, str, Tokens]:
             tokens = opened.tokenize(texts, side="query")

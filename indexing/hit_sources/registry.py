@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from indexing.embeddings.kind import vectors_of
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.index import INDEX
-from indexing.hit_sources.kind import SourceKind
+from indexing.hit_sources.kind import IndexKind, SourceKind
 from indexing.hit_sources.online import OnlineSearch
 from indexing.hit_sources.splade import SPLADE
+from retriever.errors import InputError
 
 KINDS: list[SourceKind] = [INDEX, EXACT, BM25, SPLADE]
 
@@ -20,6 +25,23 @@ def find_kind(name: str) -> SourceKind | None:
 def all_forms() -> list[str]:
     """Returns the forms of the grammar that name one source, of all kinds in the order of their names."""
     return [form for kind in sorted(KINDS, key=lambda kind: kind.name) for form in kind.forms]
+
+
+def index_kinds() -> list[IndexKind]:
+    """Returns the kinds that search an index of vectors: one for each kind of vector."""
+    return [kind for kind in KINDS if isinstance(kind, IndexKind)]
+
+
+def find_vectors(described: Mapping[str, Any]) -> IndexKind:
+    """Returns the kind that searches the vectors of an encoder; it names their reader and their kind.
+
+    described: the settings of the encoder (`EncoderSpec.describe`). Raises InputError for vectors of an unknown kind.
+    """
+    for kind in index_kinds():
+        if kind.reader.kind.makes(described):
+            return kind
+    known = ", ".join(kind.reader.kind.name for kind in index_kinds())
+    raise InputError(f"the encoder makes {vectors_of(described)} vectors, expected one of the kinds {known}")
 
 
 def online_searches() -> list[OnlineSearch]:

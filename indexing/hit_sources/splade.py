@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -13,39 +13,29 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.dense.online import Matches, segment_share
-from indexing.embeddings.embeddings import holds_impacts
 from indexing.embeddings.sparse import SparseEmbeddings
 from indexing.exact import Hits, available_threads, nothing
-from indexing.hit_sources.kind import SearchContext, SourceKind
+from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.lucene.impact_index import ImpactIndex, search_impacts
-from indexing.store.artifact import Artifact, fingerprint_of
+from indexing.lucene.java import FILL_MEMORY
+from indexing.store.artifact import fingerprint_of
 from indexing.store.chain import check_lineage
+from indexing.store.store import Store
+from indexing.work.growth import IndexBuild
 from indexing.work.tasks import Place, Runner, ignore
 from retriever.encoding.sparse_vectors import SparseVectors
-from retriever.errors import InputError
+
+if TYPE_CHECKING:
+    from indexing.dense.building import IndexOptions
 
 
-@dataclass
-class SpladeSource:
+class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
     """`splade:NAME`."""
 
-    index: ImpactIndex
-    corpus: Corpus
-    encoder: QueryEncoder[SparseVectors]
-    search_parameters: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def source(self) -> str:
-        return SPLADE.text(self.index.name)
-
-    def inputs(self) -> dict[str, Artifact]:
-        embeddings = self.index.embeddings
-        inputs = {f"embeddings:{embeddings.name}/{n}": g for n, g in enumerate(embeddings.generations)}
-        inputs |= {f"{role}:{embeddings.name}": artifact for role, artifact in self.encoder.spec.inputs().items()}
-        return inputs | {f"{self.source}/{n}": g for n, g in enumerate(self.index.generations)}
+    kind = "splade"
 
     def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
         return search_impacts(self.index, self.encoder.encode(texts, runner), k, self.corpus.deleted, runner)
@@ -140,7 +130,7 @@ def _open_encoder(encoder: QueryEncoder[SparseVectors], at: Place) -> Encode:
         return encode
 
 
-class SpladeKind(SourceKind):
+class SpladeKind(IndexKind):
     """Search in an index of impacts."""
 
     name = "splade"
@@ -149,20 +139,36 @@ class SpladeKind(SourceKind):
     queries = "texts"
     options = frozenset({"encoder", "task"})
     online = OnlineSplade()
+    reader = SparseEmbeddings
+    summary = "holds the impacts of sparse embeddings"
+    unshaped = "whose index is Lucene's and not FAISS'"
+
+    def is_index(self, config: Mapping[str, Any]) -> bool:
+        return ImpactIndex.is_index(config)
 
     def open(self, context: SearchContext, name: str) -> SpladeSource:
         store = context.store
-        name = store.only("index", name)
-        [latest] = store.generations("index", name)[-1:]
-        if not holds_impacts(latest.config):
-            raise InputError(f"index/{name} is a FAISS index of dense embeddings: search it by the source index:{name}")
-        embeddings = SparseEmbeddings.open(store, latest.config["embeddings"], context.corpus)
+        embeddings = SparseEmbeddings.open(store, self.config_of(store, name)["embeddings"], context.corpus)
         index = ImpactIndex.open(store, name, embeddings)
+        return SpladeSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
 
-        def start() -> QueryEncoder[SparseVectors]:
-            return QueryEncoder(store, embeddings, context.options)
+    def build(self, store: Store, embeddings: SparseEmbeddings, name: str, options: IndexOptions) -> IndexBuild:
+        from indexing.lucene.impact_building import BuildImpacts
 
-        return SpladeSource(index, context.corpus, context.query_encoder(embeddings.name, start))
+        work = BuildImpacts(store, embeddings, name, shards=options.shards)
+
+        def report() -> list[str]:
+            index = ImpactIndex.open(store, name, embeddings)
+            latest = index.generations[-1]
+            return [
+                f"{latest.url}: {index.num_rows:,} vectors in {len(index.shards)} shards, "
+                f"{index.num_postings / max(1, index.num_rows):,.1f} words each, impacts up to {index.largest:,}, "
+                f"Lucene {latest.config['lucene']}"
+            ]
+
+        rows = work.end - work.first_row
+        plan = [f"vectors  {rows:,} over {embeddings.dim:,} words in embeddings/{embeddings.name}"]
+        return IndexBuild(work, plan, FILL_MEMORY, report, prepare=work.pin_versions)
 
 
 SPLADE = SpladeKind()

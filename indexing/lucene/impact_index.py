@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from indexing.embeddings.embeddings import check_coverage, holds_impacts
+from indexing.embeddings.reader import check_coverage
 from indexing.embeddings.sparse import SparseEmbeddings
 from indexing.exact import Hits
 from indexing.lucene.bm25 import (
@@ -48,6 +49,11 @@ class ImpactIndex:
         self.num_postings = sum(int(part.facts["postings"]) for _, part in self.shards)
         self.largest = max(int(part.facts["largest"]) for _, part in self.shards)
 
+    @staticmethod
+    def is_index(config: Mapping[str, Any]) -> bool:
+        """Whether index/NAME holds impacts. config: of its artifact."""
+        return "impacts" in config
+
     @classmethod
     def open(cls, store: Store, name: str | None, embeddings: SparseEmbeddings) -> ImpactIndex:
         """Opens index/NAME; `name` may be left out if the store has only one index of impacts.
@@ -55,7 +61,7 @@ class ImpactIndex:
         Raises:
             InputError: If it was built from other embeddings, or lacks rows that they have.
         """
-        name = store.only("index", name, holds_impacts)
+        name = store.only("index", name, cls.is_index)
         generations = store.generations("index", name)
         check_lineage(generations, embeddings.generations)
         index = cls(name, generations, embeddings)

@@ -16,6 +16,7 @@ from retriever.errors import InputError
 
 JAVA = 21  # the oldest that Pyserini's Lucene runs on
 HEAP = "-Xmx2g"  # what is searched is mapped, not on the heap
+FILL_MEMORY = "up to 2 GB of Java per process that fills shards"
 _STARTING = threading.Lock()
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # by which the JVM pauses and finds nulls
 

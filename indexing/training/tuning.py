@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.embeddings.embeddings import Embeddings, is_sparse
 from indexing.embeddings.encoders import EncoderSpec, differences
-from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import ExactSearch
+from indexing.hit_sources.registry import find_vectors
 from indexing.store.artifact import Artifact
 from indexing.store.models import model_folder
 from indexing.store.store import Store
@@ -122,10 +122,10 @@ class TuneMaker:
         vectors = None
         readers: list[ReadVectors] = []
         if self.embeddings is not None:
-            kind = SparseEmbeddings if tuning.flops is not None else Embeddings
+            reader = find_vectors(self.described).reader
             for each, embeddings in zip(training.corpora, self.embeddings, strict=True):
                 of = Store(each.store) if each.store else self.store
-                readers.append(kind.open(of, embeddings, each.corpus).open_vectors())
+                readers.append(reader.open(of, embeddings, each.corpus).open_vectors())
             vectors = joined_vectors(readers, [each.corpus.num_rows for each in training.corpora])
         system = DualSystem(
             resolve(self.backbone.folder),
@@ -286,9 +286,7 @@ def joined_vectors(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> Read
     return read
 
 
-def passage_embeddings(
-    store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None
-) -> Embeddings | SparseEmbeddings:
+def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None) -> EmbeddingsReader:
     """Returns the embeddings whose vectors training reads in place of encoding passages by the frozen backbone.
 
     Args:
@@ -331,8 +329,7 @@ def passage_embeddings(
             f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
             f"settings of the embeddings, or {encode} with these under another name"
         )
-    kind = SparseEmbeddings if is_sparse(described) else Embeddings
-    embeddings = kind.open(store, fitting[0], corpus)
+    embeddings = find_vectors(described).reader.open(store, fitting[0], corpus)
     if embeddings.num_rows < corpus.num_rows:
         raise InputError(
             f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "

@@ -1,13 +1,46 @@
-"""The next generation of an index that grows with its corpus or its embeddings: its target and its shards."""
+"""The next generation of an index that grows with its corpus or its embeddings: its target, its shards, its build."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import generation
-from indexing.work.work import Target
+from indexing.work.tasks import Runner, ignore
+from indexing.work.work import Target, Work
+
+
+class GrowingWork(Work, Protocol):
+    """A work that makes the next generation of an index.
+
+    Attributes:
+        previous: The existing generations.
+        complete: Whether they cover all rows.
+    """
+
+    previous: list[Artifact]
+    complete: bool
+
+
+@dataclass(frozen=True)
+class IndexBuild:
+    """How a job builds an index, and what it prints.
+
+    Attributes:
+        work: Makes the index.
+        plan: Lines of --plan above those of the stages.
+        memory: What the plan says about memory.
+        report: Opens the complete index and returns lines about it.
+        prepare: Called with the runner before the work.
+    """
+
+    work: GrowingWork
+    plan: Sequence[str]
+    memory: str
+    report: Callable[[], Sequence[str]]
+    prepare: Callable[[Runner], object] = ignore
 
 
 def next_target(

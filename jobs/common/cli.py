@@ -27,6 +27,7 @@ from indexing.work.nodes import parse_labels
 from indexing.work.tasks import MAX_WORKERS, WorkerRequest
 from indexing.work.work import Work, plan_stages
 from retriever.errors import InputError, shortened
+from retriever.memory import human as human
 
 # `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parents[1]]
@@ -393,12 +394,3 @@ class Stage:
         end = "" if sys.stderr.isatty() else "\n"
         print(f"\r\033[K{line}" if not end else line, end=end, file=sys.stderr, flush=True)
         self._open = True
-
-
-def human(size: float) -> str:
-    """Formats a size in bytes for people: `3.2 MB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1000
-    raise AssertionError

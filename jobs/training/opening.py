@@ -11,9 +11,8 @@ from jobs.training.options import LEARNING_RATES, SYNTHESIS_LR, WARM_UPS, TrainR
 from jobs.training.runs import check_name, count_steps
 
 from indexing.corpus.queries import Queries
-from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.encoders import EncoderSpec
-from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.embeddings.reader import EmbeddingsReader
 from indexing.store.artifact import Artifact, Reference
 from indexing.store.models import model_folder
 from indexing.store.store import Store
@@ -355,9 +354,7 @@ def described_set(name: SetName) -> dict[str, Any]:
     return {key: value for key, value in asdict(name).items() if key not in later} | extra
 
 
-def stored_passages(
-    store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]
-) -> list[Embeddings | SparseEmbeddings]:
+def stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]) -> list[EmbeddingsReader]:
     """Returns the embeddings of each corpus by the backbone, from which training reads the vectors of passages.
 
     Raises:

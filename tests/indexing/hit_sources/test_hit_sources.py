@@ -188,7 +188,8 @@ def store_of(folder: Path, **names: str) -> Store:
     """Returns a store of empty artifacts: embeddings, and indexes. names: of an index, its embeddings; otherwise ""."""
     store = Store(str(folder))
     for name, embeddings in names.items():
-        kind, config = ("index", {"embeddings": embeddings}) if embeddings else ("embeddings", {"encoder": {}})
+        config = {"embeddings": embeddings, "factory": "Flat"} if embeddings else {"encoder": {}}
+        kind = "index" if embeddings else "embeddings"
         with store.create(kind, f"{name}/g0000", config=config):
             pass
     return store

@@ -7,13 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs import encode_corpus
-
 import numpy as np
 import pytest
 from samples import files_of, make_passages, write_beir
 
 from indexing.corpus.corpus import Corpus
+from indexing.embeddings import sparse
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.sparse import SparseEmbeddings
 from indexing.store.store import Store
@@ -58,7 +57,7 @@ def test_vectors_are_those_of_the_encoder(world, masked: Path, encode, done: Don
 
 def test_vectors_of_too_many_words_are_warned_of(world, encode, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, after the first part, and not for vectors that are cut."""
-    monkeypatch.setattr(encode_corpus, "MOST_WORDS", 50)
+    monkeypatch.setattr(sparse, "MOST_WORDS", 50)
     lines = [line for line in done(*encode()).splitlines() if line.startswith("warning: ")]
     assert len(lines) == 1
     [words] = re.findall(r"the first part have (\d+) words on average, \d+\.\d kB in all", lines[0])

@@ -1,0 +1,115 @@
+"""The interface of a kind of vector: how the vectors of texts are made and stored, and what jobs say about them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from indexing.store.chain import RowPart
+from retriever.options import VECTORS
+
+if TYPE_CHECKING:
+    from retriever.encoding.encoder import Encoder
+    from retriever.forward.batching import Tokens
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class PartTexts:
+    """The tokenised passages of a part of a corpus, and the encoder that makes their vectors.
+
+    Attributes:
+        encoder: The encoder. It runs on `model_thread` only.
+        tokens: The passages.
+        arguments: The other arguments of `Encoder.forward`.
+        part: The part of the corpus.
+        model_thread: An executor with a single thread.
+    """
+
+    encoder: Encoder
+    tokens: Tokens
+    arguments: Mapping[str, Any]
+    part: RowPart
+    model_thread: Executor
+
+    def run(self, function: Callable[[], Result]) -> Result:
+        """Returns the result of a function that runs the encoder."""
+        return self.model_thread.submit(function).result()
+
+
+class VectorKind(ABC):
+    """A kind of vector. Its readers are a subclass of `EmbeddingsReader`; objects have no state, as workers get copies.
+
+    A new kind is a package with a subclass, its reader, and the kind of hit source that searches it, whose entry in
+    `indexing.hit_sources.registry` registers all three. Its poolings are in `retriever.options.VECTORS`.
+
+    Attributes:
+        name: Its name in `retriever.options.VECTORS`, and in messages.
+        remedy: What to do if embeddings hold vectors of another kind.
+        suffix: The suffix of the file of a part.
+    """
+
+    name: ClassVar[str]
+    remedy: ClassVar[str]
+    suffix: ClassVar[str]
+
+    def makes(self, described: Mapping[str, Any]) -> bool:
+        """Whether an encoder makes such vectors. described: its settings (`EncoderSpec.describe`)."""
+        return vectors_of(described) == self.name
+
+    def holds(self, config: Mapping[str, Any]) -> bool:
+        """Whether embeddings hold such vectors. config: of their artifact."""
+        return self.makes(config["encoder"])
+
+    @abstractmethod
+    def write(self, texts: PartTexts, path: Path) -> None:
+        """Writes the vectors of a part's passages to a file.
+
+        Raises:
+            InputError: If a vector is not finite, or does not fit its file.
+        """
+
+    @abstractmethod
+    def read(self, path: Path, rows: int, dim: int, label: str) -> Any:
+        """Returns the vectors of a file.
+
+        Args:
+            path: The file.
+            rows: The number of vectors that it must hold.
+            dim: Their length, as the encoder describes it.
+            label: The name of the file in messages.
+
+        Raises:
+            InputError: If the file is damaged, or does not hold such vectors.
+        """
+
+    def query_encoder(self, encoder: Encoder) -> Any:
+        """Returns what encodes queries: an object with `forward`, whose arguments are those of `Encoder.forward`."""
+        return encoder
+
+    def batched_type(self, described: Mapping[str, Any]) -> str | None:
+        """Returns the backbone's model_type if its batches may be packed or compiled, else None."""
+        return str(described["model_type"])
+
+    @abstractmethod
+    def describe(self, described: Mapping[str, Any]) -> str:
+        """Returns what the vectors of an encoder are, in words that follow their number."""
+
+    @abstractmethod
+    def plan(self, described: Mapping[str, Any], rows: int) -> str:
+        """Returns what the vectors of `rows` passages take, in words."""
+
+    def warning(self, rows: int, size_bytes: int) -> str | None:
+        """Returns a warning about the vectors of a part, if they are not useful; else None."""
+        return None
+
+
+def vectors_of(described: Mapping[str, Any]) -> str:
+    """Returns the name of the kind of vector that an encoder makes; described: its settings."""
+    pooling = described.get("pooling", "mean")
+    return VECTORS.get(pooling, pooling)

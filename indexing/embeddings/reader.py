@@ -1,0 +1,111 @@
+"""Readers of embeddings: a chain of generations that matches the corpus part for part and row for row."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.embeddings.kind import VectorKind, vectors_of
+from indexing.store.artifact import Artifact
+from indexing.store.chain import RowPart, row_parts
+from indexing.store.store import Store
+from retriever.errors import InputError
+
+TOPICS = "topics"  # the group of parts with the topic of each passage, int32 [rows]
+
+
+class EmbeddingsReader(ABC):
+    """All complete generations of embeddings/NAME with vectors of one kind, for reading.
+
+    Attributes:
+        kind: The kind of the vectors.
+        num_rows: The number of passages.
+        encoder_options: The fields of EncoderOptions.
+        task: The task whose encoder made them; None: there was no task.
+        dim: Numbers of a vector; of sparse ones, the words of the vocabulary.
+        similarity: "cosine" or "dot".
+    """
+
+    kind: ClassVar[VectorKind]
+
+    def __init__(self, name: str, generations: Sequence[Artifact]):
+        self.name = name
+        self.generations = list(generations)
+        self.parts: list[RowPart] = row_parts(generations)
+        self.num_rows = self.parts[-1].end if self.parts else 0
+        self.config: dict[str, Any] = generations[0].config
+        notes = generations[0].notes
+        self.encoder_name: str = notes["encoder"]
+        self.encoder_options: dict[str, Any] = notes["options"]
+        self.task: str | None = notes.get("task")
+        self.dim: int = notes["dim"]
+        self.similarity: str = notes["similarity"]
+
+    @classmethod
+    def open(cls, store: Store, name: str | None, corpus: Corpus) -> Self:
+        """Opens embeddings/NAME.
+
+        Args:
+            store: The store.
+            name: Their name; None: the only ones of the store with vectors of this kind.
+            corpus: The corpus that they must cover.
+
+        Raises:
+            InputError: If their vectors are of another kind, if they are of another corpus, or if they lack rows of it.
+        """
+        name = store.only("embeddings", name, cls.kind.holds)
+        generations = store.generations("embeddings", name)
+        first = generations[0]
+        if not cls.kind.holds(first.config):
+            raise InputError(
+                f"{store.url}/embeddings/{name}: holds {vectors_of(first.config['encoder'])} vectors, expected "
+                f"{cls.kind.name} ones: {cls.kind.remedy}"
+            )
+        for made, of in zip(generations, corpus.generations, strict=False):
+            if made.inputs["corpus"]["fingerprint"] != of.fingerprint:
+                raise InputError(
+                    f"{made.url} was made from the corpus {made.inputs['corpus']['fingerprint'][:12]}, "
+                    f"{of.url} is {of.fingerprint[:12]}: encode this corpus"
+                )
+        num_rows = sum(part.rows for artifact in generations for part in artifact.group("part"))
+        rows_to_cover = min(corpus.num_rows, first.config["limit"] or corpus.num_rows)
+        if num_rows < rows_to_cover:
+            raise InputError(
+                f"{store.url}/embeddings/{name} covers {num_rows:,} of the corpus' {rows_to_cover:,} passages: "
+                f"run jobs/encode_corpus.py --name {name} again to encode the new ones"
+            )
+        return cls(name, generations)
+
+    def vectors(self, part: RowPart) -> Any:
+        """Returns the vectors of a part. Raises InputError if its file is damaged or holds other vectors."""
+        label = f"{part.artifact.url}/{part.part.file}"
+        return self.kind.read(part.artifact.local(part.part), part.part.rows, self.dim, label)
+
+    @abstractmethod
+    def take(self, rows: np.ndarray) -> Any:
+        """Returns the vectors of some rows, int64 [n], in their order."""
+
+    @abstractmethod
+    def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns a function that reads vectors for training, for many calls: int64 [n] -> float [n, dim].
+
+        It keeps the files of the parts open.
+        """
+
+    def topics(self) -> np.ndarray | None:
+        """Returns the topic by whose prompt each passage was encoded: int64 [num_rows]; None if there are no topics."""
+        pieces = [np.load(made.local(part)) for made in self.generations for part in made.group(TOPICS)]
+        return np.concatenate(pieces).astype(np.int64) if pieces else None
+
+
+def check_coverage(store: Store, name: str, num_rows: int, embeddings: EmbeddingsReader) -> None:
+    """Raises InputError if index/NAME, which has a number of rows, lacks rows of its embeddings."""
+    if num_rows < embeddings.num_rows:
+        raise InputError(
+            f"{store.url}/index/{name} covers {num_rows:,} of the {embeddings.num_rows:,} vectors of "
+            f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
+        )

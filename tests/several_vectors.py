@@ -1,0 +1,231 @@
+"""A kind of vector that the project does not have: several vectors per text, compared by MaxSim, with its own index.
+
+The score of a passage is the sum, over the vectors of the query, of the largest product with a vector of the passage.
+A vector of the encoder is cut into pieces of PIECE numbers, and short texts have fewer pieces. The index is brute force
+over copies of the vectors. This module is all that the kind needs; `several_kind` registers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from indexing.corpus.corpus import save_array
+from indexing.dense.searching import folded
+from indexing.embeddings.kind import PartTexts, VectorKind
+from indexing.embeddings.reader import EmbeddingsReader, check_coverage
+from indexing.exact import Hits
+from indexing.hit_sources import registry
+from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
+from indexing.hit_sources.online import OnlineSearch
+from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.chain import check_lineage
+from indexing.store.store import Store
+from indexing.work.growth import IndexBuild, count_shards, next_target
+from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
+from indexing.work.work import RangeStage, Target, Unit, WorkDefaults
+from retriever.options import VECTORS
+
+PIECE = 8  # numbers of a vector
+TOKENS = 8  # a text has one vector, and one more for each so many tokens
+
+Vectors = list[np.ndarray]  # of each text: float32 [vectors, PIECE]
+
+
+def pieces(vectors: np.ndarray, lengths: np.ndarray) -> Vectors:
+    """Returns the vectors of texts. vectors: of the encoder, float32 [n, dim]. lengths: their tokens, int [n]."""
+    counts = np.minimum(1 + np.asarray(lengths) // TOKENS, vectors.shape[1] // PIECE)
+    return [row.reshape(-1, PIECE)[:count] for row, count in zip(vectors, counts, strict=True)]
+
+
+def max_sim(query: np.ndarray, passage: np.ndarray) -> float:
+    """Returns the score of a passage for a query: float32 [vectors, PIECE] both."""
+    return float((query @ passage.T).max(axis=1).sum())
+
+
+class SeveralEncoder:
+    """Encodes queries to several vectors each."""
+
+    def __init__(self, encoder: Any):
+        self.encoder = encoder
+
+    def forward(self, tokens: Any, **arguments: Any) -> Vectors:
+        return pieces(self.encoder.forward(tokens, **arguments), tokens.lengths)
+
+
+class SeveralKind(VectorKind):
+    name = "several"
+    remedy = "encode the corpus with pooling several"
+    suffix = ".npy"
+
+    def write(self, texts: PartTexts, path: Path) -> None:
+        vectors = texts.run(lambda: self.query_encoder(texts.encoder).forward(texts.tokens, **texts.arguments))
+        numbers = np.repeat(np.arange(len(vectors)), [len(each) for each in vectors])
+        save_array(np.column_stack([numbers.astype(np.float32), np.concatenate(vectors)]), path)
+
+    def read(self, path: Path, rows: int, dim: int, label: str) -> Vectors:
+        table = np.load(path)
+        return [table[table[:, 0] == row, 1:] for row in range(rows)]
+
+    def query_encoder(self, encoder: Any) -> SeveralEncoder:
+        return SeveralEncoder(encoder)
+
+    def describe(self, described: Mapping[str, Any]) -> str:
+        return f"passages with up to {described['dim'] // PIECE} vectors"
+
+    def plan(self, described: Mapping[str, Any], rows: int) -> str:
+        return f"up to {rows * described['dim'] // PIECE:,} vectors of {PIECE}"
+
+
+class SeveralEmbeddings(EmbeddingsReader):
+    kind = SeveralKind()
+
+    def take(self, rows: np.ndarray) -> Vectors:
+        every = [vectors for part in self.parts for vectors in self.vectors(part)]
+        return [every[row] for row in rows]
+
+    def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
+        raise NotImplementedError
+
+
+class SeveralIndex:
+    def __init__(self, name: str, generations: Sequence[Artifact]):
+        self.name, self.generations = name, list(generations)
+        self.shards = [(made, part) for made in generations for part in made.group("shard")]
+        self.num_rows = sum(part.rows for _, part in self.shards)
+
+
+class BuildSeveral(WorkDefaults):
+    """The work that makes index/NAME: shards with copies of the vectors."""
+
+    def __init__(self, store: Store, embeddings: SeveralEmbeddings, name: str, shards: int):
+        self.embeddings, self.name = embeddings, name
+        self.previous = store.generations("index", name)
+        check_lineage(self.previous, embeddings.generations)
+        self.config = {"embeddings": embeddings.name, "several": PIECE, "shards": shards}
+        self.first_row = SeveralIndex(name, self.previous).num_rows
+        self.complete = bool(self.previous) and self.first_row >= embeddings.num_rows
+
+    @property
+    def targets(self) -> list[Target]:
+        if self.complete:
+            return []
+        return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
+
+    @property
+    def stages(self) -> list[FillSeveral]:
+        end = self.embeddings.num_rows
+        shards = count_shards(self.config["shards"], end - self.first_row, 0)
+        return [FillSeveral(embeddings=self.embeddings, first_row=self.first_row, end=end, num_shards=shards)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillSeveral(RangeStage):
+    embeddings: SeveralEmbeddings
+    title: str = "copy"
+    noun: str = "passages"
+
+    def task(self, drafts: Sequence[Draft]) -> CopyTask:
+        return CopyTask(drafts[0], self.embeddings)
+
+
+@dataclass(frozen=True)
+class CopyTask:
+    draft: Draft
+    embeddings: SeveralEmbeddings
+    resources: Resources = ONE_CORE
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        def copy(unit: Unit, report: Report) -> None:
+            [name], (first, end) = unit.names, unit.payload
+            rows = np.arange(first, end)
+            vectors = self.embeddings.take(rows)
+            table = np.column_stack([np.repeat(rows, [len(each) for each in vectors]), np.concatenate(vectors)])
+            self.draft.commit(name, ".npy", lambda path: save_array(table, path), rows=end - first)
+
+        return copy
+
+
+@dataclass(frozen=True)
+class SearchTask:
+    """Searches a shard by brute force."""
+
+    queries: Vectors
+    k: int
+    deleted: np.ndarray
+    resources: Resources = ONE_CORE
+
+    def open(self, place: Place) -> Callable[[tuple[Artifact, Part], Report], Hits]:
+        return lambda shard, report: self._search(np.load(shard[0].local(shard[1])))
+
+    def _search(self, table: np.ndarray) -> Hits:
+        rows = np.setdiff1d(table[:, 0].astype(np.int64), self.deleted)
+        passages = [table[table[:, 0] == row, 1:].astype(np.float32) for row in rows]
+        scores = np.array([[max_sim(query, passage) for passage in passages] for query in self.queries], np.float32)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
+        return Hits(np.take_along_axis(scores, order, 1), rows[order])
+
+
+class SeveralSource(VectorSource[SeveralEmbeddings, SeveralIndex]):
+    kind = "several"
+
+    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+        task = SearchTask(self.encoder.encode(texts, runner), k, self.corpus.deleted)
+        return folded((hits for _, hits in runner.run(task, self.index.shards)), k)
+
+
+class NotServed(OnlineSearch):
+    """The kind is not served."""
+
+    name = "several"
+
+    def artifacts(self, target: Any) -> Any:
+        raise NotImplementedError
+
+    read = open = probe = artifacts
+
+
+class SeveralSourceKind(IndexKind):
+    name = "several"
+    forms = ("several:NAME",)
+    label = "several"
+    queries = "texts"
+    options = frozenset({"encoder", "task"})
+    online = NotServed()
+    reader = SeveralEmbeddings
+    summary = "holds several vectors per passage"
+    unshaped = "whose index is brute force"
+
+    def is_index(self, config: Mapping[str, Any]) -> bool:
+        return "several" in config
+
+    def open(self, context: SearchContext, name: str) -> SeveralSource:
+        store = context.store
+        embeddings = SeveralEmbeddings.open(store, self.config_of(store, name)["embeddings"], context.corpus)
+        index = SeveralIndex(name, store.generations("index", name))
+        check_coverage(store, name, index.num_rows, embeddings)
+        return SeveralSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
+
+    def build(self, store: Store, embeddings: SeveralEmbeddings, name: str, options: Any) -> IndexBuild:
+        work = BuildSeveral(store, embeddings, name, options.shards)
+        plan = [f"vectors  of {embeddings.num_rows:,} passages in embeddings/{embeddings.name}"]
+        report = [f"index/{name}: {embeddings.num_rows} passages"]
+        return IndexBuild(work, plan, "the vectors of a shard", lambda: report)
+
+
+@contextmanager
+def several_kind() -> Iterator[None]:
+    """Registers the kind and its pooling, and nothing else, while the context is open."""
+    kind = SeveralSourceKind()
+    registry.KINDS.append(kind)
+    VECTORS["several"] = "several"
+    try:
+        yield
+    finally:
+        registry.KINDS.remove(kind)
+        del VECTORS["several"]
