@@ -170,7 +170,7 @@ def save_cut_minilm(folder: Path, layers: int) -> Path:
     """Saves the first layers of MiniLM as a model with its pooling and scaling."""
     import torch
 
-    from retriever.encoding.encoder import load_backbone
+    from retriever.encoding.backbones import load_backbone
     from retriever.encoding.saving import save_encoder
     from retriever.model.files import resolve
     from retriever.model.recipe import read_recipe

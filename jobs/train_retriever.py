@@ -45,7 +45,7 @@ from indexing.store.store import Store
 from indexing.training.training_sets import SetName
 from indexing.work.local import LocalRunner
 from indexing.work.work import complete_artifact, run_work
-from retriever.encoding.encoder import empty_backbone, encoder_bytes
+from retriever.encoding.backbones import empty_backbone, encoder_bytes
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptShape
 from retriever.model.configuration import load_config

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from retriever.encoding.language_model import empty_masked_model, load_masked_model
-from retriever.encoding.sparse_model import SpladePooled, keep_largest
+from retriever.encoding.backbones import backbone_kind, open_pooled
+from retriever.encoding.sparse_model import keep_largest
 from retriever.errors import InputError
 from retriever.forward.attention import reach
 from retriever.forward.batching import TextTokenizer, Tokens, end_to_end, padded, plan, plan_packed
@@ -24,10 +24,8 @@ from retriever.forward.packing import SETTING, Packed, Team, packs
 from retriever.forward.pooling import Head, Pooled
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.memory import free_memory
-from retriever.model.configuration import load_config
 from retriever.model.files import resolve
-from retriever.model.recipe import Dense, Recipe, describe, fingerprint_of, read_recipe, settings_of
-from retriever.model.weights import load_model
+from retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.prompts.prompts import TaskPrompt, check_backbone, check_offsets
 from retriever.prompts.query_words import NO_WORDS, Words, unusable_texts
@@ -51,7 +49,6 @@ _STEP = 16
 # the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)
 _COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
 _WEIGHT_BLOCK = 256  # texts whose word embeddings are in memory at once, for the weights of basic prompts
-_ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 
 
 class _Served(NamedTuple):
@@ -155,7 +152,8 @@ class Encoder:
         self._lock = threading.Lock()
         self._shape: PromptShape | None = None
         self._served: _Served | None = None
-        packed = packs(recipe.model_type, options, self.device) and not (trust_remote_code or recipe.is_sparse)
+        is_eager = backbone_kind(recipe).is_eager
+        packed = packs(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
         if packed and backbone.config.is_decoder:
             raise InputError(
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
@@ -170,7 +168,7 @@ class Encoder:
         mode: Mode = "packed"
         if packed:
             self._run = Packed(backbone, recipe.pooling, recipe.first_position).eval()
-        elif recipe.is_sparse:
+        elif is_eager:
             self._run, mode = eager, "eager"
         else:
             self._run, mode = self._compile(eager)
@@ -182,11 +180,6 @@ class Encoder:
         self.numerics = describe_numerics(self.device, self.dtype, mode)
         self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether vectors are weights of the vocabulary's words; SparseEncoder returns them without the zeros."""
-        return self._recipe.is_sparse
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -608,69 +601,6 @@ class _Done:
         if self._report is not None:
             self._texts += texts
             self._report(self._texts)
-
-
-def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Any:
-    """Loads a backbone without a language-model head or a decoder.
-
-    Args:
-        recipe: The recipe of the model folder, from `read_recipe`.
-        dtype: The dtype of the weights.
-        trust_remote_code: Whether code in the folder may run.
-        config: Values that override those of config.json.
-
-    Raises:
-        InputError: If the weights are damaged, incomplete, or hold more layers than config.json says. A pooler may be
-            missing, because no vector depends on it.
-    """
-    import transformers
-
-    kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
-    settings = {**recipe.config_args, **config}
-    model, _ = load_model(
-        kind, recipe.backbone, dtype=dtype, unused=[is_pooler], trust_remote_code=trust_remote_code, **settings
-    )
-    return model
-
-
-def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Pooled:
-    """Loads a backbone with its pooling; arguments and errors as in `load_backbone`.
-
-    With pooling "splade" the backbone has its masked-language-model head; InputError if there is none.
-    """
-    if recipe.is_sparse:
-        return SpladePooled(load_masked_model(recipe, dtype, trust_remote_code, **config), recipe)
-    return Pooled.over(load_backbone(recipe, dtype, trust_remote_code, **config), recipe)
-
-
-def empty_backbone(recipe: Recipe) -> Any:
-    """Returns a backbone with new weights, for looking at its layers; the recipe is as in `load_backbone`."""
-    import transformers
-
-    kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
-    config = load_config(recipe.backbone, **recipe.config_args)
-    return kind.from_config(config) if kind is transformers.AutoModel else kind(config)
-
-
-def encoder_bytes(recipe: Recipe) -> int:
-    """Returns the size of an encoder in float32, with its language-model head or its layers after pooling.
-
-    Loads no weights; the recipe is as in `load_backbone`.
-    """
-    with torch.device("meta"):
-        model = empty_masked_model(recipe) if recipe.is_sparse else empty_backbone(recipe)
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    size = recipe.pooled_dim
-    for step in recipe.head:
-        if isinstance(step, Dense):
-            numbers += (size + step.bias) * step.size
-            size = step.size
-    return 4 * numbers
-
-
-def is_pooler(name: str) -> bool:
-    """Whether a tensor belongs to a pooler: a layer over the first token, which sentence encoders do not use."""
-    return any(piece.startswith("pooler") for piece in name.split("."))
 
 
 def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from retriever.encoding.encoder import Encoder
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate, from_dense
 from retriever.errors import InputError, TextsError
 from retriever.forward.batching import Tokens
+from retriever.model.recipe import SPLADE
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.query_words import unusable_texts
@@ -60,7 +61,7 @@ class SparseEncoder:
         return sparse
 
     def _use(self, encoder: Encoder, name: str) -> None:
-        if not encoder.is_sparse:
+        if encoder.config["pooling"] != SPLADE:
             raise InputError(
                 f"{name}: makes dense vectors (pooling={encoder.config['pooling']}); expected a SPLADE model, or "
                 "pooling='splade' for a masked language model"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from retriever.encoding.encoder import is_pooler, load_backbone
+from retriever.encoding.backbones import is_pooler, load_backbone
 from retriever.errors import InputError
 from retriever.forward.attention import reach
 from retriever.forward.prompt_rows import PromptShape

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.encoding.encoder import is_pooler
+from retriever.encoding.backbones import is_pooler
 from retriever.encoding.pairs import PairTokenizer
 from retriever.encoding.reranker import Scored
 from retriever.encoding.saving import restored

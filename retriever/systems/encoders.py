@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from retriever.encoding.encoder import open_pooled
+from retriever.encoding.backbones import open_pooled
 from retriever.encoding.saving import restored, save_encoder
 from retriever.errors import InputError
 from retriever.forward.attention import reach

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from retriever.encoding.encoder import empty_backbone, is_pooler
+from retriever.encoding.backbones import empty_backbone, is_pooler
 from retriever.errors import InputError
 from retriever.model.recipe import Recipe
 from retriever.training.lora_options import LoraOptions

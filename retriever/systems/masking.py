@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from retriever.encoding.encoder import load_backbone
+from retriever.encoding.backbones import load_backbone
 from retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, replaced
 from retriever.encoding.saving import restored
 from retriever.errors import InputError

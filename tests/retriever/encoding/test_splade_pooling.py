@@ -13,7 +13,7 @@ from loss_checks import assert_gradient, random
 from tiny import add_masked_head
 
 from retriever.encoding import sparse_model as module
-from retriever.encoding.encoder import open_pooled
+from retriever.encoding.backbones import open_pooled
 from retriever.encoding.sparse_model import SpladePooled
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions

@@ -13,7 +13,8 @@ from t5_folders import save_gtr, save_t5
 from training_cases import CPU, make_data
 from transformers import T5Config
 
-from retriever.encoding.encoder import Encoder, EncoderOptions, load_backbone
+from retriever.encoding.backbones import load_backbone
+from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.forward.attention import reach
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.model.recipe import read_recipe

@@ -16,7 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache
 
-from retriever.encoding.encoder import Encoder, EncoderOptions, load_backbone
+from retriever.encoding.backbones import load_backbone
+from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.forward import packing
 from retriever.forward.attention import reach

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from t5_folders import save_t5
 from tiny import add_masked_head, save_bert
 
-from retriever.encoding.encoder import open_pooled
+from retriever.encoding.backbones import open_pooled
 from retriever.errors import InputError
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions

@@ -1,0 +1,108 @@
+"""Backbones with their pooling: loads them, and describes them without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from retriever.encoding.language_model import empty_masked_model, load_masked_model
+from retriever.encoding.sparse_model import SpladePooled
+from retriever.forward.pooling import Pooled
+from retriever.model.configuration import load_config
+from retriever.model.recipe import Dense, Recipe
+from retriever.model.weights import load_model
+
+_ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+
+
+@dataclass(frozen=True)
+class BackboneKind:
+    """How the backbone of a pooling is opened.
+
+    Attributes:
+        load: Loads the model, as `load_backbone` does.
+        empty: Returns the model with new weights, for looking at its layers.
+        pool: Puts the pooling over the model.
+        is_eager: Whether its batches are neither packed nor compiled.
+    """
+
+    load: Callable[..., Any]
+    empty: Callable[[Recipe], Any]
+    pool: Callable[[Any, Recipe], Pooled]
+    is_eager: bool = False
+
+
+def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Any:
+    """Loads a backbone without a language-model head or a decoder.
+
+    Args:
+        recipe: The recipe of the model folder, from `read_recipe`.
+        dtype: The dtype of the weights.
+        trust_remote_code: Whether code in the folder may run.
+        config: Values that override those of config.json.
+
+    Raises:
+        InputError: If the weights are damaged, incomplete, or hold more layers than config.json says. A pooler may be
+            missing, because no vector depends on it.
+    """
+    import transformers
+
+    kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
+    settings = {**recipe.config_args, **config}
+    model, _ = load_model(
+        kind, recipe.backbone, dtype=dtype, unused=[is_pooler], trust_remote_code=trust_remote_code, **settings
+    )
+    return model
+
+
+def empty_backbone(recipe: Recipe) -> Any:
+    """Returns a backbone with new weights, for looking at its layers; the recipe is as in `load_backbone`."""
+    import transformers
+
+    kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
+    config = load_config(recipe.backbone, **recipe.config_args)
+    return kind.from_config(config) if kind is transformers.AutoModel else kind(config)
+
+
+def is_pooler(name: str) -> bool:
+    """Whether a tensor belongs to a pooler: a layer over the first token, which sentence encoders do not use."""
+    return any(piece.startswith("pooler") for piece in name.split("."))
+
+
+_PLAIN = BackboneKind(load_backbone, empty_backbone, Pooled.over)
+_MASKED = BackboneKind(load_masked_model, empty_masked_model, SpladePooled, is_eager=True)
+POOLINGS: dict[str, BackboneKind] = {"splade": _MASKED}
+"""The kind of backbone of each pooling that is not over a plain one."""
+
+
+def backbone_kind(recipe: Recipe) -> BackboneKind:
+    """Returns how the backbone of a recipe's pooling is opened."""
+    return POOLINGS.get(recipe.pooling, _PLAIN)
+
+
+def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Pooled:
+    """Loads a backbone with its pooling; arguments and errors as in `load_backbone`.
+
+    With pooling "splade" the backbone has its masked-language-model head; InputError if there is none.
+    """
+    kind = backbone_kind(recipe)
+    return kind.pool(kind.load(recipe, dtype, trust_remote_code, **config), recipe)
+
+
+def encoder_bytes(recipe: Recipe) -> int:
+    """Returns the size of an encoder in float32, with its language-model head or its layers after pooling.
+
+    Loads no weights; the recipe is as in `load_backbone`.
+    """
+    with torch.device("meta"):
+        model = backbone_kind(recipe).empty(recipe)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    size = recipe.pooled_dim
+    for step in recipe.head:
+        if isinstance(step, Dense):
+            numbers += (size + step.bias) * step.size
+            size = step.size
+    return 4 * numbers
