@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from indexing.exact import available_threads
 from indexing.hit_sources.online import PROBE, OnlineSearch, Target
 from indexing.search.rescoring import open_reranker
 from indexing.store.models import model_folder, resolve_model
 from indexing.store.store import Store
+from indexing.work.tasks import Place
 from retriever.encoding.encoder import Encoder
 from retriever.encoding.reranker import Reranker
 from retriever.errors import InputError
@@ -73,6 +75,7 @@ class EncoderPart(Part):
         self.device, self.threads, self.compile = device, threads, compile
         self._encoders: Shared[Encoder] = Shared()
         self._prompts: Shared[str] = Shared()
+        self._sources: Shared[Callable[[Sequence[str]], Any]] = Shared()
 
     @converted
     def encode(
@@ -117,11 +120,11 @@ class EncoderPart(Part):
 
     def _open(self, artifacts: Opened) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec
-        sources = {
-            (online, target): online.encoder(readers, self.threads, self.device)
-            for (online, target), readers in artifacts.readers.items()
-            if online.encodes
-        }
+        place, sources = Place(self.threads or available_threads(), self.device), {}
+        for (online, target), readers in artifacts.readers.items():
+            if online.encodes:
+                queries = online.encoder(readers)
+                sources[online, target] = self._sources.get(queries.key, release.id, partial(queries.open, place))
         if spec is None or release.encoder is None:  # no task has dense embeddings
             return _OpenEncoders({}, {}, sources)
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
@@ -169,6 +172,7 @@ class EncoderPart(Part):
         for key, slot in self._prompts.release(release_id):
             self._encoders.held(key).drop_task(slot)
         self._encoders.release(release_id)
+        self._sources.release(release_id)
 
 
 class RerankPart(Part):

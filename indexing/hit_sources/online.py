@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from indexing.corpus.corpus import Corpus
+from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.store.artifact import Artifact, Draft, Part
 from indexing.store.chain import RowRange
 from indexing.store.store import Store
@@ -60,15 +61,10 @@ class OnlineSearch(ABC):
     def read(self, target: Target, pinned: PinnedArtifacts) -> Any:
         """Returns readers of a target's artifacts. Raises InputError if they do not fit the corpus."""
 
-    def encoder(self, readers: Any, threads: int | None, device: str) -> Callable[[Sequence[str]], Any]:
-        """Returns the encoder of a target's queries, whose result is what its searcher gets in place of texts.
+    def encoder(self, readers: Any) -> QueryEncoder[Any]:
+        """Returns the encoder of a target's queries, whose vectors are what its searcher gets in place of texts.
 
-        It may raise TextsError for texts that it cannot encode.
-
-        Args:
-            readers: What `read` returned.
-            threads: Threads of one call; None: one for each core.
-            device: Device of the model, "cpu" or "cuda".
+        readers: What `read` returned.
         """
         raise NotImplementedError
 

@@ -10,8 +10,9 @@ from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
 from indexing.embeddings.kind import VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.hit_sources.options import SearchOptions
+from indexing.store.artifact import fingerprint_of
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner, ignore
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
@@ -67,6 +68,25 @@ class QueryEncoder(Generic[Vectors]):
             )
         self.numerics, self._tokens = numerics, tokens
         self._recent = [*self._recent, (texts, vectors)][-_RECENT:]
+        return vectors
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What identifies the encoder: encoders of several embeddings that have the same key can be one."""
+        spec = self.spec
+        return spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(self.described)
+
+    def open(self, place: Place) -> Callable[[Sequence[str]], Vectors]:
+        """Opens the encoder in this process, and returns a function that encodes queries.
+
+        Raises InputError if it is another one here. The function raises TextsError for texts that it cannot encode.
+        """
+        encode = self.task.open(place)
+
+        def vectors(texts: Sequence[str]) -> Vectors:
+            result: Vectors = encode(list(texts), ignore)[0]
+            return result
+
         return vectors
 
     def longest(self) -> int | None:

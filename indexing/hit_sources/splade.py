@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -14,18 +12,17 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.dense.online import Matches, segment_share
 from indexing.embeddings.sparse import SparseEmbeddings
-from indexing.exact import Hits, available_threads, nothing
+from indexing.exact import Hits, nothing
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.lucene.impact_index import ImpactIndex, search_impacts
 from indexing.lucene.java import FILL_MEMORY
-from indexing.store.artifact import fingerprint_of
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild
-from indexing.work.tasks import Place, Runner, ignore
+from indexing.work.tasks import Runner
 from retriever.encoding.sparse_vectors import SparseVectors
 
 if TYPE_CHECKING:
@@ -73,8 +70,8 @@ class OnlineSplade(OnlineSearch):
             pinned.generations(*artifact.key.split("/", 1))  # raises InputError if it has changed since
         return Readers(ImpactIndex(name, generations, embeddings), encoder)
 
-    def encoder(self, readers: Readers, threads: int | None, device: str) -> Encode:
-        return _open_encoder(readers.encoder, Place(threads or available_threads(), device))
+    def encoder(self, readers: Readers) -> QueryEncoder[SparseVectors]:
+        return readers.encoder
 
     def open(self, readers: Readers, corpus: Corpus, place: OnlinePlace) -> SpladeSearcher:
         return SpladeSearcher(readers.index, corpus, place)
@@ -105,29 +102,6 @@ class SpladeSearcher:
         among = None if filter is None else self._matches.rows(filter)
         deleted: np.ndarray = self.corpus.deleted
         return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
-
-
-Encode = Callable[[Sequence[str]], SparseVectors]
-_ENCODERS: WeakValueDictionary[tuple[object, ...], Encode] = WeakValueDictionary()
-_OPENING = threading.Lock()
-
-
-def _open_encoder(encoder: QueryEncoder[SparseVectors], at: Place) -> Encode:
-    """Returns a function that encodes queries; indexes of one encoder share it, also those of different releases."""
-    spec = encoder.spec
-    key = spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(encoder.described), at
-    with _OPENING:
-        shared = _ENCODERS.get(key)
-        if shared is not None:
-            return shared
-        work = encoder.task.open(at)
-
-        def encode(texts: Sequence[str]) -> SparseVectors:
-            vectors: SparseVectors = work(list(texts), ignore)[0]
-            return vectors
-
-        _ENCODERS[key] = encode
-        return encode
 
 
 class SpladeKind(IndexKind):
