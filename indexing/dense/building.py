@@ -17,13 +17,13 @@ from indexing.dense.faiss_index import (
     num_lists,
     read_index,
     recall_at,
-    search_shard,
     train_quantizer,
     training_size,
     write_index,
 )
 from indexing.dense.index import Index, Shard
-from indexing.dense.searching import folded, rescore_pieces, search_exact
+from indexing.dense.searching import folded, search_exact
+from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.store.artifact import Artifact, Draft, Part
@@ -339,11 +339,12 @@ class ProbeTask:
 
     def open(self, place: Place) -> Callable[[Shard, Report], Hits]:
         """Returns the worker."""
-        return lambda shard, report: self._probe(shard, place.cores)
 
-    def _probe(self, shard: Shard, threads: int) -> Hits:
-        index = read_index(shard.artifact.local(shard.part))
-        rows = search_shard(index, self.queries, max(self.depths), nprobe=self.nprobe, threads=threads)
-        pieces = self.embeddings.between(shard.first_row, shard.end)
-        found = [rescore_pieces(self.queries, rows[:, :depth], pieces, self.k, threads) for depth in self.depths]
-        return Hits(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+        def probe(shard: Shard, report: Report) -> Hits:
+            index = read_index(shard.artifact.local(shard.part))
+            opened = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
+            rows = opened.candidates(self.queries, max(self.depths), nprobe=self.nprobe, threads=place.cores)
+            found = [opened.rescore(self.queries, rows[:, :depth], self.k, place.cores) for depth in self.depths]
+            return Hits(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+
+        return probe

@@ -12,15 +12,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.dense.index import Index, Shard
+from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, nothing, rescore_pieces, search_open
+from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, nothing, search_open
 from indexing.exact import kernel as kernels
 from indexing.lucene.bm25 import Bm25, search_alive, search_among, segment_rows
 from indexing.store.artifact import Artifact, Part
@@ -111,35 +111,23 @@ class DenseShard:
         self.corpus, self.embeddings, self.index = corpus, embeddings, index
         stretches = dense_stretches(embeddings, index, rows)
         if index is None:
-            self._opened: list[Any] = [None]
+            self._shards = [OpenShard(embeddings, first, end, corpus.deleted) for first, end in stretches]
         else:
-            from indexing.dense.faiss_index import read_index
-
-            # A Flat index is scored from the embeddings, whose kernel is faster than that of FAISS.
-            self._opened = [
-                None if index.factory == "Flat" else read_index(shard.artifact.local(shard.part), mmap=True)
-                for shard in index_share(index, rows)
-            ]
+            self._shards = [OpenShard.of(shard, embeddings, corpus.deleted) for shard in index_share(index, rows)]
         cores = threads or available_threads()
-        together = min(cores, len(self._opened))
-        if None in self._opened and kernels.load() is None:
+        together = min(cores, len(self._shards))
+        self._has_exact = any(shard.index is None for shard in self._shards)
+        if self._has_exact and kernels.load() is None:
             together = 1  # torch uses its own threads, whose number is a setting of the process
         self.threads = max(1, cores // max(1, together))  # of each file
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
-        deleted = corpus.deleted
-        self._stretches = [
-            (
-                Matches(corpus, RowRange(first, end)),
-                embeddings.between(first, end),
-                deleted[(deleted >= first) & (deleted < end)],
-            )
-            for first, end in stretches
-        ]
+        self._matches = [Matches(corpus, RowRange(first, end)) for first, end in stretches]
+        is_small = sum(end - first for first, end in stretches) <= OPEN_ROWS
         self._parts = [
-            [OpenPart(vectors, row, gone) for row, vectors in pieces]
-            if opened is None and sum(end - first for first, end in stretches) <= OPEN_ROWS
+            [OpenPart(vectors, row, shard.deleted) for row, vectors in shard.pieces]
+            if shard.index is None and is_small
             else None
-            for opened, (matches, pieces, gone) in zip(self._opened, self._stretches, strict=True)
+            for shard in self._shards
         ]
 
     def search(self, queries: np.ndarray, k: int, filter: Filter | None = None, *, exact: bool = False) -> Hits:
@@ -157,43 +145,26 @@ class DenseShard:
             parts = self._parts[number]
             if parts is not None and filter is None:
                 return search_open(queries, parts, k)
-            return self._search(self._opened[number], *self._stretches[number], queries, k, filter, exact=exact)
+            return self._search(self._shards[number], self._matches[number], queries, k, filter, exact=exact)
 
         # Probing for a few queries takes less time than waking threads.
-        is_parallel = len(queries) >= PARALLEL_QUERIES or None in self._opened
+        is_parallel = len(queries) >= PARALLEL_QUERIES or self._has_exact
         each = self._pool.map if self._pool and is_parallel else map
-        found = list(each(search, range(len(self._opened))))
+        found = list(each(search, range(len(self._shards))))
         return merge(found, k) if found else nothing(len(queries), k)
 
     def _search(
-        self,
-        opened: Any,
-        matches: Matches,
-        pieces: Sequence[tuple[int, np.ndarray]],
-        deleted: np.ndarray,
-        queries: np.ndarray,
-        k: int,
-        filter: Filter | None,
-        *,
-        exact: bool,
+        self, shard: OpenShard, matches: Matches, queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool
     ) -> Hits:
         allowed = None if filter is None else matches.rows(filter)
         if allowed is not None and len(allowed) <= EXACT_ROWS:
             return self._all_of(allowed, queries, k)
-        if opened is None or exact:
-            if allowed is not None:
-                deleted = np.setdiff1d(np.arange(*matches.range), allowed, assume_unique=True)
-            return exact_search(queries, pieces, k, deleted=deleted, threads=self.threads)
-        from indexing.dense.faiss_index import search_shard
-
-        assert self.index is not None
+        if exact or self.index is None:
+            return shard.search_exact(queries, k, threads=self.threads, allowed=allowed)
         nprobe, depth = self.index.nprobe, max(k, self.index.depth)
         if allowed is not None:
-            nprobe = -(-nprobe * (matches.range.end - matches.range.first) // len(allowed))
-        rows = search_shard(
-            opened, queries, depth, nprobe=nprobe, deleted=deleted, allowed=allowed, threads=self.threads
-        )
-        return rescore_pieces(queries, rows, pieces, k, self.threads)
+            nprobe = -(-nprobe * (shard.end - shard.first_row) // len(allowed))
+        return shard.search(queries, k, nprobe=nprobe, depth=depth, threads=self.threads, allowed=allowed)
 
     def _all_of(self, rows: np.ndarray, queries: np.ndarray, k: int) -> Hits:
         """Returns the top k among the given rows, int64, ascending."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.dense.faiss_index import read_index, search_shard
 from indexing.dense.index import Index, Shard
+from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, exact_search, merge, rescore_pieces
+from indexing.exact import Hits, merge
 from indexing.store.chain import split_range
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 
@@ -55,8 +55,8 @@ class SearchExactTask:
         """Returns the worker."""
 
         def search(stretch: tuple[int, int], report: Report) -> Hits:
-            pieces = self.embeddings.between(*stretch)
-            return exact_search(self.queries, pieces, self.k, deleted=self.deleted, threads=place.cores)
+            opened = OpenShard(self.embeddings, *stretch, self.deleted)
+            return opened.search_exact(self.queries, self.k, threads=place.cores)
 
         return search
 
@@ -102,16 +102,12 @@ class SearchShardTask:
 
     def open(self, place: Place) -> Callable[[Shard, Report], Hits]:
         """Returns the worker."""
-        return lambda shard, report: self._search(shard, place.cores)
 
-    def _search(self, shard: Shard, threads: int) -> Hits:
-        deleted = self.deleted[(self.deleted >= shard.first_row) & (self.deleted < shard.end)]
-        pieces = self.embeddings.between(shard.first_row, shard.end)
-        if shard.artifact.config["factory"] == "Flat":
-            return exact_search(self.queries, pieces, self.k, deleted=deleted, threads=threads)
-        index = read_index(shard.artifact.local(shard.part), mmap=True)
-        rows = search_shard(index, self.queries, self.depth, nprobe=self.nprobe, deleted=deleted, threads=threads)
-        return rescore_pieces(self.queries, rows, pieces, self.k, threads)
+        def search(shard: Shard, report: Report) -> Hits:
+            opened = OpenShard.of(shard, self.embeddings, self.deleted)
+            return opened.search(self.queries, self.k, nprobe=self.nprobe, depth=self.depth, threads=place.cores)
+
+        return search
 
 
 def folded(hits: Iterable[Hits], k: int) -> Hits:

@@ -1,0 +1,89 @@
+"""A shard, opened: a range of rows, with the FAISS file that finds candidates and the vectors that score them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from indexing.dense.index import Shard
+from indexing.embeddings.embeddings import Embeddings
+from indexing.exact import Hits, exact_search, rescore_pieces
+
+EVERY_ROW = np.empty(0, np.int64)  # no row is deleted
+
+
+class OpenShard:
+    """A range of rows that is searched for whole blocks of queries. Thread-safe.
+
+    Args:
+        embeddings: The vectors.
+        first_row, end: The rows.
+        deleted: Rows to exclude, int64, ascending; those of other shards are ignored.
+        index: The FAISS index of the rows; None: every vector is scored.
+    """
+
+    def __init__(
+        self, embeddings: Embeddings, first_row: int, end: int, deleted: np.ndarray = EVERY_ROW, index: Any = None
+    ):
+        self.first_row, self.end, self.index = first_row, end, index
+        self.pieces = embeddings.between(first_row, end)
+        self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
+
+    @classmethod
+    def of(cls, shard: Shard, embeddings: Embeddings, deleted: np.ndarray = EVERY_ROW) -> OpenShard:
+        """Opens a shard of an index. The rows of a Flat index are scored in the embeddings, with the faster kernel."""
+        index = None
+        if shard.artifact.config["factory"] != "Flat":
+            from indexing.dense.faiss_index import read_index
+
+            index = read_index(shard.artifact.local(shard.part), mmap=True)
+        return cls(embeddings, shard.first_row, shard.end, deleted, index)
+
+    def search(
+        self,
+        queries: np.ndarray,
+        k: int,
+        *,
+        nprobe: int,
+        depth: int,
+        threads: int | None,
+        allowed: np.ndarray | None = None,
+    ) -> Hits:
+        """Returns the top k of each query: candidates of the index, scored again by their float16 vectors.
+
+        Args:
+            queries: float32 [q, dim].
+            k: Hits per query.
+            nprobe: Lists to probe.
+            depth: Candidates per query, at least k.
+            threads: Threads of the search; None: one for each core.
+            allowed: Consider only these rows, int64, ascending; None: all.
+        """
+        if self.index is None:
+            return self.search_exact(queries, k, threads=threads, allowed=allowed)
+        rows = self.candidates(queries, depth, nprobe=nprobe, threads=threads, allowed=allowed)
+        return self.rescore(queries, rows, k, threads)
+
+    def search_exact(
+        self, queries: np.ndarray, k: int, *, threads: int | None, allowed: np.ndarray | None = None
+    ) -> Hits:
+        """Returns the exact top k of each query; arguments as of `search`."""
+        deleted = self.deleted
+        if allowed is not None:
+            deleted = np.setdiff1d(np.arange(self.first_row, self.end), allowed, assume_unique=True)
+        return exact_search(queries, self.pieces, k, deleted=deleted, threads=threads)
+
+    def candidates(
+        self, queries: np.ndarray, depth: int, *, nprobe: int, threads: int | None, allowed: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns the candidates of the index, int64 [q, depth], -1 for none; arguments as of `search`."""
+        from indexing.dense import faiss_index
+
+        return faiss_index.search_shard(
+            self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed=allowed, threads=threads
+        )
+
+    def rescore(self, queries: np.ndarray, rows: np.ndarray, k: int, threads: int | None) -> Hits:
+        """Returns the top k of each query's candidates, int64 [q, any], by their vectors."""
+        return rescore_pieces(queries, rows, self.pieces, k, threads)
