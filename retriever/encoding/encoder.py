@@ -17,7 +17,16 @@ from retriever.encoding.backbones import backbone_kind, open_pooled
 from retriever.encoding.sparse_model import keep_largest
 from retriever.errors import InputError
 from retriever.forward.attention import reach
-from retriever.forward.batching import TextTokenizer, Tokens, end_to_end, padded, plan, plan_packed
+from retriever.forward.batching import (
+    BATCH_TOKENS,
+    COLUMN_STEP,
+    TextTokenizer,
+    Tokens,
+    end_to_end,
+    padded,
+    plan,
+    plan_packed,
+)
 from retriever.forward.compiling import compile_model, warm_up, warm_up_batch
 from retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
 from retriever.forward.packing import SETTING, Packed, Team, packs
@@ -41,10 +50,6 @@ log = logging.getLogger(__name__)
 
 # Tokens of the smallest packed batch that is worth a thread: float32 products take about eight times as long.
 _LEAST = {torch.float32: 32, torch.bfloat16: 192}
-# Tokens per batch, padding included. On the CPU (2,048 to 12,288 tried) a layer's intermediate values stay in cache.
-_BUDGET = {"cpu": 4096, "cuda": 65536}
-# Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
-_STEP = 16
 # Bytes of the prompts of a batch in which some are computed; larger batches are cut. Each row's prompt takes as many as
 # the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)
 _COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
@@ -456,7 +461,7 @@ class Encoder:
             torch.set_num_threads(self._threads)
         recipe = self._recipe
         terms = recipe.query_terms if side == "query" else recipe.passage_terms
-        planned = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, recipe.positions)
+        planned = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.positions)
         batches = [(some, width) for rows, width in planned for some in self._cut(rows, prompts)]
         for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
             inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))

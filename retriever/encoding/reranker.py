@@ -15,7 +15,7 @@ from torch import nn
 
 from retriever.encoding.pairs import DEFAULT_OPTIONS, PairTokenizer, RerankerOptions, read_pair_recipe, settings_of
 from retriever.errors import InputError
-from retriever.forward.batching import Tokens, padded, plan
+from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded, plan
 from retriever.forward.compiling import compile_model, warm_up_batch
 from retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
 from retriever.model.files import resolve
@@ -26,10 +26,6 @@ from retriever.options import EncoderOptions
 __all__ = ["Reranker", "RerankerOptions", "describe_reranker", "expected_reranker_numerics"]
 
 log = logging.getLogger(__name__)
-
-# Tokens per batch, and the multiple of its number of columns; as in the encoder, which has the same layers.
-_BUDGET = {"cpu": 4096, "cuda": 65536}
-_STEP = 16
 
 
 class Reranker:
@@ -115,7 +111,7 @@ class Reranker:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         logits = torch.empty(len(tokens), self._recipe.labels, dtype=torch.float32)
-        batches = plan(tokens.lengths, _BUDGET[self.device.type], _STEP, self._recipe.positions)
+        batches = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self._recipe.positions)
         pairs = padded(tokens, batches, side="right", pad_id=self._tokenizer.pad_id)
         kinds = padded(types, batches, side="right", pad_id=0)
         with torch.no_grad():

@@ -18,7 +18,7 @@ from retriever.encoding.reranker import Scored
 from retriever.encoding.saving import restored
 from retriever.errors import InputError
 from retriever.forward.attention import reach
-from retriever.forward.batching import padded, plan
+from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded, plan
 from retriever.forward.kernels import attention_dropouts, swap_dropout
 from retriever.model.configuration import load_config
 from retriever.model.recipe import positions_of, vocabulary_of
@@ -30,9 +30,6 @@ from retriever.training.reranker_data import TrainingData, batch_at
 from retriever.training.system import Batch, Chunk, checkpoint_activations
 
 Loss = Literal["bce", "listwise"]
-
-_CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens, padding included
-_STEP = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +132,7 @@ class CrossSystem:
             return []
         tokens, types = self.tokenizer(list(queries), list(passages))
         longest = tokens.lengths.reshape(-1, width).max(axis=1)
-        groups = plan(longest, _CHUNK[self.device.type] // width, _STEP, positions_of(self.model.config))
+        groups = plan(longest, BATCH_TOKENS[self.device.type] // width, COLUMN_STEP, positions_of(self.model.config))
         batches = [((group[:, None] * width + np.arange(width)).ravel(), columns) for group, columns in groups]
         pairs = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
         kinds = padded(types, batches, side="right", pad_id=0)

@@ -24,7 +24,7 @@ from torch.nn import functional
 from retriever.encoding.saving import save_encoder
 from retriever.errors import InputError
 from retriever.forward.attention import reach
-from retriever.forward.batching import TextTokenizer, Tokens, padded, plan
+from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded, plan
 from retriever.forward.kernels import swap_dropout
 from retriever.forward.prompt_rows import PromptInputs
 from retriever.model.recipe import read_recipe, settings_of
@@ -41,8 +41,6 @@ Unit = Literal["sentence", "span"]
 Mask = Literal["token", "word"]
 Trains = Literal["backbone", "prompts"]
 
-_CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
-_STEP = 16
 # Streams of random numbers, in addition to that of the training loop (2): orders of epochs, pairs, masks.
 _ORDER, _PAIR, _MASK = 3, 4, 5
 PAIRS_TEMPERATURE = 0.01  # of the cosines of "pairs"; GTR's
@@ -396,7 +394,7 @@ class RipSystem:
         if world > 1:
             dist.all_reduce(shared)
         total = max(1, int(shared[0]))
-        batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+        batches = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
         noun = options.whole_texts
         inputs = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
         targets = padded(labels, batches, side="right", pad_id=-100)
@@ -436,7 +434,7 @@ class RipSystem:
             if not len(rows):
                 return []
             tokens = self.tokenizer([texts[row] for row in rows], side=side)
-            batches = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+            batches = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
             filled = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
             return [Chunk({ITEMS: rows[text_rows]}, (ids, lengths), ids.numel()) for text_rows, ids, lengths in filled]
 

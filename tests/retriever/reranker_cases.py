@@ -12,7 +12,7 @@ import pytest
 import torch
 from training_cases import Checkpoints
 
-from retriever.systems import cross as reranker_training
+from retriever.forward import batching
 from retriever.systems.cross import CrossOptions, CrossSystem
 from retriever.training.loop import LoopOptions, Trainer
 from retriever.training.reranker_data import TrainingData
@@ -61,7 +61,7 @@ def trained_state(
     rank: int, patch: pytest.MonkeyPatch, backbone: Path, folder: Path, zero: int | None
 ) -> dict[str, torch.Tensor]:
     """Trains in small chunks, of which the workers have unequal numbers in some steps; returns the final state."""
-    patch.setitem(reranker_training._CHUNK, "cpu", 200)
+    patch.setitem(batching.BATCH_TOKENS, "cpu", 200)
     trainer = trainer_of(cross_system(backbone), rank, 2, zero=zero)
     trainer.train(Checkpoints(folder / f"run{rank}").hooks())
     return trainer.stepper.state()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny import VOCABULARY
 
+from retriever.forward import batching
 from retriever.systems import rip
 from retriever.systems.rip import RipData, RipOptions, RipSystem
 from retriever.training.loop import LoopOptions, Trainer
@@ -78,7 +79,7 @@ def four_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, world: int, zer
 def repeated_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, world: int) -> list[float]:
     """Returns the losses of three steps with GradCache, in batches that hold the same passage several times."""
     patch.setattr(rip, "split_sentences", split_at_periods)
-    patch.setitem(rip._CHUNK, "cpu", 64)
+    patch.setitem(batching.BATCH_TOKENS, "cpu", 64)
     trainer = Trainer(
         without_dropout(rip_system(bert, REPEATED)),
         LoopOptions(steps=4, lr=1e-3, grad_cache="on"),

@@ -28,8 +28,8 @@ from two_workers import TwoWorkers
 
 from retriever.encoding.reranker import Reranker, RerankerOptions
 from retriever.errors import InputError
+from retriever.forward import batching
 from retriever.model.files import describe_backbone
-from retriever.systems import cross as reranker_training
 from retriever.systems.cross import CrossOptions, CrossSystem
 from retriever.training.loop import LoopOptions
 from retriever.training.reranker_data import TrainingData, batch_at
@@ -145,7 +145,7 @@ def test_the_pairs_of_a_query_stay_in_one_chunk(backbone: Path, monkeypatch: pyt
     """Chunks hold one or two queries; the chunks of all workers hold each pair of the batch once."""
     system = cross_system(backbone)
     [whole] = system.batch(3, 0, 1).chunks
-    monkeypatch.setitem(reranker_training._CHUNK, "cpu", 200)
+    monkeypatch.setitem(batching.BATCH_TOKENS, "cpu", 200)
     shares = [system.batch(3, rank, 2) for rank in range(2)]
     assert all(share.outputs == {} for share in shares)
     cut = [chunk for share in shares for chunk in share.chunks]
@@ -167,7 +167,7 @@ def test_the_pairs_of_a_query_stay_in_one_chunk(backbone: Path, monkeypatch: pyt
 @pytest.mark.parametrize("loss", ["bce", "listwise"])
 def test_a_step_equals_plain_torch(still: Path, loss: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one chunk and in several, against one padded batch in transformers with torch's AdamW and clipping."""
-    monkeypatch.setitem(reranker_training._CHUNK, "cpu", tokens)
+    monkeypatch.setitem(batching.BATCH_TOKENS, "cpu", tokens)
     data = make_pairs()
     queries, rows = batch_at(data, SMALL, 0)
     system = cross_system(still, data, loss=loss)

@@ -30,6 +30,7 @@ from two_workers import TwoWorkers
 from retriever.cuts import Cuts, total
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
+from retriever.forward import batching
 from retriever.forward.batching import Tokens
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
@@ -394,7 +395,7 @@ def step(system: RipSystem, **loop: Any) -> tuple[float, dict[str, torch.Tensor]
 def test_the_loop_computes_the_gradients_of_the_whole_batch(
     bert: Path, monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:
-    monkeypatch.setitem(rip._CHUNK, "cpu", 100)
+    monkeypatch.setitem(batching.BATCH_TOKENS, "cpu", 100)
     system = rip_system(bert, objective=objective, max_length=40)
     batch = system.batch(0, 0, 1)
     assert len(batch.chunks) > 2

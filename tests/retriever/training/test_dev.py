@@ -18,9 +18,8 @@ from two_workers import TwoWorkers
 
 from retriever.encoding.encoder import Encoder
 from retriever.encoding.reranker import Reranker, RerankerOptions
+from retriever.forward import batching
 from retriever.options import EncoderOptions
-from retriever.systems import cross as reranker_training
-from retriever.systems import rip
 from retriever.training import dev as evaluation
 from retriever.training.dev import DevLists, DevSet, mean_reciprocal_rank
 from retriever.training.dev_workers import share_items
@@ -60,7 +59,7 @@ def test_lists_are_ordered_by_their_own_scores() -> None:
 def test_vectors_of_pretraining_are_those_of_the_saved_model(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict
 ) -> None:
-    monkeypatch.setitem(rip._CHUNK, "cpu", 40)  # several chunks, one of a single text
+    monkeypatch.setitem(batching.BATCH_TOKENS, "cpu", 40)  # several chunks, one of a single text
     system = rip_system(bert, **changes)
     system.module.train()
     vectors = system.encode(TEXTS, "query")
@@ -75,7 +74,7 @@ def test_vectors_of_pretraining_are_those_of_the_saved_model(
 def test_scores_of_a_reranker_are_those_of_the_saved_model(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(reranker_training._CHUNK, "cpu", 60)
+    monkeypatch.setitem(batching.BATCH_TOKENS, "cpu", 60)
     system = cross_system(bert)
     queries = [f"w{number}" for number in range(len(TEXTS))]
     logits = system.score(queries, TEXTS)
