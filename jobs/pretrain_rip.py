@@ -22,7 +22,7 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.store.models import resolve_model
+from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store
 from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
 from indexing.work.local import LocalRunner
@@ -168,8 +168,8 @@ def main(options: PretrainRip) -> None:
         queries = Queries.open(store, options.queries)
         dev = options.dev_split_of(queries)
         inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
-    if options.backbone.startswith("models/"):
-        inputs["backbone"] = store.open(*options.backbone.split("/", 1))
+    if backbone := stored_model(store, options.backbone):
+        inputs["backbone"] = backbone
     if options.plan:
         if not options.plan_complete(store, kind, name, inputs, config):
             weights = sum(file.stat().st_size for file in weight_files(folder))

@@ -28,6 +28,7 @@ from indexing.search.hit_tables import hit_table, style_for
 from indexing.search.judgements import read_run_query
 from indexing.store.artifact import PROVENANCE, Artifact, unseal
 from indexing.store.cache import CorruptError
+from indexing.store.keys import Key
 from indexing.store.models import abandoned_checkpoints, model_folder, own_checkpoints
 from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from indexing.store.store import Store
@@ -70,8 +71,7 @@ def main(options: StoreJob) -> None:
     elif options.action == "show":
         show(store, key, options.limit)
     elif options.action == "remove":
-        kind, _, name = key.partition("/")
-        files = store.removable(key) + own_checkpoints(store, kind, name)
+        files = store.removable(key) + own_checkpoints(store, *Key.parse(key))
         if not options.plan:
             for file, _ in files:
                 store.storage.delete(file)
@@ -150,8 +150,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
 
 def export(store: Store, key: str, options: StoreJob) -> None:
     """Copies a model's or a prompt's files to a folder, for other libraries and for a server that will serve it."""
-    kind, _, name = key.partition("/")
-    artifact = store.open(kind, name)
+    artifact = store.open(*Key.parse(key))
     if options.to is None or "://" in options.to:
         raise InputError(f"--to {options.to}: expected a folder that this machine sees")
     if not artifact.group("file"):
@@ -185,8 +184,7 @@ def copy_whole(folder: Path, target: Path) -> None:
 
 def show(store: Store, key: str, limit: int | None) -> None:
     """Prints an artifact's lineage, configuration, notes and parts."""
-    kind, _, name = key.partition("/")
-    artifact = store.open(kind, name)
+    artifact = store.open(*Key.parse(key))
     file = f"{key}/{PROVENANCE}"
     try:
         provenance = unseal(store.storage.read(file), f"{store.url}/{file}")
@@ -222,8 +220,7 @@ def check_query_options(options: StoreJob, key: str) -> None:
 
 def show_query(store: Store, key: str, query_id: str, k: int) -> None:
     """Prints a query of a run: its metrics, first k hits, judged hits below them, and missed relevant passages."""
-    kind, _, name = key.partition("/")
-    run_artifact = store.open(kind, name)
+    run_artifact = store.open(*Key.parse(key))
     query = read_run_query(store, run_artifact, query_id)
     text, style = query.text or "", style_for(sys.stdout)
     config = run_artifact.config

@@ -16,7 +16,7 @@ from jobs.training.runs import Training, check_name, count_steps, describe_best
 from indexing.corpus.queries import Queries
 from indexing.mining.negatives import mined_corpus, training_data
 from indexing.store.artifact import Artifact
-from indexing.store.models import resolve_model
+from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store
 from indexing.training.order import count_lists, read_lists
 from indexing.training.reranking import CrossMaker, open_dev_data
@@ -174,8 +174,8 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
     described = describe_backbone(folder)
     check_length(folder, cross.max_length)
     inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives}
-    if options.backbone.startswith("models/"):
-        inputs["backbone"] = store.open(*options.backbone.split("/", 1))
+    if backbone := stored_model(store, options.backbone):
+        inputs["backbone"] = backbone
     dev = options.dev_split_of(queries)
     if options.dev_negatives is not None and dev is None:
         raise InputError(f"--dev-negatives {options.dev_negatives}: expected --dev-split too, whose queries have them")
@@ -189,8 +189,8 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
         described=described,
         options=cross,
         corpus=corpus,
-        queries=queries.artifact.key.partition("/")[2],
-        negatives=negatives.key.partition("/")[2],
+        queries=queries.artifact.name,
+        negatives=negatives.name,
         split=options.split,
         limit=options.limit,
         checkpointing=options.checkpointing,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from indexing.store.artifact import Artifact
-from indexing.store.models import model_folder, resolve_model, untied_sides_of
+from indexing.store.models import model_folder, resolve_model, stored_model, untied_sides_of
 from indexing.store.store import Store
 from retriever.errors import InputError, shortened
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
@@ -144,10 +144,9 @@ class EncoderSpec:
     def inputs(self) -> dict[str, Artifact]:
         """Returns the artifacts of the store that the encoder consists of."""
         artifacts = {"prompt": self.store.open("prompts", self.task)} if self.task else {}
-        kind, _, name = self.name.partition("/")
-        artifacts |= {"model": self.store.open(kind, name)} if kind == "models" and name else {}
-        if self.query_model:
-            artifacts["query_model"] = self.store.open("models", self.query_model.partition("/")[2])
+        for role, name in (("model", self.name), ("query_model", self.query_model)):
+            if name and (artifact := stored_model(self.store, name)):
+                artifacts[role] = artifact
         return artifacts
 
     def _check_backbone(self, settings: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from indexing.embeddings.encoders import spec_of
+from indexing.store.keys import Key
 from indexing.store.store import Store
 from retriever.encoding.encoder import Encoder
 from retriever.encoding.mteb_encoder import MtebEncoder, require_mteb
@@ -50,6 +51,7 @@ def open_mteb_encoder(
 
     query = open_folder(spec.folder_of("query"))
     passage = open_folder(spec.folder_of("passage")) if spec.is_untied else None
-    in_store = task or (spec.name.partition("/")[2] if spec.name.startswith("models/") else None)
+    kind, name = Key.parse(spec.name)
+    in_store = task or (name if kind == "models" else None)
     names = {"name": f"riptide/{in_store}"} if in_store else {}
     return MtebEncoder(query, task=prompt, passage_encoder=passage, **{**names, **settings})

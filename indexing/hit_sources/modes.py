@@ -15,6 +15,7 @@ from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.options import Mode
 from indexing.hit_sources.registry import index_kinds
 from indexing.lucene.bm25 import DEFAULT
+from indexing.store.keys import Key
 from indexing.store.store import MADE_BY, Store
 from retriever.errors import InputError
 
@@ -77,7 +78,7 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
     else:
         Corpus.open(store)
         missing = f"encode the corpus ({MADE_BY['embeddings']})"
-    drafts = [key for key in store.incomplete() if key.partition("/")[0] in ("embeddings", "index", "bm25")]
+    drafts = [key for key in store.incomplete() if Key.parse(key).kind in ("embeddings", "index", "bm25")]
     remark = f" ({', '.join(drafts)}: begun and not complete)" if drafts else ""
     raise InputError(
         f"{store.url}: there is nothing to search{remark}: {missing}, or build a BM25 index ({MADE_BY['bm25']})"

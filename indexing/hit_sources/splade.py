@@ -67,7 +67,7 @@ class OnlineSplade(OnlineSearch):
         check_lineage(generations, embeddings.generations)
         encoder = QueryEncoder[SparseVectors](pinned.store, embeddings, SearchOptions())
         for artifact in encoder.spec.inputs().values():
-            pinned.generations(*artifact.key.split("/", 1))  # raises InputError if it has changed since
+            pinned.generations(artifact.kind, artifact.name)  # raises InputError if it has changed since
         return Readers(ImpactIndex(name, generations, embeddings), encoder)
 
     def encoder(self, readers: Readers) -> QueryEncoder[SparseVectors]:

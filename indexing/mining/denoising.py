@@ -34,6 +34,7 @@ from indexing.search.rescoring import (
     reranker_inputs,
 )
 from indexing.store.artifact import Artifact, Draft, fingerprint_of, sum_cuts
+from indexing.store.keys import Key
 from indexing.store.store import Store, artifact_key, generation
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner, ignore
 from indexing.work.work import (
@@ -146,7 +147,7 @@ class ScoreCandidates(WorkDefaults):
         options, config = open_reranker(store, reranker)
         self.spec = RerankerSpec(store, reranker, options, config, numerics)
         self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
-        pool, model = candidates.key.partition("/")[2], label(reranker.rstrip("/").rpartition("/")[2])
+        pool, model = candidates.name, label(reranker.rstrip("/").rpartition("/")[2])
         self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # a/model and b/model end alike
         self.previous = store.generations("scores", self.name)
         for artifact in self.previous:
@@ -264,7 +265,7 @@ class ScoreStage(StageDefaults):
     def task(self, drafts: Sequence[Draft]) -> ScoreTask:
         """Returns the task of a worker."""
         work = self.work
-        queries = work.store.open(*work.candidates.inputs["queries"]["artifact"].split("/", 1))
+        queries = work.store.open(*Key.parse(work.candidates.inputs["queries"]["artifact"]))
         return ScoreTask(
             drafts[0], work.candidates, work.previous, Corpus.open(work.store), Queries(queries), work.spec, work.draw
         )

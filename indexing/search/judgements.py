@@ -16,6 +16,7 @@ from indexing.measures.metrics import per_query
 from indexing.search.hit_tables import ShownHit
 from indexing.search.runs import falling, read_run
 from indexing.store.artifact import Artifact
+from indexing.store.keys import Key
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -89,7 +90,7 @@ def read_run_query(store: Store, run: Artifact, query_id: str) -> RunQuery:
 def pinned_queries(store: Store, run: Artifact, remarks: list[str]) -> Queries | None:
     """Returns the query set of a run; None, with a remark, if the store no longer has it."""
     entry = run.inputs["queries"]
-    kind, _, name = entry["artifact"].partition("/")
+    kind, name = Key.parse(entry["artifact"])
     artifact = store.open(kind, name) if name in store.names(kind) else None
     if artifact is not None and artifact.fingerprint == entry["fingerprint"]:
         return Queries(artifact)

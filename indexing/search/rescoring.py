@@ -11,7 +11,7 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.exact import Hits
 from indexing.store.artifact import Artifact
-from indexing.store.models import resolve_model
+from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store
 from indexing.work.numerics import pinned_gpus
 from indexing.work.tasks import Place, Report, Resources, Runner
@@ -47,8 +47,8 @@ def open_reranker(store: Store, name: str) -> tuple[RerankerOptions, dict[str, A
 
 def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
     """Returns the artifact of a re-ranker that belongs to the store, as an input; nothing for any other one."""
-    kind, _, own = name.partition("/")
-    return {"reranker": store.open(kind, own)} if kind == "models" and own else {}
+    artifact = stored_model(store, name)
+    return {} if artifact is None else {"reranker": artifact}
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class SearchQueries:
         # Embeddings that were made for a task often have its name.
         is_named = any(term.name == task for term in parse(self.source).terms)
         self.name = name or "-".join(
-            [self.queries.artifact.key.partition("/")[2], split, label(self.source)]
+            [self.queries.artifact.name, split, label(self.source)]
             + ([label(task)] if task and not is_named else [])
             + ([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else [])
         )

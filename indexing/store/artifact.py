@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Self
 
 from indexing.store.cache import CorruptError, NodeCache, file_sha256
 from indexing.store.conflicts import describe_conflict
+from indexing.store.keys import Key
 from indexing.store.storage import Storage, full_disk
 from retriever.cuts import Cuts, total
 from retriever.errors import InputError, printable
@@ -110,6 +111,10 @@ class Artifact:
     @property
     def url(self) -> str:
         return f"{self._storage.url}/{self.key}"
+
+    @property
+    def name(self) -> str:
+        return Key.parse(self.key).name
 
     @property
     def rows(self) -> int:

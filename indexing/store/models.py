@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 from indexing.store.artifact import Artifact, Draft, fingerprint_of, seal, unseal
 from indexing.store.cache import CorruptError, file_sha256, node_cache
+from indexing.store.keys import Key
 from indexing.store.storage import full_disk
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -67,8 +68,14 @@ def model_folder(artifact: Artifact) -> Path:
 
 def resolve_model(store: Store, name: str) -> str:
     """The folder of the store's model for "models/NAME"; any other name or path as it is. Raises InputError."""
-    kind, _, own = name.partition("/")
-    return str(model_folder(store.open(kind, own))) if kind == "models" and own else name
+    artifact = stored_model(store, name)
+    return name if artifact is None else str(model_folder(artifact))
+
+
+def stored_model(store: Store, name: str) -> Artifact | None:
+    """Returns the artifact of "models/NAME"; None for any other name or path. Raises InputError if it is missing."""
+    kind, own = Key.parse(name)
+    return store.open(kind, own) if kind == "models" and own else None
 
 
 def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
@@ -183,7 +190,7 @@ def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
     Those are of no artifact that was begun and is not complete.
     """
     found = _checkpoints(store)  # first: what was begun meanwhile has none among these
-    begun = {name for key in store.incomplete() for name in checkpoint_names(*key.partition("/")[::2])}
+    begun = {name for key in store.incomplete() for name in checkpoint_names(*Key.parse(key))}
     return [(key, size) for key, size in found if key.split("/")[1] not in begun]
 
 

@@ -25,6 +25,7 @@ from indexing.store.artifact import (
     unseal,
 )
 from indexing.store.cache import CorruptError, NodeCache, node_cache
+from indexing.store.keys import Key
 from indexing.store.live_release import CURRENT, read_current
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
@@ -220,7 +221,7 @@ class Store:
         Raises:
             InputError: If there is no such artifact, or if another artifact needs it.
         """
-        kind, _, name = key.partition("/")
+        kind, name = Key.parse(key)
         files = self.removal(artifact_key(kind, name)) if kind not in _NO_ARTIFACTS else []
         if not files:
             raise InputError(f"{self.url}/{key}: no such artifact; jobs/store.py list shows what there is")
@@ -303,7 +304,7 @@ class Store:
 
     def _why_missing(self, key: str) -> str:
         self.require()
-        kind = key.partition("/")[0]
+        kind = Key.parse(key).kind
         commands = MADE_BY.get(kind)
         for draft in self.incomplete():
             if draft == key or draft.startswith(f"{key}/"):  # a generation of it, or the only artifact of its kind

@@ -9,6 +9,7 @@ import numpy as np
 from indexing.corpus.corpus import contents
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, row_parts
+from indexing.store.keys import Key
 from indexing.store.store import Store
 from indexing.topics.work import KIND
 from retriever.topics.model import NO_TOPIC, TopicModel, with_default
@@ -75,7 +76,7 @@ def passage_topics(store: Store, task: str) -> PassageTopics:
     entry = store.open("prompts", task).inputs.get("topics")
     if entry is None:
         return PassageTopics(None)
-    kind, _, name = entry["artifact"].partition("/")
+    kind, name = Key.parse(entry["artifact"])
     generations = store.generations(kind, name.rpartition("/")[0]) if kind == KIND else []
     fitted = next((made for made in generations if made.fingerprint == entry["fingerprint"]), None)
     return PassageTopics(fitted)

@@ -19,6 +19,7 @@ from indexing.measures.metrics import per_query
 from indexing.mining.negatives import read_groups
 from indexing.mining.pools import sources_of
 from indexing.store.artifact import Artifact
+from indexing.store.keys import Key
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -72,7 +73,7 @@ def read_lists(
     if entry is None:
         return None
     try:
-        candidates = store.open(*entry["artifact"].split("/", 1))
+        candidates = store.open(*Key.parse(entry["artifact"]))
     except InputError:
         return None
     if candidates.fingerprint != entry["fingerprint"] or candidates.config.get("drop_answers"):

@@ -55,7 +55,7 @@ def next_target(
         previous: The existing generations of the index.
         config: The settings that shape its content.
     """
-    role = source[0].key.partition("/")[0]
+    role = source[0].kind
     inputs = {f"{role}/{number}": artifact for number, artifact in enumerate(source)}
     if previous:
         inputs["previous"] = previous[-1]

@@ -388,7 +388,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
             f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
             "training without any; store them under another name"
         )
-    name = queries.artifact.key.partition("/")[2]
+    name = queries.artifact.name
     first = SetName(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
     further = [parse_set(text) for text in options.also_train]
     for other in further:

@@ -151,7 +151,7 @@ class Training(ClusterJob):
         if self.dev_split is None:
             return None
         queries.qrels(self.dev_split)
-        return DevSplit(queries.artifact.key.partition("/")[2], self.dev_split, self.dev_limit, self.dev_passages)
+        return DevSplit(queries.artifact.name, self.dev_split, self.dev_limit, self.dev_passages)
 
     def dev_config(self) -> dict[str, Any] | None:
         """Returns the settings of the dev split that shape the best weights, None without --dev-split."""
