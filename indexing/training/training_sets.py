@@ -11,6 +11,7 @@ import numpy as np
 from indexing.corpus.categories import categories_of_rows
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.named_values import parse_named_values
 from indexing.corpus.queries import ALL, Queries
 from indexing.mining.negatives import check_room, mined_corpus, passages_of, training_data
 from indexing.store.artifact import Artifact, Reference
@@ -82,14 +83,8 @@ def parse_set(text: str) -> SetName:
     Raises:
         InputError: If the text has another form.
     """
-    known = [field.name for field in fields(SetName)]
     form = f"parameter also_train {text!r}: "
-    values: dict[str, str] = {}
-    for piece in text.split(","):
-        name, sign, value = (part.strip() for part in piece.partition("="))
-        if not sign or not value or name not in known or name in values:
-            raise InputError(f"{form}found {piece!r}, expected NAME=VALUE once for each of {', '.join(known)}")
-        values[name] = value
+    values = parse_named_values(text, [field.name for field in fields(SetName)], form)
     if "queries" not in values:
         raise InputError(f"{form}expected queries=NAME, the query set to train on")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from indexing.corpus.named_values import parse_named_values
 from indexing.corpus.queries import Queries
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -34,17 +35,10 @@ def parse_query_set(text: str) -> QuerySet:
     """
     if "=" not in text:
         return QuerySet(queries=text)
-    known = [field.name for field in fields(QuerySet)]
-    values: dict[str, str] = {}
-    for piece in text.split(","):
-        name, sign, value = (part.strip() for part in piece.partition("="))
-        if not sign or not value or name not in known or name in values:
-            raise InputError(
-                f"parameter queries {text!r}: found {piece!r}, expected NAME=VALUE once for each of {', '.join(known)}"
-            )
-        values[name] = value
+    form = f"parameter queries {text!r}: "
+    values = parse_named_values(text, [field.name for field in fields(QuerySet)], form)
     if "queries" not in values:
-        raise InputError(f"parameter queries {text!r}: expected queries=NAME, the query set")
+        raise InputError(f"{form}expected queries=NAME, the query set")
     return QuerySet(**values)
 
 
