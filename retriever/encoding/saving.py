@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +32,9 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
     if recipe.append_eos:
         end_texts(tokenizer, recipe.backbone, "append_eos")
     tokenizer.save_pretrained(folder)
-    if recipe.is_sparse:
-        modules = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
-        _write(
-            folder / "1_SpladePooling" / "config.json",
-            {
-                "pooling_strategy": "max",
-                "activation_function": "relu",
-                "embedding_dimension": recipe.dim,
-            },
-        )
-    else:
-        modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-        _write(
-            folder / "1_Pooling" / "config.json",
-            {
-                "word_embedding_dimension": recipe.hidden,
-                "pooling_mode": _POOLING[recipe.pooling],
-                "include_prompt": True,
-            },
-        )
+    layout = _layout(recipe)
+    modules = [("", layout.transformer), (f"1_{layout.pooling}", layout.pooling)]
+    _write(folder / f"1_{layout.pooling}" / "config.json", layout.settings)
     for place, step in enumerate(recipe.head, 2):
         if isinstance(step, Dense):
             modules.append((f"{place}_Dense", "Dense"))
@@ -84,11 +68,10 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
     if recipe.query_length != recipe.passage_length:
         lengths |= {"query_length": recipe.query_length, "document_length": recipe.passage_length}
     _write(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": recipe.lower_case})
-    package = "sentence_transformers.sparse_encoder.models" if recipe.is_sparse else "sentence_transformers.models"
     _write(
         folder / "modules.json",
         [
-            {"idx": place, "name": str(place), "path": path, "type": f"{package}.{kind}"}
+            {"idx": place, "name": str(place), "path": path, "type": f"{layout.package}.{kind}"}
             for place, (path, kind) in enumerate(modules)
         ],
     )
@@ -99,17 +82,43 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
             "prompts": {"query": recipe.query_prefix, "document": recipe.passage_prefix},
             "default_prompt_name": None,
             "similarity_fn_name": "cosine" if normalized else "dot",
-            **_sparse_settings(recipe),
+            **layout.encoder_settings,
         },
     )
 
 
-def _sparse_settings(recipe: Recipe) -> dict[str, Any]:
-    """Returns what sentence-transformers' file says about sparse vectors: it has one limit of words for both sides."""
+@dataclass(frozen=True)
+class _Layout:
+    """How sentence-transformers names a model's first modules.
+
+    Attributes:
+        package: The package of all modules.
+        transformer, pooling: The classes of the first two modules.
+        settings: Those of the pooling.
+        encoder_settings: What config_sentence_transformers.json says in addition.
+    """
+
+    package: str
+    transformer: str
+    pooling: str
+    settings: dict[str, Any]
+    encoder_settings: dict[str, Any] = field(default_factory=dict)
+
+
+def _layout(recipe: Recipe) -> _Layout:
+    """Returns the layout of a recipe's vectors. SparseEncoder has one limit of words for both sides."""
     if not recipe.is_sparse:
-        return {}
+        mode = {"pooling_mode": _POOLING[recipe.pooling], "include_prompt": True}
+        settings = {"word_embedding_dimension": recipe.hidden, **mode}
+        return _Layout("sentence_transformers.models", "Transformer", "Pooling", settings)
     limits = {} if recipe.passage_terms is None else {"max_active_dims": recipe.passage_terms}
-    return {"model_type": "SparseEncoder", **limits}
+    return _Layout(
+        "sentence_transformers.sparse_encoder.models",
+        "MLMTransformer",
+        "SpladePooling",
+        {"pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": recipe.dim},
+        {"model_type": "SparseEncoder", **limits},
+    )
 
 
 @contextlib.contextmanager
