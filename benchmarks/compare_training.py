@@ -159,9 +159,9 @@ class Comparison:
         """
         from indexing.corpus.corpus import Corpus
         from indexing.corpus.queries import Queries
-        from indexing.embeddings.sparse import SparseEmbeddings
         from indexing.hit_sources.options import SearchOptions
         from indexing.hit_sources.query_encoder import QueryEncoder
+        from indexing.sparse.embeddings import SparseEmbeddings
         from indexing.store.store import Store
         from indexing.work.local import LocalRunner
         from retriever.encoding.sparse_vectors import SparseVectors

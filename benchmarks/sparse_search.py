@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common.files import write_documents, write_json
 from benchmarks.common.machine import cpu_name
 from indexing.corpus.corpus import Corpus
-from indexing.embeddings.sparse import SparseEmbeddings
-from indexing.lucene.impact_index import ImpactIndex
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.index import ImpactIndex
 from indexing.store.store import Store, generation
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate
 
@@ -92,7 +92,7 @@ def make_random_store(url: str, passages: int, words: int) -> None:
     """Makes a store of random sparse embeddings, unless it is complete. Its passages have no meaning."""
     from jobs import import_corpus
 
-    from indexing.embeddings.sparse_files import SUFFIX, save_vectors
+    from indexing.sparse.files import SUFFIX, save_vectors
 
     raw = Path(f"{url}-raw") / "corpus.jsonl"
     if not raw.exists():

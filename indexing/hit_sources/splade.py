@@ -11,14 +11,14 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.dense.online import Matches, segment_share
-from indexing.embeddings.sparse import SparseEmbeddings
 from indexing.exact import Hits, nothing
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.lucene.impact_index import ImpactIndex, search_impacts
 from indexing.lucene.java import FILL_MEMORY
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild
@@ -127,7 +127,7 @@ class SpladeKind(IndexKind):
         return SpladeSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
 
     def build(self, store: Store, embeddings: SparseEmbeddings, name: str, options: IndexOptions) -> IndexBuild:
-        from indexing.lucene.impact_building import BuildImpacts
+        from indexing.sparse.building import BuildImpacts
 
         work = BuildImpacts(store, embeddings, name, shards=options.shards)
 

@@ -10,10 +10,10 @@ import numpy as np
 from small_stores import extend_corpus, shuffling_runner
 
 from indexing.corpus.corpus import Corpus
-from indexing.embeddings.sparse import SparseEmbeddings
-from indexing.embeddings.sparse_files import SUFFIX, save_vectors
-from indexing.lucene.impact_building import BuildImpacts
-from indexing.lucene.impact_index import ImpactIndex
+from indexing.sparse.building import BuildImpacts
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.files import SUFFIX, save_vectors
+from indexing.sparse.index import ImpactIndex
 from indexing.store.store import Store, generation
 from indexing.work.work import run_work
 from retriever.encoding.sparse_vectors import SparseVectors, from_dense

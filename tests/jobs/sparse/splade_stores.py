@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from indexing.corpus.corpus import Corpus
-from indexing.embeddings.sparse import SparseEmbeddings
 from indexing.search.runs import read_run
+from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store.models import commit_files
 from indexing.store.store import Store
 from retriever.encoding.encoder import describe

@@ -12,9 +12,9 @@ from samples import make_passages, write_beir
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.embeddings.sparse import SparseEmbeddings
-from indexing.lucene import impact_building as building
-from indexing.lucene.impact_index import ImpactIndex
+from indexing.sparse import building
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.index import ImpactIndex
 from indexing.store.store import Store
 from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.options import EncoderOptions

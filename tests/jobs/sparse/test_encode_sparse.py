@@ -12,9 +12,9 @@ import pytest
 from samples import files_of, make_passages, write_beir
 
 from indexing.corpus.corpus import Corpus
-from indexing.embeddings import sparse
 from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.sparse import SparseEmbeddings
+from indexing.sparse import embeddings as sparse
+from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.encoding.sparse_encoder import SparseEncoder

@@ -23,8 +23,8 @@ from tiny import add_masked_head
 from transformers import AutoModelForMaskedLM
 
 from indexing.corpus.corpus import Corpus
-from indexing.embeddings.sparse import SparseEmbeddings
 from indexing.search.runs import read_run
+from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from retriever.model.recipe import read_recipe

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from indexing.embeddings.sparse import SparseEmbeddings
-from indexing.embeddings.sparse_files import blocks
 from indexing.lucene.bm25 import check_versions, commit_segment, find_versions
-from indexing.lucene.impact_lucene import write_impacts
-from indexing.lucene.impacts import SCALE, document_texts, quantised
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.files import blocks
+from indexing.sparse.impacts import SCALE, document_texts, quantised
+from indexing.sparse.lucene_search import write_impacts
 from indexing.store.artifact import Draft
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save, save_file
 
 from indexing.embeddings import sparse_files as files
-from indexing.embeddings.sparse_files import open_spool, read_vectors, save_vectors
+from indexing.sparse.files import open_spool, read_vectors, save_vectors
 from retriever.encoding.sparse_vectors import SparseVectors, from_dense
 from retriever.errors import InputError
 

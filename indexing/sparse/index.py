@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from indexing.embeddings.reader import check_coverage
-from indexing.embeddings.sparse import SparseEmbeddings
 from indexing.exact import Hits
 from indexing.lucene.bm25 import (
     SegmentFiles,
@@ -22,8 +21,9 @@ from indexing.lucene.bm25 import (
     segment_rows,
     segments_of,
 )
-from indexing.lucene.impact_lucene import ImpactSearch
-from indexing.lucene.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
+from indexing.sparse.lucene_search import ImpactSearch
 from indexing.store.artifact import Artifact
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store

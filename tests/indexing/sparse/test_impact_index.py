@@ -12,8 +12,8 @@ from sparse_stores import WIDTH, add_embeddings, build_index, random_vectors
 
 from indexing.corpus.corpus import Corpus
 from indexing.exact import Hits, merge
-from indexing.lucene.impact_index import ImpactIndex, search_impacts
-from indexing.lucene.impacts import EMPTY, document_texts, quantised, query_texts
+from indexing.sparse.impacts import EMPTY, document_texts, quantised, query_texts
+from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store.store import Store
 from retriever.encoding.sparse_vectors import SparseVectors, from_dense
 from retriever.errors import InputError, TextsError

@@ -10,7 +10,7 @@ import numpy as np
 
 from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
-from indexing.embeddings.sparse_files import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
+from indexing.sparse.files import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
 from indexing.store.chain import RowPart, split_rows
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate
 from retriever.memory import human
