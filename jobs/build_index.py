@@ -14,10 +14,10 @@ from jobs.common.shards import fill_shards
 from jobs.common.workers import SizedWorkers
 
 from indexing.corpus.corpus import Corpus
-from indexing.dense.building import IndexOptions
 from indexing.hit_sources.kind import IndexKind
 from indexing.hit_sources.registry import find_vectors
 from indexing.store.store import Store
+from indexing.work.growth import IndexOptions
 from retriever.errors import InputError
 
 
@@ -66,11 +66,12 @@ def main(options: BuildIndex) -> None:
 
 def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:
     """Raises InputError if an option is set that shapes no index over such embeddings."""
-    for flag, field in (("factory", "factory"), ("memory-gb", "memory_bytes"), ("recall", "recall")):
-        option = flag.replace("-", "_")
-        if field not in kind.shaping and getattr(options, option) != getattr(BuildIndex, option):
+    for option in ("factory", "memory_gb", "recall") if kind.unshaped else ():
+        if getattr(options, option) != getattr(BuildIndex, option):
             vectors = kind.reader.kind.name
-            raise InputError(f"--{flag}: embeddings/{name} has {vectors} vectors, {kind.unshaped}: leave it out")
+            raise InputError(
+                f"parameter {option}: embeddings/{name} has {vectors} vectors, {kind.unshaped}: leave it out"
+            )
 
 
 def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:

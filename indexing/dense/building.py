@@ -29,7 +29,7 @@ from indexing.exact import Hits
 from indexing.store.artifact import Artifact, Draft, Part
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store
-from indexing.work.growth import count_shards, next_target
+from indexing.work.growth import IndexOptions, count_shards, next_target
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner
 from indexing.work.work import Committed, Progress, RangeStage, StageDefaults, Target, Unit, check_same_options
 
@@ -38,31 +38,6 @@ SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts
 SEED = 0
 DEPTHS = (200, 400, 800, 1600)
 KS = (10, 100, 200)
-
-
-@dataclass(frozen=True)
-class IndexOptions:
-    """The options that shape an index.
-
-    Attributes:
-        factory: FAISS' factory string (`check_factory`); auto: chosen by size, memory and recall.
-        shards: Number of shards of the first generation.
-        recall: Recall of the exact top 100 to reach, after candidates were scored again.
-        memory_bytes: With auto, the largest size of the first generation.
-        training_threads: Threads that share a product in training; they may shape the bytes of the quantizer.
-    """
-
-    factory: str = "auto"
-    shards: int = 4
-    recall: float = 0.95
-    memory_bytes: int | None = None
-    training_threads: int = TRAINING_THREADS
-
-    def chosen(self, embeddings: Embeddings) -> str:
-        """Returns the factory of a new index. Raises InputError if none fits the memory."""
-        if self.factory != "auto":
-            return self.factory
-        return choose_factory(embeddings.num_rows, embeddings.dim, self.recall, self.memory_bytes, self.shards)
 
 
 @dataclass(frozen=True)
@@ -97,7 +72,7 @@ class BuildIndex:
         first = self.previous[0].config if self.previous else None
         factory = options.factory
         if factory == "auto":
-            factory = first["factory"] if first else options.chosen(embeddings)
+            factory = first["factory"] if first else _chosen_factory(embeddings, options)
         check_factory(factory, embeddings.dim)
         self.config: dict[str, Any] = {
             "embeddings": embeddings.name,
@@ -110,10 +85,10 @@ class BuildIndex:
             self.config["memory_gb"] = options.memory_bytes / 1e9
         # Flat needs no training, and an older index grows without this key: only its first generation was trained.
         if factory != "Flat" and (first is None or "training_threads" in first):
-            self.config["training_threads"] = options.training_threads
+            self.config["training_threads"] = TRAINING_THREADS
         if self.previous:
             check_same_options(self.previous[0], {"memory_gb": None, **self.config})
-        self.factory, self.recall, self.training_threads = factory, options.recall, options.training_threads
+        self.factory, self.recall = factory, options.recall
         self.first_row = Index(name, self.previous).num_rows if self.previous else 0
         self.end = embeddings.num_rows
         self.complete = bool(self.previous) and self.first_row >= self.end
@@ -138,7 +113,7 @@ class BuildIndex:
             end=self.end,
             num_shards=self.num_shards,
         )
-        return [fill] if self.previous else [TrainStage(self.embeddings, self.factory, self.training_threads), fill]
+        return [fill] if self.previous else [TrainStage(self.embeddings, self.factory, TRAINING_THREADS), fill]
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Measures recall and notes the search parameters that reach the requested value."""
@@ -166,6 +141,11 @@ class BuildIndex:
             return {depth: without(rows, own_rows) for depth, rows in found.items()}
 
         return choose_setting(search, without(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall)
+
+
+def _chosen_factory(embeddings: Embeddings, options: IndexOptions) -> str:
+    """Returns the factory of a new index. Raises InputError if none fits the memory."""
+    return choose_factory(embeddings.num_rows, embeddings.dim, options.recall, options.memory_bytes, options.shards)
 
 
 @dataclass(frozen=True)

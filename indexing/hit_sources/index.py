@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from indexing.dense.index import Index
 from indexing.embeddings.embeddings import Embeddings
@@ -11,11 +11,8 @@ from indexing.hit_sources.dense import ONLINE, DenseSource
 from indexing.hit_sources.kind import IndexKind, SearchContext, ServedNames
 from indexing.hit_sources.online import Target
 from indexing.store.store import Store
-from indexing.work.growth import IndexBuild
+from indexing.work.growth import IndexBuild, IndexOptions
 from retriever.memory import human
-
-if TYPE_CHECKING:
-    from indexing.dense.building import IndexOptions
 
 
 class FaissKind(IndexKind):
@@ -29,7 +26,6 @@ class FaissKind(IndexKind):
     online = ONLINE
     reader = Embeddings
     summary = "is a FAISS index of dense embeddings"
-    shaping = frozenset({"factory", "recall", "memory_bytes"})
 
     def is_index(self, config: Mapping[str, Any]) -> bool:
         return Index.is_index(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
@@ -16,12 +16,9 @@ from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.growth import IndexBuild
+from indexing.work.growth import IndexBuild, IndexOptions
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
-
-if TYPE_CHECKING:
-    from indexing.dense.building import IndexOptions
 
 
 class HitSource(Protocol):
@@ -210,13 +207,12 @@ class IndexKind(SourceKind):
     Attributes:
         reader: What reads the embeddings.
         summary: What such an index is, in messages.
-        shaping: The fields of IndexOptions that shape such an index, besides the number of shards.
-        unshaped: Why the other fields do not shape it, in messages: a clause about the vectors.
+        unshaped: Why only the number of shards shapes such an index, as a clause about the vectors in messages; empty:
+            all IndexOptions shape it.
     """
 
     reader: ClassVar[type[EmbeddingsReader]]
     summary: ClassVar[str]
-    shaping: ClassVar[frozenset[str]] = frozenset()
     unshaped: ClassVar[str] = ""
 
     @abstractmethod
@@ -231,7 +227,7 @@ class IndexKind(SourceKind):
             store: The store.
             embeddings: What `reader` opened.
             name: The name of the index.
-            options: The number of shards, and the fields in `shaping`; the others have their defaults.
+            options: The options of the index; only the number of shards if `unshaped` says so.
 
         Raises:
             InputError: If the existing generations were built from other embeddings, or with other options.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +21,9 @@ from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store
-from indexing.work.growth import IndexBuild
+from indexing.work.growth import IndexBuild, IndexOptions
 from indexing.work.tasks import Runner
 from retriever.encoding.sparse_vectors import SparseVectors
-
-if TYPE_CHECKING:
-    from indexing.dense.building import IndexOptions
 
 
 class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):

@@ -12,6 +12,23 @@ from indexing.work.tasks import Runner, ignore
 from indexing.work.work import Target, Work
 
 
+@dataclass(frozen=True)
+class IndexOptions:
+    """The options that shape an index of vectors; a kind of vector may use some of them only.
+
+    Attributes:
+        shards: Number of shards of the first generation.
+        factory: FAISS' factory string; auto: chosen by size, memory and recall.
+        recall: Recall of the exact top 100 to reach, after candidates were scored again.
+        memory_bytes: With auto, the largest size of the first generation.
+    """
+
+    shards: int = 4
+    factory: str = "auto"
+    recall: float = 0.95
+    memory_bytes: int | None = None
+
+
 class GrowingWork(Work, Protocol):
     """A work that makes the next generation of an index.
 
