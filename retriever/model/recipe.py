@@ -178,11 +178,12 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         if options.dimension > dim:
             raise InputError(f"dimension={options.dimension} is more than the {dim} that {folder.name} makes")
         dim = options.dimension
+    most = count(read_object(folder / _ENCODER_CONFIG), "max_active_dims", folder / _ENCODER_CONFIG)
+    query_terms = passage_terms = None
     if chosen == SPLADE:
         if vocabulary is None:
             raise InputError(f"{backbone / 'config.json'}: vocab_size: expected an integer, whose words get weights")
-        dim = vocabulary
-    most = count(read_object(folder / _ENCODER_CONFIG), "max_active_dims", folder / _ENCODER_CONFIG)
+        dim, query_terms, passage_terms = vocabulary, options.query_terms or most, options.passage_terms or most
     query_length, passage_length, padding_side = _lengths(backbone, config, file, settings, tokenizer_args, options)
     query_prefix, passage_prefix, others = _read_prefixes(folder / _ENCODER_CONFIG)
     return Recipe(
@@ -206,8 +207,8 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         vocabulary=vocabulary,
         tokenizer_args=tokenizer_args,
         config_args=config_args,
-        query_terms=(options.query_terms or most) if chosen == SPLADE else None,
-        passage_terms=(options.passage_terms or most) if chosen == SPLADE else None,
+        query_terms=query_terms,
+        passage_terms=passage_terms,
     )
 
 
