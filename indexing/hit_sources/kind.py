@@ -242,5 +242,5 @@ class IndexKind(SourceKind):
             for other in index_kinds():
                 if other.is_index(latest.config):
                     raise InputError(f"index/{name} {other.summary}: search it by the source {other.text(name)}")
-            raise InputError(f"index/{name} is over vectors of an unknown kind: expected one that {self.summary}")
+            raise InputError(f"index/{name} is over vectors of an unknown kind: expected an index that {self.summary}")
         return latest.config

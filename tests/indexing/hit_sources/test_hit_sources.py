@@ -16,9 +16,11 @@ from word_passages import Best, pairs
 from indexing.exact import Hits
 from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
 from indexing.hit_sources.grammar import label
+from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.modes import resolve, source_of
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import Mode
+from indexing.hit_sources.registry import find_vectors
 from indexing.search.rescoring import reranked
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
@@ -193,6 +195,20 @@ def store_of(folder: Path, **names: str) -> Store:
         with store.create(kind, f"{name}/g0000", config=config):
             pass
     return store
+
+
+def test_vectors_and_indexes_of_an_unknown_kind_are_named(tmp_path: Path) -> None:
+    kinds = {pooling: find_vectors({"pooling": pooling}).name for pooling in ("cls", "mean", "last", "splade")}
+    assert kinds == {"cls": "index", "mean": "index", "last": "index", "splade": "splade"}
+    with pytest.raises(InputError, match=r"makes tokens vectors, expected one of the kinds dense, sparse$"):
+        find_vectors({"pooling": "tokens"})
+    store = Store(str(tmp_path))
+    with store.create("index", "odd/g0000", config={"embeddings": "enc"}):
+        pass
+    with pytest.raises(
+        InputError, match="index/odd is over vectors of an unknown kind: expected an index that is a FAISS"
+    ):
+        INDEX.config_of(store, "odd")
 
 
 def test_modes_stand_for_sources(tmp_path: Path) -> None:
