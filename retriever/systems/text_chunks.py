@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from retriever.forward.batching import TextTokenizer, Tokens, padded, plan
+from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded, plan
 from retriever.model.recipe import Recipe
 from retriever.options import PLURALS, Side
 from retriever.systems.prompt_kinds import PromptKind
 from retriever.training.system import Chunk
 
-_CHUNK = {"cpu": 4096, "cuda": 65536}  # tokens per chunk, padding included
 _QUERIES = 4096  # queries that are checked at a time
-_STEP = 16
 
 
 class TextChunks:
@@ -61,7 +59,7 @@ class TextChunks:
         tokens: Tokens = self.tokenizer(texts, side=side)
         if side == "query":
             self.kind.check_queries(texts, tokens)
-        planned = plan(tokens.lengths, _CHUNK[self.device.type], _STEP, self.recipe.positions)
+        planned = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
         most = None if provider is None else self.kind.most_texts(provider)
         batches = [(some, width) for text_rows, width in planned for some in _cut(text_rows, most)]
         chunks = []

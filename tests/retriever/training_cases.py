@@ -18,9 +18,9 @@ import pytest
 import torch
 from tiny import VOCABULARY
 
+from retriever.forward import batching
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
-from retriever.systems import text_chunks
 from retriever.systems.dual import DualSystem
 from retriever.topics.training import TrainingTopics
 from retriever.training import loop as training
@@ -103,7 +103,7 @@ def dual_system(
 
         def chunks(texts: Any, side: Any, rows: Any, *output: Any) -> Any:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(text_chunks._CHUNK, "cpu", chunk)
+                patch.setitem(batching.BATCH_TOKENS, "cpu", chunk)
                 return DualSystem.chunks(system, texts, side, rows, *output)
 
         system.chunks = chunks  # type: ignore[method-assign]
