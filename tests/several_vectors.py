@@ -172,7 +172,7 @@ class SearchTask:
 
 
 class SeveralSource(VectorSource[SeveralEmbeddings, SeveralIndex]):
-    kind = "several"
+    index_kind = "several"
 
     def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
         task = SearchTask(self.encoder.encode(texts, runner), k, self.corpus.deleted)

@@ -21,7 +21,7 @@ from indexing.work.tasks import Runner
 class DenseSource(VectorSource[Embeddings, Index | None]):
     """`exact:EMB`, or `index:NAME`."""
 
-    kind = "index"
+    index_kind = "index"
 
     def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
         from indexing.dense.searching import search_dense, search_exact

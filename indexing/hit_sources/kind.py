@@ -100,7 +100,7 @@ class VectorSource(Generic[Reader, Index]):
     """Base of the hit sources that search with the vectors of the queries.
 
     Attributes:
-        kind: The word before the colon in the grammar, with an index.
+        index_kind: The name of the kind of source that searches the index.
         embeddings: The embeddings that are searched.
         index: The index over them; None: every vector is scored.
         corpus: The corpus, for its deleted rows.
@@ -113,11 +113,11 @@ class VectorSource(Generic[Reader, Index]):
     encoder: QueryEncoder[Any]
     search_parameters: dict[str, Any] = field(default_factory=dict)
 
-    kind: ClassVar[str]
+    index_kind: ClassVar[str]
 
     @property
     def source(self) -> str:
-        return f"exact:{self.embeddings.name}" if self.index is None else f"{self.kind}:{self.index.name}"
+        return f"exact:{self.embeddings.name}" if self.index is None else f"{self.index_kind}:{self.index.name}"
 
     def inputs(self) -> dict[str, Artifact]:
         embeddings = self.embeddings

@@ -29,7 +29,7 @@ from retriever.encoding.sparse_vectors import SparseVectors
 class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
     """`splade:NAME`."""
 
-    kind = "splade"
+    index_kind = "splade"
 
     def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
         return search_impacts(self.index, self.encoder.encode(texts, runner), k, self.corpus.deleted, runner)
