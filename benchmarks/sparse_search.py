@@ -155,7 +155,8 @@ def compare(
     """
     from jobs import build_bm25
 
-    from indexing.lucene.bm25 import Bm25, search_alive
+    from indexing.lucene.bm25 import Bm25
+    from indexing.lucene.searching import search_alive
 
     store = Store(store_url)
     corpus = Corpus.open(store)

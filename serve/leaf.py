@@ -18,7 +18,7 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
-from indexing.dense.online import OpenPassages, passage_parts
+from indexing.corpus.row_ranges import OpenPassages, passage_parts
 from indexing.exact import Hits, nothing
 from indexing.hit_sources.online import OnlinePlace, OnlineSearch, Target
 from indexing.hit_sources.registry import find_kind, online_searches

@@ -98,7 +98,7 @@ PATCHES = {
     "indexing.work.ray_actors": patch_actors,
     "indexing.training.cluster": patch_training,
     "indexing.dense.searching": patch_exact_search,
-    "indexing.lucene.bm25": patch_bm25,
+    "indexing.lucene.searching": patch_bm25,
 }
 
 

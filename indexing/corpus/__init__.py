@@ -4,6 +4,7 @@ corpus               corpus/: passages as a chain of generations, for reading
 importing            raw files to a generation of the corpus
 ids                  passage id to row
 filters              conditions on the metadata of passages
+row_ranges           the passages of a range of rows, open for a service
 named_values         parses NAME=VALUE,…, by which options name query sets
 queries              queries/NAME: queries and judgements
 judged_pairs         the relevant passages of each query, as the judgements name them

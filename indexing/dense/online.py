@@ -7,76 +7,23 @@ shard with an index is opened: a process that also uses torch should import torc
 
 from __future__ import annotations
 
-import bisect
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
+from indexing.corpus.row_ranges import Matches
 from indexing.dense.index import Index, Shard
 from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, nothing, search_open
 from indexing.exact import kernel as kernels
-from indexing.lucene.bm25 import Bm25, search_alive, search_among, segment_rows
-from indexing.store.artifact import Artifact, Part
-from indexing.store.chain import RowPart, RowRange
+from indexing.store.chain import RowRange
 
 EXACT_ROWS = 100_000  # a filtered search scores all matching rows of a shard up to this number
 OPEN_ROWS = 200_000  # rows of a shard without an index up to which its vectors stay converted in memory
-FILTERS = 64  # filters whose matching rows are cached
 PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index are searched by several threads
-
-
-class Matches:
-    """The rows of one range that match a filter, with a cache of the latest filters. Thread-safe."""
-
-    def __init__(self, corpus: Corpus, range: RowRange):
-        self.corpus, self.range = corpus, range
-        self._kept: OrderedDict[Filter, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def rows(self, filter: Filter) -> np.ndarray:
-        """Returns the matching rows, int64, ascending."""
-        with self._lock:
-            if filter in self._kept:
-                self._kept.move_to_end(filter)
-                return self._kept[filter]
-        rows = filter.rows(self.corpus, *self.range)
-        with self._lock:
-            self._kept[filter] = rows
-            while len(self._kept) > FILTERS:
-                self._kept.popitem(last=False)
-        return rows
-
-
-def passage_parts(corpus: Corpus, rows: RowRange) -> list[RowPart]:
-    """Returns the parts of a corpus that hold passages of a range of rows."""
-    return [part for part in corpus.parts if part.first_row < rows.end and rows.first < part.end]
-
-
-class OpenPassages:
-    """The passages of a range of rows, with their files kept open: a lookup takes time in proportion to its passage."""
-
-    def __init__(self, corpus: Corpus, rows: RowRange):
-        self.rows, parts = rows, passage_parts(corpus, rows)
-        self._starts = [part.first_row for part in parts]
-        self._columns = [
-            [table.column(name) for name in ("id", "title", "text", "metadata")] for table in map(corpus.table, parts)
-        ]
-
-    def fetch(self, rows: np.ndarray) -> list[tuple[int, str, str, str, str]]:
-        """Returns (row, id, title, text, metadata as JSON) of those of the rows, int64 [n], that are in the range."""
-        found = []
-        for row in rows[(rows >= self.rows.first) & (rows < self.rows.end)].tolist():
-            number = bisect.bisect_right(self._starts, row) - 1
-            local = row - self._starts[number]
-            found.append((row, *(column[local].as_py() for column in self._columns[number])))
-        return found
 
 
 def index_share(index: Index, rows: RowRange) -> list[Shard]:
@@ -172,33 +119,3 @@ class DenseShard:
             return nothing(len(queries), k)
         found = exact_search(queries, [(0, self.embeddings.take(rows))], k, threads=self.threads)
         return Hits(found.scores, np.where(found.rows >= 0, rows[found.rows], -1))
-
-
-def segment_share(shards: Sequence[tuple[Artifact, Part]], rows: RowRange) -> tuple[slice, RowRange]:
-    """Returns which of some Lucene segments belong to a range of rows, and the rows that these hold."""
-    held = segment_rows(shards)
-    share = rows.share(held)
-    first, *_, last = [*held[share], *held[share]] or [RowRange(0, 0)] * 2
-    return share, RowRange(first.first, last.end)
-
-
-class Words:
-    """The segments of an open bm25/NAME that belong to a range of rows; their statistics are those of all segments.
-
-    Raises InputError if it belongs to another corpus, or if there is no Java.
-    """
-
-    def __init__(self, corpus: Corpus, bm25: Bm25, rows: RowRange, threads: int = 1):
-        self.threads = threads
-        self._corpus = corpus
-        share, held = segment_share(bm25.shards, rows)
-        self._searcher = bm25.searcher(share) if bm25.shards[share] else None
-        self._matches = Matches(corpus, held)
-
-    def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
-        """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
-        if self._searcher is None:
-            return nothing(len(queries), k)
-        if filter is None:
-            return search_alive(self._searcher, queries, k, self._corpus.deleted, self.threads)
-        return search_among(self._searcher, queries, k, self._matches.rows(filter), self.threads)

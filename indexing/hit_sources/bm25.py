@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from indexing.corpus.corpus import Corpus
-from indexing.dense.online import Words, segment_share
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext, SourceKind
 from indexing.hit_sources.online import PROBE, Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.lucene.bm25 import DEFAULT, Bm25, search_bm25
+from indexing.lucene.searching import OpenSegments, segment_share
 from indexing.store.artifact import Artifact
 from indexing.store.chain import check_lineage
 from indexing.work.tasks import Runner
@@ -50,13 +50,13 @@ class OnlineBm25(OnlineSearch):
         check_lineage(bm25.generations, pinned.corpus.generations)
         return bm25
 
-    def open(self, readers: Bm25, corpus: Corpus, place: OnlinePlace) -> Words:
-        return Words(corpus, readers, place.rows, place.threads or 1)
+    def open(self, readers: Bm25, corpus: Corpus, place: OnlinePlace) -> OpenSegments:
+        return OpenSegments(readers, corpus, place.rows, place.threads or 1)
 
     def files(self, readers: Bm25, place: OnlinePlace) -> list[Files]:
-        return [readers.shards[segment_share(readers.shards, place.rows)[0]]]
+        return [readers.shards[segment_share(readers, place.rows)[0]]]
 
-    def probe(self, searcher: Words) -> None:
+    def probe(self, searcher: OpenSegments) -> None:
         searcher.search([PROBE], 1)
 
 

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import Filter
-from indexing.dense.online import Matches, segment_share
-from indexing.exact import Hits, nothing
+from indexing.exact import Hits
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.lucene.java import FILL_MEMORY
+from indexing.lucene.searching import OpenSegments, segment_share
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store.chain import check_lineage
@@ -70,35 +69,17 @@ class OnlineSplade(OnlineSearch):
     def encoder(self, readers: Readers) -> QueryEncoder[SparseVectors]:
         return readers.encoder
 
-    def open(self, readers: Readers, corpus: Corpus, place: OnlinePlace) -> SpladeSearcher:
-        return SpladeSearcher(readers.index, corpus, place)
+    def open(self, readers: Readers, corpus: Corpus, place: OnlinePlace) -> OpenSegments:
+        return OpenSegments(readers.index, corpus, place.rows, place.threads or 1)
 
     def files(self, readers: Readers, place: OnlinePlace) -> list[Files]:
-        shards = readers.index.shards
-        return [shards[segment_share(shards, place.rows)[0]]]
+        return [readers.index.shards[segment_share(readers.index, place.rows)[0]]]
 
-    def probe(self, searcher: SpladeSearcher) -> None:
-        dim = searcher.index.embeddings.dim
+    def probe(self, searcher: OpenSegments) -> None:
+        index: Any = searcher.index
+        dim = index.embeddings.dim
         word = SparseVectors(np.array([dim // 2], np.int32), np.ones(1, np.float32), np.array([0, 1]), dim)
         searcher.search(word, 1)
-
-
-class SpladeSearcher:
-    """The segments of an open index of impacts that belong to a range of rows. Thread-safe."""
-
-    def __init__(self, index: ImpactIndex, corpus: Corpus, place: OnlinePlace):
-        self.index, self.corpus, self.threads = index, corpus, place.threads or 1
-        share, held = segment_share(index.shards, place.rows)
-        self._searcher = index.searcher(share) if index.shards[share] else None
-        self._matches = Matches(corpus, held)
-
-    def search(self, queries: SparseVectors, k: int, filter: Filter | None = None) -> Hits:
-        """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
-        if self._searcher is None:
-            return nothing(len(queries), k)
-        among = None if filter is None else self._matches.rows(filter)
-        deleted: np.ndarray = self.corpus.deleted
-        return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
 
 
 class SpladeKind(IndexKind):

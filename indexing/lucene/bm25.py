@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import itertools
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from indexing.corpus.corpus import Corpus, contents
-from indexing.exact import Hits, nothing
-from indexing.lucene.lucene import LuceneSearch, LuceneShard, SegmentSearch, analyzer, versions, write_shard
-from indexing.store.artifact import Artifact, Draft, Part
-from indexing.store.chain import RowPart, RowRange, check_lineage
+from indexing.exact import Hits
+from indexing.lucene.lucene import LuceneSearch, write_shard
+from indexing.lucene.searching import search_blocks, search_segments
+from indexing.lucene.segments import (
+    SegmentFiles,
+    check_versions,
+    commit_segment,
+    find_versions,
+    segment_files,
+    segments_of,
+)
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.chain import RowPart, check_lineage
 from indexing.store.store import Store
 from indexing.work.growth import next_target
-from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner, Task
+from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
 from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
 from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
 SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given
-BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
-
-
-SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
-"""Of each segment: the name of its bulk, its small files, and the path of the bulk. A key of caches."""
 
 
 class Bm25:
@@ -81,39 +81,26 @@ class Bm25:
         first, end, _ = searched.indices(len(self.shards))
         return _searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
 
+    def search(
+        self,
+        queries: Sequence[str],
+        k: int,
+        deleted: np.ndarray,
+        *,
+        threads: int = 1,
+        among: np.ndarray | None = None,
+        searcher: LuceneSearch | None = None,
+    ) -> Hits:
+        """Returns the top k passages of each query; see `SegmentedIndex.search`.
+
+        Deleted rows still count in the statistics.
+        """
+        return search_segments(searcher or self.searcher(), queries, k, deleted, among, threads)
+
 
 @functools.lru_cache(maxsize=2)
 def _searcher(files: SegmentFiles, k1: float, b: float, language: str, first: int, end: int) -> LuceneSearch:
     return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, searched=slice(first, end))
-
-
-def segment_rows(shards: Sequence[tuple[Artifact, Part]]) -> list[RowRange]:
-    """Returns the rows of each of some committed segments."""
-    return [RowRange(int(part.facts["first_row"]), int(part.facts["end"])) for _, part in shards]
-
-
-def segment_files(shards: Sequence[tuple[Artifact, Part]]) -> SegmentFiles:
-    """Returns the local files of committed segments; `segments_of` converts them for a search."""
-    files = []
-    for artifact, part in shards:
-        small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small_files"].items())
-        files.append((part.facts["segment_file"], small, str(artifact.local(part))))
-    return tuple(files)
-
-
-def segments_of(files: SegmentFiles) -> list[tuple[LuceneShard, Path]]:
-    """Returns the segments, each with the path of its bulk."""
-    return [(LuceneShard(bulk, dict(small)), Path(path)) for bulk, small, path in files]
-
-
-def check_versions(of: Artifact | Draft) -> None:
-    """Raises InputError if this process has another Lucene than the pinned one."""
-    for package, version in versions().items():
-        if of.config[package] != version:
-            raise InputError(
-                f"{of.url} was made with {package} {of.config[package]}, here is {version}: build another one "
-                "(parameter name), or install that version of pyserini on every node"
-            )
 
 
 class BuildBm25(WorkDefaults):
@@ -189,28 +176,6 @@ class BuildBm25(WorkDefaults):
         ]
 
 
-def find_versions(runner: Runner, previous: Sequence[Artifact], language: str, count: int) -> dict[str, str]:
-    """Returns the versions of Lucene and Anserini that a worker reports.
-
-    Args:
-        runner: What runs the worker.
-        previous: The existing generations of the index, which must have been built with the same versions.
-        language: The language of the analyzer, which the worker must know.
-        count: Number of workers that can fill shards at the same time.
-
-    Raises:
-        InputError: If Java does not work there, or if the existing generations were built with other versions.
-    """
-    reported: dict[str, str] = runner.first(LuceneVersions(language), None, count)
-    before = {key: previous[0].config[key] for key in reported} if previous else reported
-    if before != reported:
-        raise InputError(
-            f"{previous[0].url} was built with {before}, this is {reported}, whose terms may differ: build "
-            "another one (parameter name)"
-        )
-    return reported
-
-
 @dataclass(frozen=True, kw_only=True)
 class FillLucene(RangeStage):
     """The stage that fills Lucene shards."""
@@ -251,40 +216,6 @@ class FillLuceneTask:
             commit_segment(self.draft, name, made, Path(folder), first, end)
 
 
-def commit_segment(
-    draft: Draft, name: str, segment: LuceneShard, folder: Path, first: int, end: int, **facts: int
-) -> None:
-    """Commits a segment of the rows [first, end) as a part: its bulk is the file, its small files are in the record.
-
-    facts: further facts of the record.
-    """
-    small = {file: base64.b64encode(content).decode() for file, content in sorted(segment.small.items())}
-    draft.commit(
-        name,
-        ".cfs",
-        lambda path: shutil.move(folder / segment.bulk, path),
-        rows=end - first,
-        first_row=first,
-        end=end,
-        segment_file=segment.bulk,
-        small_files=small,
-        **facts,
-    )
-
-
-@dataclass(frozen=True)
-class LuceneVersions:
-    """Returns the versions of Lucene and Anserini of a worker, and checks that its Java knows the language."""
-
-    language: str
-    resources: Resources = JVM_CORE  # a thread that ends while the JVM knows it brings the JVM down
-
-    def open(self, place: Place) -> Callable[[None, Report], dict[str, str]]:
-        """Returns the worker. Raises InputError if Java does not work or does not know the language."""
-        analyzer(self.language)
-        return lambda item, report: versions()
-
-
 def counted(texts: Iterable[str], report: Report, every: int = 1_000) -> Iterator[str]:
     """Yields the texts and reports their number now and then."""
     for number, text in enumerate(texts):
@@ -307,22 +238,6 @@ def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray,
     return search_blocks(task, len(queries), lambda first, end: list(queries[first:end]), runner)
 
 
-def search_blocks(task: Task, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:
-    """Returns the hits of queries, spread over workers.
-
-    Args:
-        task: Searches a block of queries: an item is (number of the first query, block).
-        num_queries: The number of queries.
-        block_of: Returns the block of the queries from a first number to an end.
-        runner: What spreads the blocks over workers.
-    """
-    pieces = max(1, num_queries // BLOCK_QUERIES)
-    bounds = np.linspace(0, num_queries, pieces + 1).astype(int).tolist()
-    blocks = [(first, block_of(first, end)) for first, end in itertools.pairwise(bounds)]
-    by_block = {first: hits for (first, _), hits in runner.run(task, blocks)}
-    return Hits(*(np.concatenate(column) for column in zip(*(by_block[first] for first, _ in blocks), strict=True)))
-
-
 @dataclass(frozen=True)
 class SearchBm25Task:
     """Searches a block of queries: an item is (number of the first query, texts)."""
@@ -334,50 +249,5 @@ class SearchBm25Task:
 
     def open(self, place: Place) -> Callable[[tuple[int, list[str]], Report], Hits]:
         """Returns the worker, with the shards opened."""
-        searcher = self.bm25.searcher()
-        return lambda block, report: search_alive(searcher, block[1], self.k, self.deleted, place.cores)
-
-
-def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int) -> Hits:
-    """Returns the top k of each query without the deleted rows. Searches deeper until there are k."""
-    if not len(deleted):
-        return searcher.search(queries, k, threads=threads)
-    depth = k + min(len(deleted), max(16, k // 8))
-    return _deepened(searcher, queries, k, depth, lambda rows: ~np.isin(rows, deleted), threads)
-
-
-def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
-    """Returns the top k of each query among some rows, int64, ascending. Searches deeper until there are k."""
-    if not len(rows):
-        return nothing(len(queries), k)
-    depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
-    return _deepened(searcher, queries, k, depth, lambda found: np.isin(found, rows), threads, most=len(rows))
-
-
-def _deepened(
-    searcher: SegmentSearch,
-    queries: Sequence[str],
-    k: int,
-    depth: int,
-    taken: Callable[[np.ndarray], np.ndarray],
-    threads: int,
-    most: int | None = None,
-) -> Hits:
-    """Returns the top k of each query among the rows that `taken` accepts (int64 -> bool).
-
-    Searches to `depth`, and doubles it until there are k hits, or `most`, the number of rows that can be accepted.
-    """
-    wanted = k if most is None else min(k, most)
-    scores, rows = nothing(len(queries), k)
-    left = np.arange(len(queries))
-    while len(left):
-        found = searcher.search([queries[int(number)] for number in left], depth, threads=threads)
-        alive = (found.rows >= 0) & taken(found.rows)
-        order = np.argsort(~alive, axis=1, kind="stable")[:, :k]
-        kept = np.take_along_axis(alive, order, axis=1)
-        width = order.shape[1]
-        rows[left, :width] = np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1)
-        scores[left, :width] = np.where(kept, np.take_along_axis(found.scores, order, axis=1), -np.inf)
-        enough = (alive.sum(axis=1) >= wanted) | (found.rows[:, -1] < 0) | (depth >= searcher.num_documents)
-        left, depth = left[~enough], min(2 * depth, searcher.num_documents)
-    return Hits(scores, rows)
+        self.bm25.searcher()
+        return lambda block, report: self.bm25.search(block[1], self.k, self.deleted, threads=place.cores)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from indexing.lucene.bm25 import check_versions, commit_segment, find_versions
+from indexing.lucene.segments import check_versions, commit_segment, find_versions
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.files import blocks
 from indexing.sparse.impacts import SCALE, document_texts, quantised

@@ -11,16 +11,8 @@ import numpy as np
 
 from indexing.embeddings.reader import check_coverage
 from indexing.exact import Hits
-from indexing.lucene.bm25 import (
-    SegmentFiles,
-    check_versions,
-    search_alive,
-    search_among,
-    search_blocks,
-    segment_files,
-    segment_rows,
-    segments_of,
-)
+from indexing.lucene.searching import search_blocks, search_segments
+from indexing.lucene.segments import SegmentFiles, check_versions, segment_files, segment_rows, segments_of
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
 from indexing.sparse.lucene_search import ImpactSearch
@@ -113,9 +105,7 @@ class ImpactIndex:
         opened, texts = searcher or self.searcher(), query_texts(impacts)
 
         def find(texts: Sequence[str], depth: int) -> Hits:
-            if among is None:
-                return search_alive(opened, texts, depth, deleted, threads)
-            return search_among(opened, texts, depth, among, threads)
+            return search_segments(opened, texts, depth, deleted, among, threads)
 
         hits = find(texts, k)
         for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():

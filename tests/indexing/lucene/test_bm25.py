@@ -17,9 +17,11 @@ from word_passages import assert_same_hits, expected_hits, pairs, word_passages
 from indexing.corpus.corpus import Corpus, contents
 from indexing.exact import Hits
 from indexing.lucene import bm25 as module
-from indexing.lucene.bm25 import Bm25, BuildBm25, FillLuceneTask, search_alive
+from indexing.lucene import searching, segments
+from indexing.lucene.bm25 import Bm25, BuildBm25, FillLuceneTask
 from indexing.lucene.bm25 import search_bm25 as search_with
 from indexing.lucene.lucene import versions
+from indexing.lucene.searching import search_alive
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
@@ -179,7 +181,7 @@ def test_only_the_queries_that_lack_hits_are_asked_again_and_deeper() -> None:
 def test_pieces_of_queries_come_back_in_their_order(tmp_path: Path, monkeypatch) -> None:
     found = build_bm25(extend_corpus(tmp_path, [word_passages(100, seed=4)]), tmp_path)
     once = search_bm25(found, QUERIES, 20, NOTHING)
-    monkeypatch.setattr(module, "BLOCK_QUERIES", 13)
+    monkeypatch.setattr(searching, "BLOCK_QUERIES", 13)
     here = shuffling_runner()
     equal(search_with(found, QUERIES, 20, NOTHING, here), once)
     blocks = [(first, first + len(texts)) for first, texts in here.items("SearchBm25Task")]
@@ -247,10 +249,10 @@ def test_java_is_called_by_one_thread_only(tmp_path: Path, monkeypatch: pytest.M
     passages = word_passages(40, seed=7)
     corpus = extend_corpus(tmp_path, [passages])
     threads: set[int] = set()
-    for name in ("write_shard", "versions"):
-        real = getattr(module, name)
+    for place, name in ((module, "write_shard"), (segments, "versions")):
+        real = getattr(place, name)
         monkeypatch.setattr(
-            module, name, lambda *a, real=real, **k: (threads.add(threading.get_ident()), real(*a, **k))[1]
+            place, name, lambda *a, real=real, **k: (threads.add(threading.get_ident()), real(*a, **k))[1]
         )
     store, here = Store(str(tmp_path / "store")), LocalRunner(cores=4)
     work = BuildBm25(store, corpus, "bm25", shards=4)

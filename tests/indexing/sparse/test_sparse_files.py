@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save, save_file
 
-from indexing.embeddings import sparse_files as files
+from indexing.sparse import files
 from indexing.sparse.files import open_spool, read_vectors, save_vectors
 from retriever.encoding.sparse_vectors import SparseVectors, from_dense
 from retriever.errors import InputError

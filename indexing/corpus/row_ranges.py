@@ -1,0 +1,62 @@
+"""The passages of a range of rows, open for a service: lookups, and the rows that match a filter."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import OrderedDict
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter
+from indexing.store.chain import RowPart, RowRange
+
+FILTERS = 64  # filters whose matching rows are cached
+
+
+class Matches:
+    """The rows of one range that match a filter, with a cache of the latest filters. Thread-safe."""
+
+    def __init__(self, corpus: Corpus, range: RowRange):
+        self.corpus, self.range = corpus, range
+        self._kept: OrderedDict[Filter, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def rows(self, filter: Filter) -> np.ndarray:
+        """Returns the matching rows, int64, ascending."""
+        with self._lock:
+            if filter in self._kept:
+                self._kept.move_to_end(filter)
+                return self._kept[filter]
+        rows = filter.rows(self.corpus, *self.range)
+        with self._lock:
+            self._kept[filter] = rows
+            while len(self._kept) > FILTERS:
+                self._kept.popitem(last=False)
+        return rows
+
+
+def passage_parts(corpus: Corpus, rows: RowRange) -> list[RowPart]:
+    """Returns the parts of a corpus that hold passages of a range of rows."""
+    return [part for part in corpus.parts if part.first_row < rows.end and rows.first < part.end]
+
+
+class OpenPassages:
+    """The passages of a range of rows, with their files kept open: a lookup takes time in proportion to its passage."""
+
+    def __init__(self, corpus: Corpus, rows: RowRange):
+        self.rows, parts = rows, passage_parts(corpus, rows)
+        self._starts = [part.first_row for part in parts]
+        self._columns = [
+            [table.column(name) for name in ("id", "title", "text", "metadata")] for table in map(corpus.table, parts)
+        ]
+
+    def fetch(self, rows: np.ndarray) -> list[tuple[int, str, str, str, str]]:
+        """Returns (row, id, title, text, metadata as JSON) of those of the rows, int64 [n], that are in the range."""
+        found = []
+        for row in rows[(rows >= self.rows.first) & (rows < self.rows.end)].tolist():
+            number = bisect.bisect_right(self._starts, row) - 1
+            local = row - self._starts[number]
+            found.append((row, *(column[local].as_py() for column in self._columns[number])))
+        return found

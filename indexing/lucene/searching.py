@@ -1,0 +1,159 @@
+"""Search of the segments of an index: for a job, in blocks of queries, and for a service, in a range of rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter
+from indexing.corpus.row_ranges import Matches
+from indexing.exact import Hits, nothing
+from indexing.lucene.lucene import SegmentSearch
+from indexing.lucene.segments import segment_rows
+from indexing.store.artifact import Artifact, Part
+from indexing.store.chain import RowRange
+from indexing.work.tasks import Runner, Task
+
+BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
+
+
+class SegmentedIndex(Protocol):
+    """An index of Lucene: bm25/NAME, or an index of impacts."""
+
+    @property
+    def shards(self) -> list[tuple[Artifact, Part]]:
+        """Its committed segments, in the order of their rows."""
+
+    def searcher(self, searched: slice = ...) -> Any:
+        """Opens segments in this process."""
+
+    def search(
+        self,
+        queries: Any,
+        k: int,
+        deleted: np.ndarray,
+        *,
+        threads: int = ...,
+        among: np.ndarray | None = ...,
+        searcher: Any = ...,
+    ) -> Hits:
+        """Returns the top k passages of each query.
+
+        Args:
+            queries: The queries.
+            k: Hits per query.
+            deleted: Rows to exclude, int64, ascending.
+            threads: Threads that search.
+            among: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
+            searcher: The open segments; None: `searcher` opens them.
+        """
+
+
+def segment_share(index: SegmentedIndex, rows: RowRange) -> tuple[slice, RowRange]:
+    """Returns which segments of an index belong to a range of rows, and the rows that these hold."""
+    held = segment_rows(index.shards)
+    share = rows.share(held)
+    first, *_, last = [*held[share], *held[share]] or [RowRange(0, 0)] * 2
+    return share, RowRange(first.first, last.end)
+
+
+class OpenSegments:
+    """The segments of an index that belong to a range of rows, open for a service. Thread-safe.
+
+    Args:
+        index: The index.
+        corpus: The corpus, for its deleted rows and for filters.
+        rows: The range of rows.
+        threads: Threads of one search.
+
+    Raises:
+        InputError: If the index was made with another version of Lucene, or if there is no Java.
+    """
+
+    def __init__(self, index: SegmentedIndex, corpus: Corpus, rows: RowRange, threads: int = 1):
+        self.index, self.corpus, self.threads = index, corpus, threads
+        share, held = segment_share(index, rows)
+        self._searcher = index.searcher(share) if index.shards[share] else None
+        self._matches = Matches(corpus, held)
+
+    def search(self, queries: Any, k: int, filter: Filter | None = None) -> Hits:
+        """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
+        if self._searcher is None:
+            return nothing(len(queries), k)
+        among = None if filter is None else self._matches.rows(filter)
+        deleted: np.ndarray = self.corpus.deleted
+        return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
+
+
+def search_blocks(task: Task, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:
+    """Returns the hits of queries, spread over workers.
+
+    Args:
+        task: Searches a block of queries: an item is (number of the first query, block).
+        num_queries: The number of queries.
+        block_of: Returns the block of the queries from a first number to an end.
+        runner: What spreads the blocks over workers.
+    """
+    pieces = max(1, num_queries // BLOCK_QUERIES)
+    bounds = np.linspace(0, num_queries, pieces + 1).astype(int).tolist()
+    blocks = [(first, block_of(first, end)) for first, end in itertools.pairwise(bounds)]
+    by_block = {first: hits for (first, _), hits in runner.run(task, blocks)}
+    return Hits(*(np.concatenate(column) for column in zip(*(by_block[first] for first, _ in blocks), strict=True)))
+
+
+def search_segments(
+    searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, among: np.ndarray | None, threads: int
+) -> Hits:
+    """Returns the top k of each query; arguments as of `SegmentedIndex.search`."""
+    if among is None:
+        return search_alive(searcher, queries, k, deleted, threads)
+    return search_among(searcher, queries, k, among, threads)
+
+
+def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int) -> Hits:
+    """Returns the top k of each query without the deleted rows. Searches deeper until there are k."""
+    if not len(deleted):
+        return searcher.search(queries, k, threads=threads)
+    depth = k + min(len(deleted), max(16, k // 8))
+    return _deepened(searcher, queries, k, depth, lambda rows: ~np.isin(rows, deleted), threads)
+
+
+def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
+    """Returns the top k of each query among some rows, int64, ascending. Searches deeper until there are k."""
+    if not len(rows):
+        return nothing(len(queries), k)
+    depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
+    return _deepened(searcher, queries, k, depth, lambda found: np.isin(found, rows), threads, most=len(rows))
+
+
+def _deepened(
+    searcher: SegmentSearch,
+    queries: Sequence[str],
+    k: int,
+    depth: int,
+    taken: Callable[[np.ndarray], np.ndarray],
+    threads: int,
+    most: int | None = None,
+) -> Hits:
+    """Returns the top k of each query among the rows that `taken` accepts (int64 -> bool).
+
+    Searches to `depth`, and doubles it until there are k hits, or `most`, the number of rows that can be accepted.
+    """
+    wanted = k if most is None else min(k, most)
+    scores, rows = nothing(len(queries), k)
+    left = np.arange(len(queries))
+    while len(left):
+        found = searcher.search([queries[int(number)] for number in left], depth, threads=threads)
+        alive = (found.rows >= 0) & taken(found.rows)
+        order = np.argsort(~alive, axis=1, kind="stable")[:, :k]
+        kept = np.take_along_axis(alive, order, axis=1)
+        width = order.shape[1]
+        rows[left, :width] = np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1)
+        scores[left, :width] = np.where(kept, np.take_along_axis(found.scores, order, axis=1), -np.inf)
+        enough = (alive.sum(axis=1) >= wanted) | (found.rows[:, -1] < 0) | (depth >= searcher.num_documents)
+        left, depth = left[~enough], min(2 * depth, searcher.num_documents)
+    return Hits(scores, rows)

@@ -1,0 +1,103 @@
+"""Segments of Lucene as parts of an artifact: their files, the pinned versions, and the commit."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from indexing.lucene.lucene import LuceneShard, analyzer, versions
+from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.chain import RowRange
+from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
+from retriever.errors import InputError
+
+SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
+"""Of each segment: the name of its bulk, its small files, and the path of the bulk. A key of caches."""
+
+
+def segment_rows(shards: Sequence[tuple[Artifact, Part]]) -> list[RowRange]:
+    """Returns the rows of each of some committed segments."""
+    return [RowRange(int(part.facts["first_row"]), int(part.facts["end"])) for _, part in shards]
+
+
+def segment_files(shards: Sequence[tuple[Artifact, Part]]) -> SegmentFiles:
+    """Returns the local files of committed segments; `segments_of` converts them for a search."""
+    files = []
+    for artifact, part in shards:
+        small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small_files"].items())
+        files.append((part.facts["segment_file"], small, str(artifact.local(part))))
+    return tuple(files)
+
+
+def segments_of(files: SegmentFiles) -> list[tuple[LuceneShard, Path]]:
+    """Returns the segments, each with the path of its bulk."""
+    return [(LuceneShard(bulk, dict(small)), Path(path)) for bulk, small, path in files]
+
+
+def check_versions(of: Artifact | Draft) -> None:
+    """Raises InputError if this process has another Lucene than the pinned one."""
+    for package, version in versions().items():
+        if of.config[package] != version:
+            raise InputError(
+                f"{of.url} was made with {package} {of.config[package]}, here is {version}: build another one "
+                "(parameter name), or install that version of pyserini on every node"
+            )
+
+
+def find_versions(runner: Runner, previous: Sequence[Artifact], language: str, count: int) -> dict[str, str]:
+    """Returns the versions of Lucene and Anserini that a worker reports.
+
+    Args:
+        runner: What runs the worker.
+        previous: The existing generations of the index, which must have been built with the same versions.
+        language: The language of the analyzer, which the worker must know.
+        count: Number of workers that can fill shards at the same time.
+
+    Raises:
+        InputError: If Java does not work there, or if the existing generations were built with other versions.
+    """
+    reported: dict[str, str] = runner.first(LuceneVersions(language), None, count)
+    before = {key: previous[0].config[key] for key in reported} if previous else reported
+    if before != reported:
+        raise InputError(
+            f"{previous[0].url} was built with {before}, this is {reported}, whose terms may differ: build "
+            "another one (parameter name)"
+        )
+    return reported
+
+
+@dataclass(frozen=True)
+class LuceneVersions:
+    """Returns the versions of Lucene and Anserini of a worker, and checks that its Java knows the language."""
+
+    language: str
+    resources: Resources = JVM_CORE  # a thread that ends while the JVM knows it brings the JVM down
+
+    def open(self, place: Place) -> Callable[[None, Report], dict[str, str]]:
+        """Returns the worker. Raises InputError if Java does not work or does not know the language."""
+        analyzer(self.language)
+        return lambda item, report: versions()
+
+
+def commit_segment(
+    draft: Draft, name: str, segment: LuceneShard, folder: Path, first: int, end: int, **facts: int
+) -> None:
+    """Commits a segment of the rows [first, end) as a part: its bulk is the file, its small files are in the record.
+
+    facts: further facts of the record.
+    """
+    small = {file: base64.b64encode(content).decode() for file, content in sorted(segment.small.items())}
+    draft.commit(
+        name,
+        ".cfs",
+        lambda path: shutil.move(folder / segment.bulk, path),
+        rows=end - first,
+        first_row=first,
+        end=end,
+        segment_file=segment.bulk,
+        small_files=small,
+        **facts,
+    )
