@@ -249,5 +249,9 @@ class SearchBm25Task:
 
     def open(self, place: Place) -> Callable[[tuple[int, list[str]], Report], Hits]:
         """Returns the worker, with the shards opened."""
-        self.bm25.searcher()
-        return lambda block, report: self.bm25.search(block[1], self.k, self.deleted, threads=place.cores)
+        searcher = self.bm25.searcher()
+
+        def search(block: tuple[int, list[str]], report: Report) -> Hits:
+            return self.bm25.search(block[1], self.k, self.deleted, threads=place.cores, searcher=searcher)
+
+        return search
