@@ -12,7 +12,6 @@ from __future__ import annotations
 from jobs.common.cli import Stage, Workers, human, run, say, say_complete
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from jobs.common.session import open_runner
 from jobs.import_queries import hold_out_of
@@ -21,9 +20,11 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus as ImportWork
 from indexing.corpus.importing import ImportOptions
 from indexing.corpus.queries import check_splits, complete_queries, import_queries, read_judged_queries
-from indexing.formats.columns import PassageNames
-from indexing.formats.raw import open_input
-from indexing.formats.sources import CHUNK_BYTES, Source, describe_columns, detect
+from indexing.files.columns import PassageNames
+from indexing.files.raw import open_input
+from indexing.formats.chunking import CHUNK_BYTES
+from indexing.formats.registry import FormatName
+from indexing.formats.sources import Source, describe_columns, detect
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key, generation
 from indexing.work.work import resumable, run_work
@@ -35,7 +36,7 @@ class ImportCorpus(Workers):
     source: str | None = None
     """A folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in
     para.title.txt (RocketQA's: id<TAB>title) beside MS MARCO's collection.tsv are joined."""
-    format: Literal["auto", "beir", "msmarco", "dpr", "kilt", "parquet", "csv", "tsv", "jsonl"] = "auto"
+    format: FormatName = "auto"
     """The format of the source; auto recognises it by file names and the first line."""
     id: str | None = None
     """The column with the id of a passage; without it, a known name such as id, else a hash of title and text ("")."""
@@ -143,7 +144,7 @@ def plan(store: Store, source: Source | None, options: ImportCorpus) -> None:
         for file in source.corpus:
             with open_input(file) as opened:
                 sizes.append(opened.size() * (3 if file.endswith(".gz") else 1))
-        say(f"source   {source.format}: {len(source.corpus)} corpus files, about {human(sum(sizes))} of text")
+        say(f"source   {source.format.name}: {len(source.corpus)} corpus files, about {human(sum(sizes))} of text")
         with_queries = source.query_source or source
         say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
         part = f"{options.part_size:,} passages, at most {human(CHUNK_BYTES)}"

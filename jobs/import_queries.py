@@ -11,10 +11,11 @@ from __future__ import annotations
 from jobs.common.cli import Common, run, say, say_complete
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from indexing.corpus.queries import HoldOut, complete_queries, import_queries
-from indexing.formats.columns import QueryNames
+from indexing.files.columns import QueryNames
+from indexing.formats.registry import FormatName
 from indexing.formats.sources import describe_columns, detect_queries
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -26,7 +27,7 @@ class ImportQueries(Common):
     """Folder or file of queries in a format of docs/data.md, local or s3://; text files may be compressed as .gz."""
     queries: str | None = None
     """Name of the query set; default: the name of the folder or file."""
-    format: Literal["auto", "beir", "msmarco", "dpr", "kilt", "parquet", "csv", "tsv", "jsonl"] = "auto"
+    format: FormatName = "auto"
     """Format of the source; auto detects it from the file names and the first line."""
     id: str | None = None
     """Column with the id of a query; default: a known name such as query_id, otherwise a hash of the query ("")."""

@@ -1,5 +1,6 @@
 """The exceptions for what a user can fix, and the texts of their messages."""
 
+import itertools
 from collections.abc import Collection, Mapping
 
 MOST_MESSAGE = 2_000  # characters of a message, also if it repeats long values of its input
@@ -15,10 +16,10 @@ def shortened(text: str, most: int = MOST_MESSAGE) -> str:
     return _cut(printable(_cut(text, most)), most)
 
 
-def listed(names: Collection[str]) -> str:
-    """Returns the first three names in order, each cut to 120 characters, and how many more there are."""
-    more = len(names) - 3
-    return ", ".join(shortened(name, 120) for name in sorted(names)[:3]) + (f" and {more:,} more" if more > 0 else "")
+def listed(names: Collection[str], most: int = 3, characters: int = 120) -> str:
+    """Returns the first names, each cut to a number of characters, and how many more there are."""
+    shown = [shortened(name, characters) for name in itertools.islice(names, most)]
+    return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def _cut(text: str, most: int) -> str:

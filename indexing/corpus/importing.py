@@ -20,12 +20,14 @@ import xxhash
 
 from indexing.corpus.corpus import Corpus, save_array, write_table
 from indexing.corpus.ids import candidates, merge_bucket, num_buckets, repeated, sorted_hashes
-from indexing.formats.delimited import line_of_row
+from indexing.files.delimited import line_of_row
+from indexing.files.raw import Lines, Piece, clip, no_rows, open_input
+from indexing.files.rows import text_lines
+from indexing.files.titles import title_facts
+from indexing.formats.chunking import Chunk, chunks
+from indexing.formats.format import CorpusFormat
 from indexing.formats.parse import check_filter_types, parse_corpus
-from indexing.formats.raw import Lines, Piece, clip, no_rows, open_input
-from indexing.formats.readers import text_lines
-from indexing.formats.sources import Chunk, Source, chunks
-from indexing.formats.titles import title_facts
+from indexing.formats.sources import Source
 from indexing.store.artifact import Artifact, Draft, Part
 from indexing.store.conflicts import describe_changes
 from indexing.store.store import Store, generation
@@ -74,7 +76,7 @@ class ImportCorpus(WorkDefaults):
         check_filter_types(options.filters)
         self.source, self.options = source, options
         self.config = {
-            "format": source.format if source else None,
+            "format": source.format.name if source else None,
             "part_size": options.part_size,
             "filters": dict(options.filters),
             "limit": options.limit,
@@ -198,7 +200,7 @@ class ParseTask:
     """Parses a chunk and commits its part, then the sorted hashes of its ids."""
 
     draft: Draft
-    format: Any
+    format: CorpusFormat
     filters: Mapping[str, str]
     resources: Resources = PYTHON_CORE
 
@@ -248,7 +250,7 @@ class MergeIdsTask:
         )
 
 
-def import_part(chunk: Chunk, draft: Draft, format: Any, filters: Mapping[str, str]) -> int:
+def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str]) -> int:
     """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
     table = parse_corpus(format, chunk, filters)
     pieces = [[piece.file, piece.first_line, piece.rows, digest(piece)] for piece in chunk.pieces]

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from indexing.corpus.corpus import Corpus, write_table
 from indexing.corpus.importing import file_identity
-from indexing.formats.judgements import read_query_tables
-from indexing.formats.parse import read_qrels, read_queries
-from indexing.formats.raw import clip
+from indexing.files.qrels import read_qrels
+from indexing.files.raw import clip
+from indexing.formats.parse import read_queries
 from indexing.formats.sources import Source
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.conflicts import describe_changes
@@ -170,11 +170,7 @@ def read_judged_queries(source: Source, *, limit: int | None = None, partial: bo
             a query and a passage twice with different scores.
     """
     check_splits(source)
-    tables: dict[str, pa.Table] = {}  # split -> judgements that a table of queries contains
-    if source.query_columns:
-        queries, tables = read_query_tables(source)
-    else:
-        queries = pa.concat_tables(read_queries(source))
+    queries, tables = read_queries(source)
     queries = queries.slice(0, limit)
     ids = queries["id"].to_pylist()
     _refuse_doubles(source, ids)
@@ -258,7 +254,7 @@ def _config(source: Source, limit: int | None, hold_out: HoldOut | None) -> dict
     """Returns the settings of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
     identities = [file_identity(file) for file in files]
-    config: dict[str, Any] = {"format": source.format, "limit": limit, "source": identities}
+    config: dict[str, Any] = {"format": source.format.name, "limit": limit, "source": identities}
     if source.query_columns:
         config["columns"] = source.query_columns.config | {"splits": sorted(source.qrels)}
     if hold_out:

@@ -1,16 +1,16 @@
-"""Raw files: corpora, queries and judgements in many formats, cut into chunks and parsed to Arrow.
+"""Corpora, queries and judgements: a module per format, detection, and parsing to Arrow.
 
-sources         detects the format of a file or folder, and cuts its rows into chunks
-raw             text files, local or on S3, plain or .gz, in blocks of whole lines
-readers         readers of the fixed formats, which name file and line of a bad row
-parse           a chunk to an Arrow table, checked row by row
-limits          the limits of raw files
-delimited       CSV and TSV
-parquet         Parquet in blocks of bounded memory
-parquet_pages   the headers of Parquet pages, read before Arrow reads the pages
-schema          the columns that a file has
-columns         which column holds the id, the title, the text, the metadata or a judgement
-passages        passages from tables
-judgements      queries and judgements from tables
-titles          joins the titles of a separate file to MS MARCO's passages
+sources         finds corpora and queries, and detects their format
+chunking        cuts the rows of a corpus into chunks
+parse           parses a chunk, or files of queries, to Arrow tables
+format          what a format says about itself: names of files, detection, columns, readers, documentation
+registry        the registry of formats
+tables          what all formats with any columns have in common
+csv_tsv         CSV and TSV
+jsonl           JSON lines
+parquet         Parquet
+beir            BEIR
+msmarco         MS MARCO
+dpr             DPR
+kilt            KILT
 """

@@ -11,28 +11,24 @@ cannot hold.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
-from indexing.formats import limits
-from indexing.formats.parquet import stored_bytes
-from indexing.formats.passages import read_passages, wanted_columns
-from indexing.formats.raw import Lines, Piece, clip, no_rows, tsv_fields
-from indexing.formats.readers import CORPUS_READERS, QUERY_READERS, Row, bad, blocks, place, text_lines
-from indexing.formats.sources import Chunk, Format, Source
+from indexing.files import limits
+from indexing.files.parquet import stored_bytes
+from indexing.files.raw import Piece, clip
+from indexing.files.rows import Row, bad, dump_metadata, place
+from indexing.formats.chunking import Chunk
+from indexing.formats.format import CorpusFormat
+from indexing.formats.sources import Source
 from retriever.errors import InputError
 
 # metadata is JSON text of all other fields, "" if there are none.
 CORPUS_SCHEMA = pa.schema(
     [("id", pa.string()), ("title", pa.large_string()), ("text", pa.large_string()), ("metadata", pa.large_string())]
-)
-QUERIES_SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("metadata", pa.large_string())])
-QRELS_SCHEMA = pa.schema(
-    [("query_id", pa.string()), ("corpus_id", pa.string()), ("score", pa.int32()), ("line", pa.int64())]
 )
 FILTER_TYPES = {
     "int64": pa.int64(),
@@ -41,16 +37,14 @@ FILTER_TYPES = {
     "bool": pa.bool_(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
-QRELS_HEADER = ["query-id", "corpus-id", "score"]
-QUERIES_PER_TABLE = 65_536
 
 
-def parse_corpus(format: Format, chunk: Chunk, filters: Mapping[str, str] | None = None) -> pa.Table:
+def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None) -> pa.Table:
     """Parses the passages of a chunk.
 
     Args:
         format: The format of the chunk's source.
-        chunk: Rows of it, from `sources.chunks`.
+        chunk: Rows of it, from `chunking.chunks`.
         filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
             UTC if it names no zone; microseconds). Fields of CSV and TSV are converted to the type.
 
@@ -62,14 +56,11 @@ def parse_corpus(format: Format, chunk: Chunk, filters: Mapping[str, str] | None
     """
     filters = filters or {}
     check_filter_types(filters)
-    columns = chunk.columns
-    table, wanted = (None, None) if columns is None else (columns.table, wanted_columns(columns))
-    is_text = table is not None and bool(table.delimiter)
     tables, size = [], 0
     for piece in chunk.pieces:
-        for block in blocks(piece, table, wanted):
-            rows = CORPUS_READERS[format](block) if columns is None else read_passages(block, columns)
-            tables.append(_passages(block, rows, filters, is_text=is_text))
+        for block in format.blocks(piece, chunk.columns):
+            rows = format.read_passages(block, chunk.columns)
+            tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
             if size > limits.MAX_PART_BYTES:
                 _check_growth(chunk, block, size)
@@ -127,86 +118,15 @@ def check_filter_types(filters: Mapping[str, str]) -> None:
             )
 
 
-def read_queries(source: Source) -> Iterator[pa.Table]:
-    """Yields the queries of a source in tables of QUERIES_SCHEMA, in the order of the files.
-
-    Metadata of DPR queries: {"answers": [...]}, their ids are q0, q1, …; of KILT's: {"answers": [...], "provenance":
-    [the page ids of each output that has some]} and the task's other fields. MS MARCO's files overlap (dev.small is
-    part of dev): a query that an earlier file has with the same text is left out. Tables with other columns are read
-    by `tables.judgements`.
+def read_queries(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
+    """Returns the queries of a source, and the judgements in the same files, as `CorpusFormat.read_query_files` does.
 
     Raises:
-        InputError: With file and line, if a row is unfit.
+        InputError: With file and line, for a bad row. Also if the source has no queries.
     """
     if not source.queries:
         raise InputError(f"{source.name}: found no queries, expected a file of them; name the file")
-    reader = QUERY_READERS[source.format]
-    earlier: dict[str, str] = {}
-    for number, file in enumerate(source.queries):
-        lines = Lines(file)
-        seen: dict[str, str] = {}
-        while piece := lines.take(QUERIES_PER_TABLE):
-            for block in blocks(piece):
-                ids, texts, metadata = [], [], []
-                for line, id, _, text, fields in reader(block):
-                    if id in earlier:
-                        if earlier[id] != text:
-                            problem = f"query {clip(id)} with another text"
-                            raise bad(block, line, problem, "an earlier file's", "rename it")
-                        continue
-                    ids.append(id)
-                    texts.append(text)
-                    metadata.append(dump_metadata(block, line, fields) if fields else "")
-                if number + 1 < len(source.queries):
-                    seen.update(zip(ids, texts, strict=True))
-                if ids:
-                    yield pa.table([ids, texts, metadata], schema=QUERIES_SCHEMA)
-        if lines.line == 1:
-            raise no_rows(file)
-        earlier.update(seen)
-
-
-def read_qrels(file: str) -> pa.Table:
-    """Reads judgements: QRELS_SCHEMA, `line` the 1-based line of each.
-
-    Args:
-        file: BEIR's three columns (with their header, quoted as by Python's csv module) or TREC's four (query, ignored,
-            passage, grade; separated by tabs or spaces), .gz or not.
-
-    Raises:
-        InputError: With file and line, if a line is unfit.
-    """
-    lines = Lines(file)
-    query_ids, corpus_ids, scores, numbers = [], [], [], []
-    num_fields = 0
-    while piece := lines.take(QUERIES_PER_TABLE):
-        for line, row in text_lines(piece):
-            delimiter = "\t" if "\t" in row else " "
-            if len(row) > limits.MAX_COLUMNS:
-                limits.check_columns(place(piece, line), row, delimiter)
-            if delimiter == " ":
-                fields = [field for field in row.split(" ") if field]
-            else:
-                fields = tsv_fields(place(piece, line), row) if '"' in row else row.split("\t")
-            if line == 1:
-                num_fields = len(fields)
-                if fields == QRELS_HEADER:
-                    continue
-            if len(fields) != num_fields or num_fields not in (3, 4):
-                expected = str(num_fields) if num_fields in (3, 4) else "3 (BEIR) or 4 (TREC)"
-                raise bad(piece, line, f"{len(fields)} columns ({clip(row)})", expected, "fix the line")
-            if not fields[0] or not fields[-2]:
-                raise bad(piece, line, f"an empty id ({clip(row)})", "a query and a passage id", "fix the line")
-            if not re.fullmatch(r"-?[0-9]{1,9}", fields[-1]):
-                expected = "an integer" if line > 1 else "an integer, or the header query-id<TAB>corpus-id<TAB>score"
-                raise bad(piece, line, f"score {clip(fields[-1])}", expected, "fix the line")
-            query_ids.append(fields[0])
-            corpus_ids.append(fields[-2])
-            scores.append(int(fields[-1]))
-            numbers.append(line)
-    if not query_ids:
-        raise no_rows(file)
-    return pa.table([query_ids, corpus_ids, scores, numbers], schema=QRELS_SCHEMA)
+    return source.format.read_query_files(source.queries, source.query_columns, source.qrels)
 
 
 def _typed_field(value: Any, kind: str | None) -> Any:
@@ -242,17 +162,3 @@ def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> 
     wanted = "an ISO 8601 timestamp" if kind == "timestamp" else kind
     found = f"{name} {clip(value)} ({type(value).__name__})"
     raise bad(piece, line, found, f"{wanted}, as its filter says", "fix the value or give the filter another type")
-
-
-def dump_metadata(piece: Piece, line: int, fields: dict[str, Any]) -> str:
-    try:
-        return orjson.dumps(fields, default=_plain).decode()
-    except orjson.JSONEncodeError as error:
-        raise bad(piece, line, f"metadata that JSON cannot hold ({error})", "text or numbers", "drop it") from None
-
-
-def _plain(value: Any) -> Any:
-    """Decimals, durations and timestamps in nanoseconds as Python prints them; bytes are refused."""
-    if isinstance(value, bytes):
-        raise TypeError("bytes")
-    return str(value)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.formats.raw import clip
+from indexing.files.raw import clip
 from retriever.errors import InputError
 
 PAGE = "wikipedia_id"  # the metadata field of a passage that names its page

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indexing.exact import Hits
-from indexing.formats.raw import Lines
-from indexing.formats.readers import text_lines
+from indexing.files.raw import Lines
+from indexing.files.rows import text_lines
 from indexing.store.artifact import Artifact
 from indexing.store.result_files import whole_file
 from retriever.cuts import Cuts

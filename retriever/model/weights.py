@@ -149,11 +149,11 @@ def load_model(
             "the encoder, or with both"
         )
     if needed:
-        raise InputError(f"{folder}: the weights lack {listed(needed)}, which a {title} needs: {_REMEDY}")
+        raise InputError(f"{folder}: the weights lack {listed(sorted(needed))}, which a {title} needs: {_REMEDY}")
     # A setting that overrides the number of layers leaves out the last ones on purpose.
     if "num_hidden_layers" not in settings and (surplus := surplus_layers(model, report["unexpected_keys"])):
         raise InputError(
-            f"{folder}: the weights hold layers that config.json does not use: {listed(surplus)}; correct "
+            f"{folder}: the weights hold layers that config.json does not use: {listed(sorted(surplus))}; correct "
             "the number of layers in config.json"
         )
     return model, sorted(lacking)
@@ -256,4 +256,4 @@ def _numbered(name: str) -> list[tuple[str, str]]:
 
 
 def _table(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return listed([f"{name} {list(shape)}" for name, shape in shapes.items()]) or "none"
+    return listed(sorted(f"{name} {list(shape)}" for name, shape in shapes.items())) or "none"

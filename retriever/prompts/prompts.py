@@ -330,7 +330,7 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
     """Raises InputError unless the tensors are those that prompt.json names, alike in shape and dtype, and finite."""
     if set(tensors) != names:
         raise InputError(
-            f"{file}: holds {listed(tensors) or 'no tensor'}, expected "
+            f"{file}: holds {listed(sorted(tensors)) or 'no tensor'}, expected "
             f"{', '.join(sorted(names)) or 'none'} as {SETTINGS} says"
         )
     for name, tensor in tensors.items():
@@ -343,7 +343,7 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
             raise InputError(f"{file}: {name} holds numbers that are not finite")
     shapes = {(tensor.dtype, tensor.shape[0], tensor.shape[2], tensor.shape[4]) for tensor in tensors.values()}
     if len(shapes) > 1:
-        kinds = listed([f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()])
+        kinds = listed(sorted(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()))
         raise InputError(f"{file}: tensors of different dtypes, layers or heads: {kinds}")
 
 

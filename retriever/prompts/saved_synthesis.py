@@ -123,7 +123,7 @@ def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tenso
     basic, up = tensors.get("basic"), tensors.get("up.weight")
     if basic is None or basic.ndim != 3 or up is None or up.ndim != 2:
         raise InputError(
-            f"{file}: holds {listed(tensors) or 'no tensor'} of a synthesiser: expected basic [N, m, d] and "
+            f"{file}: holds {listed(sorted(tensors)) or 'no tensor'} of a synthesiser: expected basic [N, m, d] and "
             "up.weight [layers * 2 * heads * head_dim, d_p] among them"
         )
     width, hidden, bottleneck = basic.shape[2], options.hidden, options.bottleneck
@@ -137,7 +137,7 @@ def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tenso
         "up.weight": (up.shape[0], bottleneck),
     }
     if set(tensors) != set(expected):
-        raise InputError(f"{file}: a synthesiser of {listed(tensors)}: expected {', '.join(sorted(expected))}")
+        raise InputError(f"{file}: a synthesiser of {listed(sorted(tensors))}: expected {', '.join(sorted(expected))}")
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != expected[name] or tensor.dtype != torch.float32:
             raise InputError(

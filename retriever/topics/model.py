@@ -125,7 +125,9 @@ class TopicModel:
         if not isinstance(words, list) or not all(_is_words(topic) for topic in words):
             raise InputError(f"{where} words: expected a list of words for each topic, got {shown(words)}")
         if set(named) != set(_TYPES):
-            raise InputError(f"{where} holds {listed(named) or 'no array'}: expected {', '.join(sorted(_TYPES))}")
+            raise InputError(
+                f"{where} holds {listed(sorted(named)) or 'no array'}: expected {', '.join(sorted(_TYPES))}"
+            )
         for name, dtype in _TYPES.items():
             if named[name].dtype != dtype:
                 raise InputError(f"{where} {name} is {named[name].dtype}, expected {np.dtype(dtype)}")

@@ -138,7 +138,7 @@ def read_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, w
     actual = {name for name in tensors if not name.startswith(_MODEL)}
     if actual != set(expected):
         raise InputError(
-            f"{weights}: holds prompts of the topics {listed(actual) or 'none'}: expected one for each of "
+            f"{weights}: holds prompts of the topics {listed(sorted(actual)) or 'none'}: expected one for each of "
             f"the {model.num_topics} topics, {PREFIX}0 to {PREFIX}{model.num_topics - 1}"
         )
     first = tensors["0"]

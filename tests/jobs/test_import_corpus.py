@@ -18,7 +18,7 @@ from samples import files_of, make_passages, make_queries, write_beir, write_lin
 from indexing.corpus import ids, importing
 from indexing.corpus.corpus import Corpus, Passage
 from indexing.corpus.queries import Queries
-from indexing.formats import sources
+from indexing.formats import chunking
 from indexing.store.artifact import Draft, Part
 from indexing.store.store import Store
 
@@ -154,7 +154,7 @@ def test_a_part_of_long_passages_ends_at_a_number_of_bytes(
     source = write_beir(tmp_path / "raw", passages)
     command = ("import_corpus", "--source", source, "--part-size", 10, "--store")
     done(*command, tmp_path / "by rows")
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 30_000)
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 30_000)
     assert "40 passages in 7 parts" in done(*command, tmp_path / "by bytes")
     corpus = Corpus.open(Store(str(tmp_path / "by bytes")))
     assert [part.part.rows for part in corpus.parts] == [3, 3, 3, 3, 10, 10, 8]
@@ -166,7 +166,7 @@ def test_a_part_of_long_passages_ends_at_a_number_of_bytes(
         name.unlink()
     done(*command, tmp_path / "again")
     assert files_of(tmp_path / "again") == made
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 40_000)
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 40_000)
     done("import_corpus", "--store", tmp_path / "short", "--source", world.source, "--part-size", 60)
     assert files_of(tmp_path / "short") == {
         name: data for name, data in files_of(world.store).items() if name.startswith(("corpus/", "queries/"))
@@ -186,7 +186,7 @@ def test_parts_that_were_cut_elsewhere_are_refused(
     with monkeypatch.context() as patch:
         patch.setattr(importing, "merge_ids", killed)
         assert job(*command).status == 130
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 30)
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 30)
     assert "x.parquet:1: changed since part-00000 was made; import again to start from the" in refused(*command)
     done(*command)
     assert [p.id for p in passages_of(tmp_path / "s")] == [*"abcdefghij"]

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import ODD, jsonl, odd_text, passages, refused, write
 
-from indexing.formats.parquet import parquet_blocks
+from indexing.files.parquet import parquet_blocks
+from indexing.formats.chunking import chunks
 from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.formats.sources import chunks, detect
+from indexing.formats.sources import detect
 from retriever.errors import InputError
 
 
@@ -169,7 +170,7 @@ def test_bad_parquet_is_named(tmp_path):
     file = tmp_path / "a.parquet"
     cases = [
         ({"id": ["a"], "body": ["x"]}, r"a\.parquet: found the columns id, body, expected id or _id, and text"),
-        ({"text": ["a"]}, r"found the columns text, expected id or _id"),
+        ({"text": ["a"]}, r"found the column text, expected id or _id"),
         ({"id": ["a", "b", None], "text": ["x"] * 3}, r"a\.parquet row 3: found no id"),
         ({"id": ["a", "b", "c"], "text": ["x", "y", None]}, r"a\.parquet row 3: found no text"),
         ({"id": ["a"], "text": [5]}, r"a\.parquet row 1: found text 5, expected text to be a string"),
@@ -221,13 +222,15 @@ def test_values_that_are_large_together_and_not_in_a_row_are_read(tmp_path, colu
 PEAK = """
 import sys
 import pyarrow as pa
-from indexing.formats import parquet
-from indexing.formats import sources
+from indexing.files import parquet
+from indexing.formats import chunking
+from indexing.formats.parquet import PARQUET
+from indexing.formats.sources import detect
 from indexing.formats.parse import parse_corpus
-parquet.WHOLE_BYTES = sources.CHUNK_BYTES = 2_000_000
+parquet.WHOLE_BYTES = chunking.CHUNK_BYTES = 2_000_000
 parquet.BUFFER_BYTES = 1 << 20
-found = list(sources.chunks(sources.detect(sys.argv[1]), 1_000))
-ids = [parse_corpus("parquet", found[index])["id"].to_pylist() for index in (0, 20, 31)]
+found = list(chunking.chunks(detect(sys.argv[1]), 1_000))
+ids = [parse_corpus(PARQUET, found[index])["id"].to_pylist() for index in (0, 20, 31)]
 print(len(found), ids, pa.default_memory_pool().max_memory())
 """
 

@@ -18,9 +18,10 @@ from raw_files import jsonl, passages, write
 from small_stores import build_corpus
 
 from indexing.corpus.queries import import_queries
-from indexing.formats import limits, raw
+from indexing.files import limits, raw
+from indexing.files.raw import Lines
+from indexing.formats.dpr import DPR
 from indexing.formats.parse import read_queries
-from indexing.formats.raw import Lines
 from indexing.formats.sources import Source, detect_queries
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -93,7 +94,7 @@ def test_a_list_of_answers_that_is_too_long_to_be_parsed_is_refused(
     monkeypatch.setattr(limits, "MAX_ANSWERS", 100)
     file = write(tmp_path / "x.csv", f"who\t['Ann']\nwho\t{['a'] * 50}\n")
     with pytest.raises(InputError, match=r"x\.csv:2: found answers"):
-        list(read_queries(Source("dpr", "x", (), (str(file),), {})))
+        (read_queries(Source(DPR, "x", (), (str(file),), {})))
 
 
 def timestamps(*values: int, unit: str = "us", zone: str | None = None) -> pa.Array:

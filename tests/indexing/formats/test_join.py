@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from indexing.formats.chunking import chunks
 from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import chunks, detect
+from indexing.formats.sources import detect
 from retriever.errors import InputError
 
 

@@ -18,10 +18,12 @@ from hostile_files import MIB, Hostile, wide_rows, write_parquet, write_texts
 from raw_files import jsonl, write
 from small_stores import build_corpus
 
-from indexing.formats import limits
-from indexing.formats.columns import PassageNames
+from indexing.files import limits
+from indexing.files.columns import PassageNames
+from indexing.formats.chunking import chunks
+from indexing.formats.parquet import PARQUET
 from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import chunks, describe_columns, detect
+from indexing.formats.sources import describe_columns, detect
 from retriever.errors import InputError
 
 MOST_MIB = 200  # that a hostile file may add to the memory of the process
@@ -31,9 +33,11 @@ import json, re, sys
 from pathlib import Path
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import rows_to_delete
-from indexing.formats.parse import parse_corpus, read_qrels, read_queries
+from indexing.files.qrels import read_qrels
+from indexing.formats.parse import parse_corpus, read_queries
 from indexing.search.runs import read_trec
-from indexing.formats.sources import chunks, detect, detect_queries
+from indexing.formats.chunking import chunks
+from indexing.formats.sources import detect, detect_queries
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -43,7 +47,7 @@ def read(path, reader, store):
         for chunk in chunks(source, 10_000):
             parse_corpus(source.format, chunk)
     elif reader == "queries":
-        list(read_queries(detect_queries(path)))
+        (read_queries(detect_queries(path)))
     elif reader == "delete":
         rows_to_delete(Corpus.open(Store(store)), path)
     else:
@@ -216,7 +220,7 @@ def test_blocks_are_as_the_whole_piece(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_the_longest_list_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Compared with the lengths of random lists, of which some span pages."""
-    monkeypatch.setattr("indexing.formats.parquet_pages.SMALL_LISTS", 0)
+    monkeypatch.setattr("indexing.files.parquet_pages.SMALL_LISTS", 0)
     draw = np.random.default_rng(1)
     for number in range(20):
         lengths = draw.integers(0, draw.integers(2, 60), 200)
@@ -232,11 +236,11 @@ def test_the_longest_list_is_measured(tmp_path: Path, monkeypatch: pytest.Monkey
         pq.write_table(pa.table(columns), path, row_group_size=90, **options)
         monkeypatch.setattr(limits, "MAX_VALUES", longest)
         source = detect(str(path))
-        assert len(parse_corpus("parquet", next(chunks(source, 200)))) == 200
+        assert len(parse_corpus(PARQUET, next(chunks(source, 200)))) == 200
         monkeypatch.setattr(limits, "MAX_VALUES", longest - 1)
         path = path.rename(tmp_path / f"{number}-again.parquet")
         with pytest.raises(InputError, match=rf"found a list of {longest} values, expected at most {longest - 1}"):
-            parse_corpus("parquet", next(chunks(detect(str(path)), 200)))
+            parse_corpus(PARQUET, next(chunks(detect(str(path)), 200)))
 
 
 @pytest.mark.parametrize("seed", range(4))

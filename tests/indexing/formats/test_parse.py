@@ -10,8 +10,11 @@ import pyarrow as pa
 import pytest
 from raw_files import DATA, ODD, jsonl, odd_text, passages, refused, write
 
-from indexing.formats.parse import CORPUS_SCHEMA, parse_corpus, read_qrels, read_queries
-from indexing.formats.sources import chunks, detect
+from indexing.files.qrels import read_qrels
+from indexing.formats.beir import BEIR
+from indexing.formats.chunking import chunks
+from indexing.formats.parse import CORPUS_SCHEMA, parse_corpus, read_queries
+from indexing.formats.sources import detect
 from retriever.errors import InputError
 
 
@@ -188,13 +191,13 @@ def test_scifact_is_read_whole():
     if not (DATA / "scifact").is_dir():
         pytest.skip(f"needs SciFact in BEIR's form in {DATA / 'scifact'}")
     source = detect(str(DATA / "scifact"))
-    table = pa.concat_tables([parse_corpus("beir", chunk) for chunk in chunks(source, 500)])
+    table = pa.concat_tables([parse_corpus(BEIR, chunk) for chunk in chunks(source, 500)])
     with gzip.open(source.corpus[0], "rt", encoding="utf-8", newline="\n") as lines:
         docs = [json.loads(line) for line in lines]
     assert table.select(["id", "title", "text"]).to_pylist() == [
         {"id": doc["_id"], "title": doc["title"], "text": doc["text"]} for doc in docs
     ]
-    queries = pa.concat_tables(read_queries(source))
+    queries = read_queries(source)[0]
     assert (len(docs), len(queries)) == (5183, 1109)
     for split, (num_queries, num_rows) in {"train": (809, 919), "test": (300, 339)}.items():
         qrels = read_qrels(source.qrels[split])

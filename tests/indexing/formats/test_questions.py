@@ -6,13 +6,15 @@ import pyarrow as pa
 import pytest
 from raw_files import jsonl, write
 
-from indexing.formats.parse import QRELS_SCHEMA, QUERIES_SCHEMA, read_qrels, read_queries
+from indexing.files.qrels import QRELS_SCHEMA, read_qrels
+from indexing.formats.format import QUERIES_SCHEMA
+from indexing.formats.parse import read_queries
 from indexing.formats.sources import detect_queries
 from retriever.errors import InputError
 
 
 def questions(path: Path, format: str = "auto") -> pa.Table:
-    return pa.concat_tables(read_queries(detect_queries(str(path), format)))
+    return read_queries(detect_queries(str(path), format))[0]
 
 
 def test_beir_queries(tmp_path):

@@ -12,16 +12,20 @@ import pytest
 from moto.server import ThreadedMotoServer
 from raw_files import DATA, write
 
-from indexing.formats import raw, sources
+from indexing.files import raw
+from indexing.formats import chunking
+from indexing.formats.beir import BEIR
+from indexing.formats.chunking import chunks
+from indexing.formats.parquet import PARQUET
 from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import Source, chunks, detect, detect_queries
+from indexing.formats.sources import Source, detect, detect_queries
 from retriever.errors import InputError
 
 BEIR_LINE = '{"_id": "a", "text": "x"}\n'
 
 
 def beir(*files: Path) -> Source:
-    return Source("beir", "x", tuple(map(str, files)), (), {})
+    return Source(BEIR, "x", tuple(map(str, files)), (), {})
 
 
 def raw_lines(source: Source, rows_per_chunk: int, limit: int | None = None) -> list[tuple[str, int, bytes]]:
@@ -73,7 +77,7 @@ def test_empty_lines_within_a_file_stay_for_the_parse_to_refuse(tmp_path):
     assert [line for *_, line in raw_lines(beir(file), 2)] == [b"", b"a", b"", b"", b"b"]
     for size in range(1, 6):
         with pytest.raises(InputError, match=r"a\.jsonl:1: found an empty line"):
-            [parse_corpus("beir", chunk) for chunk in chunks(beir(file), size)]
+            [parse_corpus(BEIR, chunk) for chunk in chunks(beir(file), size)]
 
 
 def test_the_last_chunk_ends_at_the_limit_and_the_others_do_not_change(tmp_path):
@@ -118,7 +122,7 @@ def test_a_chunk_of_long_rows_ends_with_the_row_that_makes_its_bytes(tmp_path, m
     names = [str(write(tmp_path / f"{n}.jsonl.gz", b"\n".join(lines) + b"\n")) for n, lines in enumerate(files)]
     whole = list(chunks(beir(*map(Path, names)), 6))
     for most_bytes in (1, 2, 21, 22, 50, 300, 10_000):
-        monkeypatch.setattr(sources, "CHUNK_BYTES", most_bytes)
+        monkeypatch.setattr(chunking, "CHUNK_BYTES", most_bytes)
         for most_rows in (1, 2, 6, 100):
             found = list(chunks(beir(*map(Path, names)), most_rows))
             pieces = [[(names.index(p.file), p.first_line, p.data) for p in chunk.pieces] for chunk in found]
@@ -135,10 +139,10 @@ def test_parquet_is_cut_by_the_bytes_that_its_footer_tells(tmp_path, monkeypatch
         table = pa.table({"id": [str(n) for n in range(100)][rows], "text": texts[rows]})
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20)
     assert [chunk.rows for chunk in chunks(detect(str(tmp_path)), 30)] == [30, 30, 30, 10]
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 70_000)
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 70_000)
     found = list(chunks(detect(str(tmp_path)), 30))
     assert [chunk.rows for chunk in found] == [7, 7, 7, 7, 7, 30, 30, 5]
-    tables = [parse_corpus("parquet", chunk) for chunk in found]
+    tables = [parse_corpus(PARQUET, chunk) for chunk in found]
     assert max(sum(map(len, table["text"].to_pylist())) for table in tables) < 80_000
     assert pa.concat_tables(tables)["id"].to_pylist() == [str(n) for n in range(100)]
 
@@ -177,24 +181,24 @@ def test_folders_are_recognised(tmp_path):
     folder = str(tmp_path / "beir.v1")
     source = detect(folder + "/")
     assert source == Source(
-        "beir",
+        BEIR,
         "beir.v1",
         (f"{folder}/corpus.jsonl.gz",),
         (f"{folder}/queries.jsonl",),
         {"dev": f"{folder}/qrels/dev.tsv", "test": f"{folder}/qrels/test.tsv"},
     )
-    assert detect_queries(folder) == Source("beir", "beir.v1", (), source.queries, source.qrels)
+    assert detect_queries(folder) == Source(BEIR, "beir.v1", (), source.queries, source.qrels)
 
     for name in ("collection.tsv", "queries.train.tsv", "queries.dev.small.tsv", "qrels.dev.small.tsv"):
         write(tmp_path / "marco" / name, "1\tx\n")
     source = detect(str(tmp_path / "marco"))
-    assert (source.format, source.qrels) == ("msmarco", {"dev.small": f"{tmp_path}/marco/qrels.dev.small.tsv"})
+    assert (source.format.name, source.qrels) == ("msmarco", {"dev.small": f"{tmp_path}/marco/qrels.dev.small.tsv"})
     assert [Path(file).name for file in source.queries] == ["queries.dev.small.tsv", "queries.train.tsv"]
 
     write(tmp_path / "dpr/psgs_w100.tsv.gz", "id\ttext\ttitle\n1\tx\ty\n")
-    assert detect(str(tmp_path / "dpr")).format == "dpr"
+    assert detect(str(tmp_path / "dpr")).format.name == "dpr"
     write(tmp_path / "kilt/kilt_knowledgesource.json", "{}")
-    assert detect(str(tmp_path / "kilt")).format == "kilt"
+    assert detect(str(tmp_path / "kilt")).format.name == "kilt"
     (tmp_path / "parquet").mkdir()
     table = pa.table({"id": ["a"], "text": ["x"]})
     for name in ("part-1.parquet", "part-0.parquet"):
@@ -206,20 +210,20 @@ def test_folders_are_recognised(tmp_path):
 def test_unknown_and_ambiguous_folders_are_refused(tmp_path):
     write(tmp_path / "corpus.txt", "x")
     with pytest.raises(
-        InputError, match=r"found no corpus among corpus\.txt, expected one of corpus\.jsonl.*collection"
+        InputError, match=r"found no corpus among corpus\.txt, expected one of corpus\.csv.*corpus\.jsonl.*collection"
     ):
         detect(str(tmp_path))
-    with pytest.raises(InputError, match=r"found no queries among corpus\.txt, expected queries\.jsonl"):
+    with pytest.raises(InputError, match=r"found no queries among corpus\.txt, expected queries\.csv.*\(beir\)"):
         detect_queries(str(tmp_path))
-    with pytest.raises(InputError, match=r"ending \.txt, expected \.jsonl"):
+    with pytest.raises(InputError, match=r"ending \.txt, expected \.csv"):
         detect(str(tmp_path / "corpus.txt"))
-    with pytest.raises(InputError, match=r"found format .xml., expected auto, beir"):
+    with pytest.raises(InputError, match=r"found format .xml., expected auto, csv, tsv, jsonl, parquet, beir"):
         detect(str(tmp_path), "xml")
     write(tmp_path / "corpus.jsonl", BEIR_LINE)
     write(tmp_path / "collection.tsv", "1\tx\n")
     with pytest.raises(InputError, match=r"several corpora .*beir.*msmarco"):
         detect(str(tmp_path))
-    assert detect(str(tmp_path), "msmarco").format == "msmarco"
+    assert detect(str(tmp_path), "msmarco").format.name == "msmarco"
     write(tmp_path / "corpus.jsonl.gz", BEIR_LINE)
     with pytest.raises(InputError, match=r"corpus\.jsonl and corpus\.jsonl\.gz, expected one"):
         detect(str(tmp_path), "beir")
@@ -242,16 +246,16 @@ def test_single_files_are_recognised(tmp_path, name, text, corpus, queries):
     file = str(write(tmp_path / name, text))
     if corpus:
         source = detect(file)
-        assert (source.format, source.corpus, source.queries) == (corpus, (file,), ())
+        assert (source.format.name, source.corpus, source.queries) == (corpus, (file,), ())
     if queries:
         source = detect_queries(file)
-        assert (source.format, source.corpus, source.queries) == (queries, (), (file,))
+        assert (source.format.name, source.corpus, source.queries) == (queries, (), (file,))
 
 
 def test_a_long_first_line_is_recognised(tmp_path):
     """Longer than the fields that Python's csv takes unless told."""
     csv.field_size_limit(131_072)
-    assert detect(str(write(tmp_path / "a.tsv", "1\t" + "x" * 200_000))).format == "msmarco"
+    assert detect(str(write(tmp_path / "a.tsv", "1\t" + "x" * 200_000))).format.name == "msmarco"
 
 
 def test_dpr_needs_its_header(tmp_path):
@@ -267,7 +271,7 @@ def test_scifact_has_its_published_counts():
     if not (DATA / "scifact").is_dir():
         pytest.skip(f"needs SciFact in BEIR's form in {DATA / 'scifact'}")
     source = detect(str(DATA / "scifact"))
-    assert (source.format, source.name, sorted(source.qrels)) == ("beir", "scifact", ["test", "train"])
+    assert (source.format.name, source.name, sorted(source.qrels)) == ("beir", "scifact", ["test", "train"])
     sizes = [chunk.rows for chunk in chunks(source, 1000)]
     assert sizes == [512] * 10 + [63]
 
@@ -300,9 +304,9 @@ def test_s3_is_read_like_a_folder(tmp_path, s3_endpoint):
     source = detect("s3://corpora/a/b/")
     assert source.corpus == ("s3://corpora/a/b/corpus.jsonl.gz",)
     assert (source.name, source.qrels) == ("b", {"test": "s3://corpora/a/b/qrels/test.tsv"})
-    found = [parse_corpus("beir", chunk)["id"].to_pylist() for chunk in chunks(source, 3)]
+    found = [parse_corpus(BEIR, chunk)["id"].to_pylist() for chunk in chunks(source, 3)]
     assert found == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
-    tables = [parse_corpus("parquet", chunk) for chunk in chunks(detect("s3://corpora/c"), 2)]
+    tables = [parse_corpus(PARQUET, chunk) for chunk in chunks(detect("s3://corpora/c"), 2)]
     assert [table["id"].to_pylist() for table in tables] == [["p", "q"], ["r"]]
     client.put_object(Bucket="corpora", Key="d/corpus.csv.gz", Body=gzip.compress(b'pid,body\np,"x\ny"\nq,z\n'))
     client.put_object(Bucket="corpora", Key="d/queries.dev.tsv", Body=b"qid\tquery\tpid\n1\twho?\tq\n")

@@ -15,8 +15,8 @@ from raw_files import jsonl, write
 from small_stores import build_corpus
 
 from indexing.corpus.queries import import_queries
-from indexing.formats.columns import QueryNames
-from indexing.formats.judgements import read_query_tables
+from indexing.files.columns import QueryNames
+from indexing.formats.parse import read_queries
 from indexing.formats.sources import detect, detect_queries
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -29,7 +29,7 @@ ROWS = [
 
 
 def read(path: Path, names: QueryNames | None = None, split: str | None = None) -> tuple[list[dict], dict]:
-    queries, qrels = read_query_tables(detect_queries(str(path), names=names, split=split))
+    queries, qrels = read_queries(detect_queries(str(path), names=names, split=split))
     return queries.to_pylist(), {
         split: [tuple(row.values())[:3] for row in table.to_pylist()] for split, table in qrels.items()
     }
@@ -113,7 +113,7 @@ def test_splits_of_a_folder(tmp_path: Path) -> None:
     write(plain / "queries.jsonl", '{"qid": "q2", "query": "x"}\n')
     write(plain / "qrels/test.tsv", "query-id\tcorpus-id\tscore\nq2\ta\t1\n")
     source = detect_queries(str(plain))
-    assert (source.format, source.qrels) == ("jsonl", {"test": str(plain / "qrels/test.tsv")})
+    assert (source.format.name, source.qrels) == ("jsonl", {"test": str(plain / "qrels/test.tsv")})
 
 
 def test_a_set_from_a_table_is_kept_and_resumed(tmp_path: Path) -> None:

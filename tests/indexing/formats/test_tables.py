@@ -16,12 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import jsonl, odd_text, write
 
-from indexing.formats import limits, raw
-from indexing.formats.columns import PassageNames, Table
-from indexing.formats.delimited import DelimitedRows, line_of_row, read_fields
+from indexing.files import limits, raw
+from indexing.files.columns import PassageNames, Table
+from indexing.files.delimited import DelimitedRows, line_of_row, read_fields
+from indexing.formats.chunking import chunks
+from indexing.formats.csv_tsv import CSV
 from indexing.formats.parse import parse_corpus
-from indexing.formats.passages import hash_id
-from indexing.formats.sources import chunks, describe_columns, detect
+from indexing.formats.sources import describe_columns, detect
+from indexing.formats.tables import hash_id
 from retriever.errors import InputError
 
 NAMES = PassageNames(id="key", title="heading", text="story", metadata=("url", "lang"))
@@ -143,7 +145,7 @@ def test_csv_is_cut_at_row_ends_wherever_blocks_end(
 
 
 def test_a_chunk_of_csv_ends_at_a_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexing.formats.sources.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("indexing.formats.chunking.CHUNK_BYTES", 1000)
     rows = [{"id": str(n), "text": "x\n" * (200 if n < 4 else 5)} for n in range(20)]
     file = write(tmp_path / "a.csv", delimited_text(rows))
     for block in (10, 1 << 20):
@@ -311,7 +313,7 @@ def test_csv_values_take_the_types_of_filters(tmp_path: Path) -> None:
     source = detect(str(file))
     [chunk] = chunks(source, 10)
     types = {"year": "int64", "score": "float64", "open": "bool", "when": "timestamp"}
-    table = parse_corpus("csv", chunk, types)
+    table = parse_corpus(CSV, chunk, types)
     assert [json.loads(text or "{}") for text in table["metadata"].to_pylist()] == [
         {"year": 2020, "score": 0.5, "open": True, "when": "2020-01-02"},
         {},
@@ -320,7 +322,7 @@ def test_csv_values_take_the_types_of_filters(tmp_path: Path) -> None:
     assert table["filter.open"].to_pylist() == [True, None]
     for name, kind in (("when", "int64"), ("score", "int64"), ("when", "float64"), ("year", "bool")):
         with pytest.raises(InputError, match=rf"a\.csv:2: found {name} '.*' \(str\), expected {kind}"):
-            parse_corpus("csv", chunk, {name: kind})
+            parse_corpus(CSV, chunk, {name: kind})
 
 
 def test_parquet_with_other_columns_reads_only_the_columns_that_it_needs(tmp_path: Path) -> None:
@@ -363,9 +365,9 @@ def test_parquet_with_other_columns_reads_only_the_columns_that_it_needs(tmp_pat
 def test_files_and_folders_are_recognised(tmp_path: Path, name: str, data: str, format: str) -> None:
     file = write(tmp_path / "raw" / name, data)
     if name != "corpus.jsonl" or format == "jsonl":
-        assert detect(str(file)).format == format
+        assert detect(str(file)).format.name == format
     if not name.startswith("a."):
-        assert detect(str(file.parent)).format == format
+        assert detect(str(file.parent)).format.name == format
 
 
 def test_a_row_of_the_sizes_bound(tmp_path: Path) -> None:

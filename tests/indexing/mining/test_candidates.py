@@ -17,7 +17,8 @@ from runners import InlineRunner, tallied
 from indexing.corpus.corpus import Corpus, write_table
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
-from indexing.formats.parse import CORPUS_SCHEMA, QUERIES_SCHEMA
+from indexing.formats.format import QUERIES_SCHEMA
+from indexing.formats.parse import CORPUS_SCHEMA
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
 from indexing.mining import candidates as module

@@ -18,7 +18,7 @@ from runners import InlineRunner, Tally
 
 from indexing.corpus.corpus import Corpus
 from indexing.exact import Hits
-from indexing.formats.parse import QUERIES_SCHEMA
+from indexing.formats.format import QUERIES_SCHEMA
 from indexing.mining import denoising
 from indexing.mining import pools as mining
 from indexing.mining.candidates import MiningQueries

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pyarrow.fs as pafs
 
-from indexing.formats import limits
+from indexing.files import limits
 from indexing.store.s3 import s3_filesystem
 from retriever.errors import InputError, StorageError, printable, shortened
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 import xxhash
 
-from indexing.formats import limits
-from indexing.formats.raw import Lines, Piece, clip
+from indexing.files import limits
+from indexing.files.raw import Lines, Piece, clip
 from retriever.errors import InputError
 
 TITLE_FILES = ("para.title.txt", "para.title.txt.gz")

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from indexing.formats import limits
-from indexing.formats.raw import open_input
+from indexing.files import limits
+from indexing.files.raw import open_input
+from indexing.files.thrift import Malformed, Thrift
 from retriever.errors import InputError
 
 MAX_HEADER_BYTES = 16 << 20  # of a page, as in Arrow
@@ -27,10 +28,6 @@ PREFIX_ENCODING = 7  # DELTA_BYTE_ARRAY: a value repeats the beginning of the on
 CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4_RAW": "lz4_raw"}
 
 
-class Malformed(Exception):
-    """Bytes that are not what Thrift's compact protocol allows."""
-
-
 class Page(NamedTuple):
     """The header of a page."""
 
@@ -41,79 +38,6 @@ class Page(NamedTuple):
     num_values: int
     encoding: int
     levels_size: int  # bytes of the repetition levels; 0 in DATA, where they begin with their size
-
-
-class Thrift:
-    """Reads Thrift's compact protocol from bytes."""
-
-    def __init__(self, data: bytes):
-        self.data, self.at = data, 0
-
-    def byte(self) -> int:
-        if self.at >= len(self.data):
-            raise Malformed
-        self.at += 1
-        return self.data[self.at - 1]
-
-    def varint(self) -> int:
-        value = shift = 0
-        while shift < 70:
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-        raise Malformed
-
-    def fields(self) -> Iterator[tuple[int, int]]:
-        """Yields (number, type) of each field of a struct; the caller reads or skips its value."""
-        number = 0
-        while header := self.byte():
-            number = number + (header >> 4) if header >> 4 else self.integer()
-            yield number, header & 15
-
-    def integer(self) -> int:
-        value = self.varint()
-        return (value >> 1) ^ -(value & 1)
-
-    def list_header(self) -> tuple[int, int]:
-        """Returns (number of elements, their type)."""
-        header = self.byte()
-        return (header >> 4 if header >> 4 < 15 else self.varint()), header & 15
-
-    def skip(self, kind: int, depth: int = 0) -> None:
-        """Skips a value."""
-        if depth > 16:
-            raise Malformed
-        if kind in (3, 4, 5, 6):
-            self.varint() if kind != 3 else self.byte()
-        elif kind == 8:
-            length = self.varint()
-            self.at += length
-        elif kind in (7, 13):
-            self.at += 8 if kind == 7 else 16
-        elif kind in (9, 10):
-            size, element = self.list_header()
-            for _ in range(size):
-                self.skip_element(element, depth)
-        elif kind == 11:
-            if size := self.varint():
-                kinds = self.byte()
-                for _ in range(size):
-                    self.skip_element(kinds >> 4, depth)
-                    self.skip_element(kinds & 15, depth)
-        elif kind == 12:
-            for _, field in self.fields():
-                self.skip(field, depth + 1)
-        elif kind not in (1, 2):
-            raise Malformed
-
-    def skip_element(self, kind: int, depth: int) -> None:
-        """Skips an element of a list or map; a boolean takes a byte there."""
-        if kind in (1, 2):
-            self.byte()
-        else:
-            self.skip(kind, depth + 1)
 
 
 def check_footer(file: str, opened: Any) -> None:

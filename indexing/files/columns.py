@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.formats import limits
-from indexing.formats.raw import clip
-from retriever.errors import InputError
+from indexing.files import limits
+from indexing.files.raw import clip
+from retriever.errors import InputError, listed
 
 ID_NAMES = ("_id", "id", "docid", "doc_id", "pid", "passage_id", "document_id")
 TITLE_NAMES = ("title",)
@@ -80,8 +80,13 @@ class PassageColumns:
         return tuple(name for name in (self.id, self.title, self.text) if name)
 
     @property
+    def wanted(self) -> list[str] | None:
+        """The columns to read; None: all."""
+        return None if self.metadata is None else list(dict.fromkeys((*self.used, *self.metadata)))
+
+    @property
     def config(self) -> dict[str, Any]:
-        """What an artifact pins."""
+        """The columns as the configuration of an artifact has them."""
         metadata = None if self.metadata is None else list(self.metadata)
         return {"id": self.id or None, "title": self.title or None, "text": self.text, "metadata": metadata}
 
@@ -103,7 +108,7 @@ class QueryColumns:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What an artifact pins."""
+        """The columns as the configuration of an artifact has them."""
         named = {"id": self.id, "text": self.text, "relevant": self.relevant, "score": self.score}
         metadata = None if self.metadata is None else list(self.metadata)
         return {name: value or None for name, value in named.items()} | {"metadata": metadata}
@@ -131,20 +136,20 @@ def choose_query_columns(file: str, table: Table, names: QueryNames) -> QueryCol
     score = _choose(file, table, "score", names.score, SCORE_NAMES) if relevant or names.score else None
     if score and not relevant:
         raise InputError(
-            f"parameter score {score}: {file} has {listed(table.names)}, none known as {', '.join(RELEVANT_NAMES)}; "
-            "name the column of the relevant passages by parameter relevant"
+            f"parameter score {score}: {file} has {named_columns(table.names)}, none known as "
+            f"{', '.join(RELEVANT_NAMES)}; name the column of the relevant passages by parameter relevant"
         )
     return QueryColumns(text, id, relevant, score, _named_metadata(file, table, names))
 
 
-def is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str]) -> bool:
-    """Returns True if the fields of a first line are a header.
+def is_passage_header(fields: Sequence[str]) -> bool:
+    """Returns whether the fields of a first line are the header of a corpus."""
+    return _is_header(fields, TEXT_NAMES, (*ID_NAMES, *TITLE_NAMES))
 
-    They are if all differ and two of them are well known, one as a text; a row such as "17, text" is not a header.
-    """
-    lower = [field.strip().lower() for field in fields]
-    has_text = any(name in texts for name in lower)
-    return all(lower) and len(set(lower)) == len(lower) and has_text and any(name in others for name in lower)
+
+def is_query_header(fields: Sequence[str]) -> bool:
+    """Returns whether the fields of a first line are the header of a table of queries."""
+    return _is_header(fields, QUERY_NAMES, (*QUERY_ID_NAMES, *RELEVANT_NAMES))
 
 
 def describe_passage_columns(file: str, columns: PassageColumns) -> str:
@@ -178,24 +183,29 @@ def refuse_repeated(place: str, names: Sequence[str]) -> None:
         seen.add(name)
 
 
-def listed(names: Sequence[str]) -> str:
+def named_columns(names: Sequence[str]) -> str:
     """Returns the names of columns for a message: "the columns a, b"."""
-    return f"the column{'s' if len(names) != 1 else ''} {shortened(names)}"
+    return f"the column{'s' if len(names) != 1 else ''} {shown_columns(names)}"
 
 
-def shortened(names: Sequence[str]) -> str:
+def shown_columns(names: Sequence[str]) -> str:
     """Returns the names of columns, as many and as much of each as fit into a message."""
-    shown = [name if len(name) <= SHOWN_CHARACTERS else f"{name[: SHOWN_CHARACTERS - 1]}…" for name in names]
-    more = f" and {len(shown) - SHOWN_COLUMNS} more" if len(shown) > SHOWN_COLUMNS else ""
-    return ", ".join(shown[:SHOWN_COLUMNS]) + more
+    return listed(names, SHOWN_COLUMNS, SHOWN_CHARACTERS)
+
+
+def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str]) -> bool:
+    """Returns whether all fields differ and two of them are well known, one as a text; "17, text" is not a header."""
+    lower = [field.strip().lower() for field in fields]
+    has_text = any(name in texts for name in lower)
+    return all(lower) and len(set(lower)) == len(lower) and has_text and any(name in others for name in lower)
 
 
 def _describe_rest(table: Table, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
     rest = [name for name in table.names if name not in used]
     kept = frozenset(rest if metadata is None else metadata)
     dropped = [name for name in rest if name not in kept]
-    shown = shortened(rest if metadata is None else metadata) or "none"
-    return shown + (f", left out = {shortened(dropped)}" if dropped else "")
+    shown = shown_columns(rest if metadata is None else metadata) or "none"
+    return shown + (f", left out = {shown_columns(dropped)}" if dropped else "")
 
 
 def _choose(file: str, table: Table, role: str, name: str | None, known: Sequence[str]) -> str | None:
@@ -204,12 +214,12 @@ def _choose(file: str, table: Table, role: str, name: str | None, known: Sequenc
         return ""
     if name is not None:
         if name not in table.names:
-            raise InputError(f"parameter {role} {name}: {file} has {listed(table.names)}; give one of these")
+            raise InputError(f"parameter {role} {name}: {file} has {named_columns(table.names)}; give one of these")
         return name
     candidates = [column for column in table.names if column.lower() in known]
     if len(candidates) > 1:
         raise InputError(
-            f"{file}: found {listed(candidates)}, expected one that may be the {role}; "
+            f"{file}: found {named_columns(candidates)}, expected one that may be the {role}; "
             f"name it by parameter {role}, for example {candidates[0]}"
         )
     return candidates[0] if candidates else None
@@ -219,7 +229,7 @@ def _required(file: str, table: Table, text: str | None, known: Sequence[str]) -
     if not text:
         header = ", or add a header line if the first line is a row" if table.delimiter else ""
         raise InputError(
-            f"{file}: found {listed(table.names)}, expected one called {', '.join(known)}; "
+            f"{file}: found {named_columns(table.names)}, expected one called {', '.join(known)}; "
             f"name the column of the text by parameter text{header}"
         )
     return text
@@ -229,5 +239,5 @@ def _named_metadata(file: str, table: Table, names: PassageNames | QueryNames) -
     existing = frozenset(table.names)
     for name in names.metadata or ():
         if name not in existing:
-            raise InputError(f"parameter metadata {name}: {file} has {listed(table.names)}; give some of these")
+            raise InputError(f"parameter metadata {name}: {file} has {named_columns(table.names)}; give some of these")
     return names.metadata

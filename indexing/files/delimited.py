@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from indexing.formats import limits
-from indexing.formats.columns import Table, refuse_repeated, shortened
-from indexing.formats.raw import Lines, Piece, allow_long_fields, clip, no_rows
+from indexing.files import limits
+from indexing.files.columns import Table, refuse_repeated, shown_columns
+from indexing.files.raw import Lines, Piece, allow_long_fields, clip, no_rows
 from retriever.errors import InputError
 
 DELIMITERS = ",;\t|"  # of CSV, in the order of preference
@@ -274,5 +274,5 @@ def _wrong_fields(piece: Piece, table: Table, line: int, fields: list[str]) -> I
     quoting = "quote a field that contains the delimiter" if len(fields) > len(table.names) else "add what is missing"
     return InputError(
         f"{piece.file}:{line}: found {len(fields)} field{'s' if len(fields) != 1 else ''} ({clip(fields[0])} first), "
-        f"expected {len(table.names)}: {shortened(table.names)}; {quoting}"
+        f"expected {len(table.names)}: {shown_columns(table.names)}; {quoting}"
     )

@@ -1,0 +1,15 @@
+"""Raw files: text and Parquet, read row by row within limits; every bad row is refused with its file and line.
+
+listing         the files of a folder, local or on S3
+start           the ending and the first line of a file; files that no format reads
+limits          the limits of raw files
+raw             text files, local or on S3, plain or .gz, in blocks of whole lines
+delimited       CSV and TSV, in blocks of whole rows, and their columns
+parquet         Parquet in blocks of bounded memory
+parquet_pages   the headers of Parquet pages, read before Arrow reads the pages
+thrift          the encoding of Parquet's footers and page headers
+rows            blocks of lines parsed to rows; errors that name the line
+columns         which column holds the id, the title, the text, the metadata or a judgement
+qrels           files of judgements
+titles          joins the titles of a separate file to the passages of a corpus
+"""

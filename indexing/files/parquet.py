@@ -1,0 +1,238 @@
+"""Parquet files: the ranges of rows that chunks are made of, and the rows of a range in blocks of bounded size."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from indexing.files import limits
+from indexing.files.columns import refuse_repeated
+from indexing.files.parquet_pages import check_footer, group_sizes, has_dictionary
+from indexing.files.raw import Piece, one_line, open_input
+from indexing.files.rows import bad, metadata_text
+from retriever.errors import InputError
+
+BATCH_ROWS = 16_384
+MAX_BATCH_BYTES = 16 << 20  # of a batch of rows, by the longest values that the file declares
+BUFFER_BYTES = 8 << 20  # of a column that are read at once if a row group is large
+VALUE_BYTES = 50  # of a value as a Python object
+WHOLE_BYTES = 256 << 20  # a row group of at most this size is read whole and ahead, which is fast
+
+
+class ParquetRows:
+    """A Parquet file's rows as ranges; reads the footer only."""
+
+    def __init__(self, file: str):
+        self.file, self.row = file, 0
+        self.groups: deque[tuple[int, int]] = deque()  # of each remaining row group: the row after it, bytes per row
+        footer = read_footer(file)
+        end = 0
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            if group.num_rows:
+                end += group.num_rows
+                self.groups.append((end, max(1, group.total_byte_size // group.num_rows)))
+
+    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> Piece | None:
+        """Returns the next rows as `Lines.take` does."""
+        first, size = self.row, 0
+        while self.groups and self.row < first + num_rows and size < max_bytes:
+            end, width = self.groups[0]
+            rows = min(end - self.row, first + num_rows - self.row, -(-(max_bytes - size) // width))
+            self.row, size = self.row + rows, size + rows * width
+            if self.row == end:
+                self.groups.popleft()
+        return Piece(self.file, first + 1, self.row - first, size, None) if size else None
+
+
+def read_footer(file: str) -> Any:
+    """Returns the metadata of a Parquet file. Raises InputError if it is not one, or describes too much."""
+    with open_input(file) as opened:
+        check_footer(file, opened)
+        opened.seek(0)
+        try:
+            return pq.read_metadata(opened)
+        except (pa.ArrowException, OSError) as error:
+            raise _no_parquet(file, error) from None
+
+
+def _no_parquet(file: str, error: Exception) -> InputError:
+    return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
+
+
+def parquet_names(file: str) -> tuple[str, ...]:
+    """Returns the column names of a Parquet file. Raises InputError if it is not one."""
+    try:
+        names = read_footer(file).schema.to_arrow_schema().names
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise _no_parquet(file, error) from None
+    refuse_repeated(file, names)
+    return tuple(names)
+
+
+def stored_bytes(piece: Piece, columns: Sequence[str] | None = None) -> int:
+    """Returns the bytes of the pages that hold the rows of a piece, those of a row group spread evenly over its rows.
+
+    The smaller of what the footer and the headers of the pages say.
+    """
+    footer = read_footer(piece.file)
+    total = 0.0
+    for number, rows in _row_groups(footer, piece):
+        group = footer.row_group(number)
+        size = min(group.total_byte_size, group_sizes(piece.file, footer, number, columns).pages)
+        total += size * rows / group.num_rows
+    return int(total)
+
+
+def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterator[Piece]:
+    """Yields the rows of a piece in blocks whose `batch` is at most about BATCH_BYTES.
+
+    Args:
+        piece: A range of rows.
+        columns: The columns to read; None: all.
+
+    Raises:
+        InputError: If the file is damaged, or a row is too long.
+    """
+    with open_input(piece.file) as opened:
+        try:
+            footer = pq.read_metadata(opened)
+            refuse_repeated(piece.file, footer.schema.to_arrow_schema().names)
+            groups = [number for number, _ in _row_groups(footer, piece)]
+            largest = max((footer.row_group(number).total_byte_size for number in groups), default=0)
+            sizes = [group_sizes(piece.file, footer, number, columns) for number in groups]
+            width = max((size.row for size in sizes), default=1)
+            coded_width = max((size.coded_row for size in sizes), default=1)
+            # Rows that share long values would take too much memory if each had a copy: they share a dictionary.
+            is_coded = width * BATCH_ROWS > MAX_BATCH_BYTES and width > 2 * coded_width
+            width = coded_width if is_coded else width
+            leaves = [footer.schema.column(number) for number in range(len(footer.schema))] if is_coded else []
+            whole = largest <= WHOLE_BYTES
+            file = pq.ParquetFile(
+                opened,
+                metadata=footer,
+                read_dictionary=[leaf.path for leaf in leaves if has_dictionary(leaf)],
+                pre_buffer=whole,
+                buffer_size=0 if whole else BUFFER_BYTES,
+            )
+            rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, MAX_BATCH_BYTES // width))
+            for first, batch in _batches(file, piece, groups, rows_per_batch, columns):
+                yield from _cut(piece, first, batch)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{piece.file}: found damaged Parquet ({one_line(error)}); fetch the file again") from None
+
+
+def parquet_objects(block: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the rows of a block as objects without nulls, each with its row number.
+
+    A string in the column `metadata` is parsed as a JSON object.
+
+    Raises:
+        InputError: If a row is not UTF-8, or if its metadata is not a JSON object.
+    """
+    for line, row in enumerate(_python_rows(block), block.first_line):
+        document = {name: value for name, value in row.items() if value is not None}
+        if type(document.get("metadata")) is str:
+            document["metadata"] = metadata_text(block, line, document["metadata"])
+        yield line, document
+
+
+def _python_rows(block: Piece) -> list[dict[str, Any]]:
+    """Returns a block of Parquet as dicts. Raises InputError for values without a Python object: the year 10000."""
+    try:
+        return block.batch.to_pylist()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{block.file}: found invalid UTF-8 ({error}), expected UTF-8; write the file anew") from None
+    except (OverflowError, ValueError):
+        for name, column in zip(block.batch.schema.names, block.batch.columns, strict=True):
+            for line, value in enumerate(column, block.first_line):
+                try:
+                    value.as_py()
+                except (OverflowError, ValueError) as error:
+                    actual = f"a value of column {name!r} ({column.type}) that is out of range ({one_line(error)})"
+                    raise bad(block, line, actual, "a time in the years 1 to 9999", "correct or drop it") from None
+        raise
+
+
+def _row_groups(footer: Any, piece: Piece) -> Iterator[tuple[int, int]]:
+    """Yields the number of each row group that a piece touches, and how many of its rows the piece has."""
+    first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
+    row = 0
+    for group in range(footer.num_row_groups):
+        num_rows = footer.row_group(group).num_rows
+        if row < end and row + num_rows > first:
+            yield group, min(end, row + num_rows) - max(first, row)
+        row += num_rows
+        if row >= end:
+            return
+
+
+def _batches(
+    file: Any, piece: Piece, groups: list[int], rows_per_batch: int, columns: Sequence[str] | None
+) -> Iterator[tuple[int, Any]]:
+    """Yields the rows of a piece as (1-based first row, record batch); decodes only the row groups it touches."""
+    first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
+    start = sum(file.metadata.row_group(group).num_rows for group in range(groups[0])) if groups else 0
+    for batch in file.iter_batches(rows_per_batch, row_groups=groups, columns=columns, use_threads=False):
+        skip = max(first - start, 0)
+        part = batch.slice(skip, max(min(end - start, len(batch)) - skip, 0))
+        if len(part):
+            yield start + skip + 1, part
+        start += len(batch)
+        if start >= end:
+            return
+
+
+def _cut(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
+    """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
+    sizes = sum((_bytes_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
+    if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
+        raise limits.too_long(f"{piece.file} row {first + long_rows[0]}", int(sizes[long_rows[0]]))
+    values = sum((_values_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
+    ends = np.cumsum(sizes + VALUE_BYTES * values)
+    start = 0
+    while start < len(batch):
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + limits.BLOCK_BYTES, side="right")))
+        size = int(sizes[start:end].sum())
+        yield Piece(piece.file, first + start, end - start, size, None, batch.slice(start, end - start))
+        start = end
+
+
+def _bytes_of(array: Any) -> np.ndarray:
+    """Returns the bytes of each value of an array, decoded: int64 [values]."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        sizes = np.append(_bytes_of(array.dictionary), 0)  # the last one is that of null
+        return sizes[array.indices.fill_null(len(array.dictionary)).to_numpy()]
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
+        return pc.binary_length(array).fill_null(0).to_numpy().astype(np.int64)
+    return _sums_of(array, _bytes_of, array.nbytes // max(len(array), 1))
+
+
+def _values_of(array: Any) -> np.ndarray:
+    """Returns the number of values in each value of an array, with those at all depths: int64 [values]."""
+    return 1 + _sums_of(array, _values_of, 0)
+
+
+def _sums_of(array: Any, measure: Callable[[Any], np.ndarray], simple: int) -> np.ndarray:
+    """Returns the sum of the measures of what each value of an array contains; `simple` for values without parts."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return sum((measure(field) for field in array.flatten()), np.zeros(len(array), np.int64))
+    if pa.types.is_map(kind):
+        inner, offsets = measure(array.keys) + measure(array.items), array.offsets.to_numpy()
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner, offsets = measure(array.values), array.offsets.to_numpy()
+    elif pa.types.is_fixed_size_list(kind):
+        inner, offsets = measure(array.values), kind.list_size * (array.offset + np.arange(len(array) + 1))
+    else:
+        return np.full(len(array), simple, np.int64)
+    totals = np.append(0, np.cumsum(inner))
+    return totals[offsets[1:]] - totals[offsets[:-1]]

@@ -1,0 +1,214 @@
+"""Parses blocks of raw text and of Parquet into rows, and refuses a bad row with its file and line."""
+
+import csv
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import orjson
+
+from indexing.files import limits
+from indexing.files.raw import Piece, allow_long_fields, clip
+from retriever.errors import InputError
+
+# One passage or query: its line, id, title ("" for a query), text and metadata fields. A plain tuple is created twice
+# as fast as a named tuple.
+Row = tuple[int, str, str, str, dict[str, Any]]
+
+
+class RowReader(Protocol):
+    """Reads the rows of a file in pieces."""
+
+    def take(self, num_rows: int, max_bytes: int = ..., /) -> Piece | None:
+        """Returns the next rows as `Lines.take` does; None at the end of the file."""
+
+
+def line_blocks(piece: Piece) -> Iterator[Piece]:
+    """Yields the lines of a piece in blocks of about BLOCK_BYTES, which are small enough for Python objects."""
+    data = piece.data or b""
+    if len(data) <= limits.BLOCK_BYTES:
+        yield piece
+        return
+    start, line = 0, piece.first_line
+    while start <= len(data):
+        end = data.find(b"\n", start + limits.BLOCK_BYTES)
+        end = len(data) if end < 0 else end
+        rows = data.count(b"\n", start, end) + 1
+        yield Piece(piece.file, line, rows, end - start, data[start:end])
+        start, line = end + 1, line + rows
+
+
+def read_document(piece: Piece, line: int, doc: dict[str, Any], id_name: str, *, has_title: bool = True) -> Row:
+    """Returns a passage or a query with the fields of BEIR: an id, `text`, `title` and metadata.
+
+    Args:
+        piece: The piece that holds the row.
+        line: The line of the row.
+        doc: The fields of the row. Those that are no metadata are removed from it.
+        id_name: Name of the field with the id.
+        has_title: Whether `title` is the title; otherwise it is metadata.
+
+    Raises:
+        InputError: If the id, the text or the title has another type.
+    """
+    id, text, title = doc.pop(id_name, None), doc.pop("text", None), doc.pop("title", "") if has_title else ""
+    if type(id) is not str or not id:
+        id = integer_id(piece, line, id, id_name)
+    if type(text) is not str:
+        raise wrong_text(piece, line, "text", text)
+    if type(title) is not str:
+        if title is not None:
+            raise wrong_text(piece, line, "title", title)
+        title = ""
+    return line, id, title, text, flatten(piece, line, doc) if doc else doc
+
+
+def flatten(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of `metadata` and of the top level as one object; removes `metadata` from `doc`."""
+    nested = doc.pop("metadata", None)
+    if nested is None:
+        return doc
+    if type(nested) is not dict:
+        raise bad(piece, line, f"metadata {clip(nested)}", "an object", "put it into one, or rename the field")
+    if len(nested) + len(doc) > limits.MAX_COLUMNS:
+        raise limits.too_many_columns(place(piece, line), len(nested) + len(doc))
+    for name in nested.keys() & doc.keys():
+        if nested[name] != doc[name]:
+            raise bad(piece, line, f"field {name!r} in metadata and beside it", "one of them", "rename the other")
+    return nested | doc
+
+
+def metadata_text(piece: Piece, line: int, text: str) -> Any:
+    """Returns the metadata in a string column: a JSON object, or None if the string is empty."""
+    try:
+        if len(text) > limits.MAX_VALUES:
+            limits.check_values(place(piece, line), text)
+        return orjson.loads(text) if text else None
+    except orjson.JSONDecodeError as error:
+        raise bad(piece, line, f"metadata {clip(text)} ({error.msg})", "a JSON object", "rename the column") from None
+
+
+def objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the lines of a piece as JSON objects, each with its line number."""
+    most = limits.MAX_COLUMNS
+    for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
+        try:
+            doc = orjson.loads(data) if len(data) <= most else _long_object(piece, line, data)
+        except orjson.JSONDecodeError as error:
+            raise _not_json(piece, line, data, error) from None
+        if type(doc) is not dict:
+            raise bad(piece, line, f"JSON {clip(data.rstrip())}", "a JSON object", "write one document per line")
+        yield line, doc
+
+
+def _long_object(piece: Piece, line: int, data: bytes) -> Any:
+    """Returns a JSON value. Raises InputError if it has too many values or keys; a shorter text cannot have so many."""
+    limits.check_values(place(piece, line), data)
+    doc = orjson.loads(data)
+    if type(doc) is dict and len(doc) > limits.MAX_COLUMNS:
+        raise limits.too_many_columns(place(piece, line), len(doc))
+    return doc
+
+
+def _not_json(piece: Piece, line: int, data: bytes, error: orjson.JSONDecodeError) -> InputError:
+    data = data.rstrip()
+    if not data:
+        return _empty_line(piece, line)
+    try:
+        data.decode()
+    except UnicodeDecodeError as wrong:
+        return _bad_byte(piece, line, data, wrong.start)
+    if "surrogate" in error.msg:
+        actual = f"an unpaired surrogate escape at column {error.colno} ({error.msg})"
+        return bad(piece, line, actual, "Unicode text", "fix or remove the escape")
+    actual = f"no valid JSON ({error.msg} at column {error.colno} of {len(data.decode())}: {clip(data)})"
+    return bad(piece, line, actual, "one JSON object per line", "fix or remove the line")
+
+
+def text_lines(piece: Piece) -> Iterable[tuple[int, str]]:
+    """Returns the lines of a piece as text without line ends, each with its line number."""
+    data = piece.data or b""
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as wrong:
+        start = data.rfind(b"\n", 0, wrong.start) + 1
+        line = piece.first_line + data.count(b"\n", 0, wrong.start)
+        raise _bad_byte(piece, line, data[start:], wrong.start - start) from None
+    if b"\r" in data:
+        lines = [line.removesuffix("\r") for line in lines]
+    if "" in lines:
+        raise _empty_line(piece, piece.first_line + lines.index(""))
+    return enumerate(lines, piece.first_line)
+
+
+def quoted_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple[int, list[str]]]:
+    """Yields lines as tab-separated fields; quoting follows Python's csv module, as in DPR's reader."""
+    allow_long_fields()
+    lines = [line for _, line in text_lines(piece)]
+    rows = csv.reader([*lines, ""], delimiter="\t")  # the empty line reveals an unclosed quote in the last line
+    for number, line in enumerate(lines, piece.first_line):
+        if len(line) > limits.MAX_COLUMNS:
+            limits.check_columns(place(piece, number), line, "\t")
+        try:
+            fields = next(rows)
+        except csv.Error as error:
+            raise bad(piece, number, f"a bad field ({error})", "a CR within quotes only", "remove it") from None
+        if rows.line_num != number - piece.first_line + 1:
+            problem = f"a quoted field that does not end in its line ({clip(line)})"
+            raise bad(piece, number, problem, "one row per line, a quote in a quoted field doubled", "fix the line")
+        if len(fields) != num_columns:
+            raise wrong_columns(piece, number, line, len(fields), expected)
+        yield number, fields
+
+
+def integer_id(piece: Piece, line: int, id: Any, name: str) -> str:
+    """Returns an integer id as a string. Raises InputError for any other value."""
+    if type(id) is int:
+        return str(id)
+    actual = f"no {name}" if id is None else f"{name} {clip(id)}"
+    raise bad(piece, line, actual, "a string that is not empty, or an integer", "give each row its id")
+
+
+def bad(piece: Piece, line: int, actual: str, expected: str, remedy: str) -> InputError:
+    """Returns the error for a bad row."""
+    return InputError(f"{place(piece, line)}: found {actual}, expected {expected}; {remedy}")
+
+
+def place(piece: Piece, line: int) -> str:
+    """Returns a row's file and line; of Parquet, its file and row."""
+    return f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"
+
+
+def wrong_text(piece: Piece, line: int, name: str, value: Any) -> InputError:
+    """Returns the error for a field that is missing or not a string."""
+    actual = f"no {name}" if value is None else f"{name} {clip(value)}"
+    return bad(piece, line, actual, f"{name} to be a string", "add it, or name another format")
+
+
+def wrong_columns(piece: Piece, line: int, row: str, count: int, expected: str) -> InputError:
+    """Returns the error for a line with a wrong number of columns."""
+    remedy = "fix the line, or add a header line that names other columns"
+    return bad(piece, line, f"{count} columns ({clip(row)})", expected, remedy)
+
+
+def _empty_line(piece: Piece, line: int) -> InputError:
+    return bad(piece, line, "an empty line", "empty lines at the end of the file only", "remove it")
+
+
+def _bad_byte(piece: Piece, line: int, data: bytes, offset: int) -> InputError:
+    actual = f"invalid UTF-8 (byte 0x{data[offset]:02x} at byte offset {offset} of the line)"
+    return bad(piece, line, actual, "UTF-8", "convert the file")
+
+
+def dump_metadata(piece: Piece, line: int, fields: dict[str, Any]) -> str:
+    """Returns metadata as JSON. Raises InputError for values that JSON cannot hold."""
+    try:
+        return orjson.dumps(fields, default=_plain).decode()
+    except orjson.JSONEncodeError as error:
+        raise bad(piece, line, f"metadata that JSON cannot hold ({error})", "text or numbers", "drop it") from None
+
+
+def _plain(value: Any) -> Any:
+    """Decimals, durations and timestamps in nanoseconds as Python prints them; bytes are refused."""
+    if isinstance(value, bytes):
+        raise TypeError("bytes")
+    return str(value)

@@ -1,0 +1,85 @@
+"""The start of a file, by which its format is detected, and files that no format reads."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import orjson
+
+from indexing.files import limits
+from indexing.files.raw import Lines, no_rows, read_blocks, tsv_fields
+from retriever.errors import InputError
+
+# Endings of files that no format reads, and the conversion that makes them readable.
+CONVERSIONS = {
+    **dict.fromkeys(("xlsx", "xls", "ods"), "save the sheet as CSV in UTF-8"),
+    **dict.fromkeys(("zip", "bz2", "xz", "zst", "7z", "tar", "tgz", "lz4"), "decompress it, or compress it as .gz"),
+    **dict.fromkeys(("feather", "arrow", "ipc", "orc", "avro", "pkl", "npy"), "write the table as Parquet"),
+    **dict.fromkeys(("xml", "html", "pdf", "doc", "docx"), "write one JSON object per passage into a .jsonl file"),
+}
+
+
+class FileStart:
+    """The ending and the first line of a file. The line is read when it is first needed.
+
+    Attributes:
+        path: The file.
+        is_compressed: Whether the name ends with .gz.
+        ending: The ending of the name without .gz, for example "csv".
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self.is_compressed = path.endswith(".gz")
+        self.ending = path.removesuffix(".gz").rpartition(".")[2]
+
+    @functools.cached_property
+    def line(self) -> bytes:
+        """The first line. Raises InputError if the file has none."""
+        first = Lines(self.path).take(1)
+        if first is None:
+            raise no_rows(self.path)
+        return first.data or b""
+
+    @functools.cached_property
+    def fields(self) -> list[str]:
+        """The tab-separated fields of the first line."""
+        return tsv_fields(f"{self.path}:1", self.line.decode("utf-8", "replace"))
+
+    @functools.cached_property
+    def document(self) -> dict[str, Any]:
+        """The first line as a JSON object; {} for anything else, because parsing reports what is wrong with it.
+
+        Raises InputError if the file is a JSON array.
+        """
+        refuse_json_array(self.path)
+        limits.check_values(f"{self.path}:1", self.line)
+        try:
+            first = orjson.loads(self.line)
+        except orjson.JSONDecodeError:
+            return {}
+        return first if isinstance(first, dict) else {}
+
+
+def refuse_unreadable(file: str, expected: str) -> None:
+    """Raises InputError for a file that no format reads, with the conversion to do.
+
+    Args:
+        file: The file.
+        expected: The endings of files that are read, for the message.
+    """
+    ending = file.rpartition("/")[2].lower().rpartition(".")[2]
+    if conversion := CONVERSIONS.get(ending):
+        raise InputError(f"{file}: found a file that ends with .{ending}, expected {expected}; {conversion}")
+    if file.lower().endswith(".parquet.gz"):
+        raise InputError(f"{file}: found a compressed Parquet file, expected .parquet; decompress it by gunzip")
+
+
+def refuse_json_array(file: str) -> None:
+    """Raises InputError if a file of JSON begins with an array. Reads one block of it."""
+    if next(read_blocks(file), b"").lstrip().startswith(b"["):
+        raise InputError(
+            f"{file}:1: found a JSON array, expected one JSON object per line; convert the file, for example by "
+            "jq -c '.[]' OLD.json > NEW.jsonl"
+        )

@@ -1,0 +1,99 @@
+"""Cuts the rows of a corpus into chunks.
+
+    source = detect("data/scifact")                     # local or s3://bucket/prefix
+    for chunk in chunks(source, rows_per_chunk=50_000):
+        table = parse_corpus(source.format, chunk)      # indexing/formats/parse.py, on any worker
+
+A chunk holds complete raw rows (of Parquet, a range of rows that its worker reads), so cutting is cheap and the workers
+do the parsing. A chunk ends at a number of rows or of bytes, whichever comes first, so that memory is bounded
+regardless of the length of the rows. Lines end with LF or CRLF; U+2028 and similar characters are text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from indexing.files.columns import PassageColumns
+from indexing.files.raw import Piece, no_rows
+from indexing.files.titles import Titles
+from indexing.formats.sources import Source
+from retriever.errors import InputError
+
+FIRST_CHUNK_ROWS = 512
+CHUNKS_PER_SIZE = 16
+CHUNK_BYTES = 256 << 20  # raw text: a chunk ends with the row that reaches it; the parts depend on this number
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows [first_row, first_row + rows) of the files in order: a function of source, rows_per_chunk and limit.
+
+    Only in KILT does a line (a page) become several passages or none: then `rows` counts lines, `first_row` is None,
+    and the number of passages is known after parsing.
+    """
+
+    index: int
+    first_row: int | None
+    rows: int
+    pieces: tuple[Piece, ...]  # several if the chunk continues in the next file
+    columns: PassageColumns | None = None
+    titles: tuple[str, ...] | None = None  # of each row, if they are in a separate file
+
+
+def chunks(source: Source, rows_per_chunk: int, *, limit: int | None = None) -> Iterator[Chunk]:
+    """Cuts the corpus into chunks, as a stream: it holds a chunk or two in memory, regardless of the file sizes.
+
+    Args:
+        source: A corpus.
+        rows_per_chunk: Rows per chunk at most (KILT: lines). The first chunks have fewer, see `chunk_rows`, and so has
+            a chunk that reaches CHUNK_BYTES of raw text.
+        limit: Number of rows (KILT: lines) to take from the start; None: all.
+
+    Raises:
+        InputError: If a file is unreadable or the corpus has no rows.
+    """
+    if rows_per_chunk < 1 or (limit is not None and limit < 1):
+        raise InputError(f"found {rows_per_chunk=} and {limit=}, expected at least 1; raise them")
+    index = first = held = size = 0
+    full = chunk_rows(0, rows_per_chunk)
+    pieces: list[Piece] = []
+    table = source.columns.table if source.columns else None
+    titles = None if source.titles is None else Titles(source.titles)
+
+    def chunk() -> Chunk:
+        return Chunk(
+            index,
+            first if source.format.has_one_passage_per_row else None,
+            held,
+            tuple(pieces),
+            source.columns,
+            None if titles is None else titles.take(pieces),
+        )
+
+    for file in source.corpus:
+        rows = source.format.open_rows(file, table)
+        while wanted := (full if limit is None else min(full, limit - first)) - held:
+            piece = rows.take(wanted, CHUNK_BYTES - size)
+            if piece is None:
+                break
+            pieces.append(piece)
+            held, size = held + piece.rows, size + piece.size
+            if held == full or size >= CHUNK_BYTES:
+                yield chunk()
+                index, first, held, size, pieces = index + 1, first + held, 0, 0, []
+                full = chunk_rows(index, rows_per_chunk)
+    if pieces:
+        yield chunk()
+    elif first == 0:
+        raise no_rows(*source.corpus)
+    if titles is not None and limit is None:
+        titles.check_end()
+
+
+def chunk_rows(index: int, most: int) -> int:
+    """Returns the rows of a chunk: 512 in each of the first 16, twice as many in each of the next 16, up to `most`.
+
+    So a small corpus has several parts, of which an interrupted job keeps those that are done, and a large one few.
+    """
+    return min(most, FIRST_CHUNK_ROWS << min(index // CHUNKS_PER_SIZE, 30))

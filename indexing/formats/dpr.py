@@ -1,0 +1,63 @@
+"""DPR: psgs_w100.tsv, and files of queries with lists of answers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from indexing.files import limits
+from indexing.files.columns import PassageColumns, Table, is_query_header
+from indexing.files.raw import Lines, Piece, clip, tsv_fields
+from indexing.files.rows import Row, RowReader, bad, integer_id, quoted_rows
+from indexing.files.start import FileStart
+from indexing.formats.format import CorpusFormat
+from retriever.errors import InputError
+
+HEADER = ["id", "text", "title"]
+
+
+class Dpr(CorpusFormat):
+    """DPR. Files of queries name no split, and their ids are line numbers, so each is imported by its path."""
+
+    name = "dpr"
+    title = "DPR"
+    endings = ("tsv", "csv")
+    corpus_files = ("psgs_w100.tsv",)
+    section = r"""SECTION"""
+
+    def detects_corpus(self, start: FileStart) -> bool:
+        return start.ending == "tsv" and start.fields == HEADER
+
+    def detects_queries(self, start: FileStart) -> bool:
+        if not self.has_ending(start) or is_query_header(start.fields):
+            return False
+        last = start.fields[-1]
+        return len(start.fields) > 1 and last.startswith("[") and last.endswith("]")
+
+    def open_rows(self, file: str, table: Table | None = None) -> RowReader:
+        """Returns a reader that starts after the header. Raises InputError if the file has another first line."""
+        lines = Lines(file)
+        header = lines.take(1)
+        if header and tsv_fields(f"{file}:1", (header.data or b"").decode("utf-8", "replace")) != HEADER:
+            raise InputError(
+                f"{file}:1: found {clip(header.data)}, expected DPR's header id<TAB>text<TAB>title; "
+                "add it or name another format"
+            )
+        return lines
+
+    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+        for line, (id, text, title) in quoted_rows(block, "3: id<TAB>text<TAB>title", 3):
+            yield (line, id or integer_id(block, line, "", "id"), title, text, {})
+
+    def read_queries(self, block: Piece) -> Iterator[Row]:
+        for line, (query, literal) in quoted_rows(block, "2: question<TAB>['answer', ...]", 2):
+            try:
+                answers = ast.literal_eval(literal) if len(literal) <= limits.MAX_ANSWERS else None
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                answers = None
+            if type(answers) is not list or not all(type(answer) is str for answer in answers):
+                raise bad(block, line, f"answers {clip(literal)}", "a Python list of strings", "fix the line")
+            yield (line, f"q{line - 1}", "", query, {"answers": answers})
+
+
+DPR = Dpr()

@@ -1,0 +1,177 @@
+"""A corpus format: how its files are recognised, and how their passages, queries and judgements are read."""
+
+from __future__ import annotations
+
+import fnmatch
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import pyarrow as pa
+
+from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, Table
+from indexing.files.raw import Lines, Piece, clip, no_rows
+from indexing.files.rows import Row, RowReader, bad, dump_metadata, line_blocks
+from indexing.files.start import FileStart
+
+QUERIES_SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("metadata", pa.large_string())])
+QUERIES_AT_ONCE = 65_536
+
+
+class CorpusFormat(ABC):
+    """A format of a corpus, or of queries and judgements.
+
+    A new format is a module with a subclass, and its entry in `indexing.formats.registry`. A format of text lines with
+    fixed columns needs the attributes and `read_passages`, and `read_queries` if it has queries.
+
+    Attributes:
+        name: Its name as a value of the parameter format, and in the configuration of a corpus.
+        title: Its name as the heading of its section in docs/data.md.
+        endings: The endings of its files, without .gz.
+        is_compressible: Whether its files may be compressed as .gz.
+        corpus_files: Names of the corpus in a folder, without .gz: patterns of fnmatch.
+        query_files: Names of the queries in a folder, with the split as "*". Empty: a folder has none that can be
+            told apart, so they are imported by the path of the file.
+        judgement_files: Names of the judgements in a folder, with the split as "*"; "": a folder has none.
+        title_files: Names of a file beside the corpus with the titles of its passages, with .gz where it has one.
+        is_generic: Whether its files in a folder count only if no other format has a corpus there.
+        has_many_files: Whether a corpus may consist of several files of a folder.
+        has_columns: Whether the caller can name the columns; otherwise they are fixed.
+        has_text_values: Whether all values are text, as in CSV, which filters convert to their types.
+        has_one_passage_per_row: Whether a row is one passage, so that the number of passages is known before parsing.
+        section: Its section of docs/data.md below the heading, in Markdown: the columns, and examples with their
+            results.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    endings: ClassVar[tuple[str, ...]]
+    is_compressible: ClassVar[bool] = True
+    corpus_files: ClassVar[tuple[str, ...]]
+    query_files: ClassVar[tuple[str, ...]] = ()
+    judgement_files: ClassVar[str] = ""
+    title_files: ClassVar[tuple[str, ...]] = ()
+    is_generic: ClassVar[bool] = False
+    has_many_files: ClassVar[bool] = False
+    has_columns: ClassVar[bool] = False
+    has_text_values: ClassVar[bool] = False
+    has_one_passage_per_row: ClassVar[bool] = True
+    section: ClassVar[str]
+
+    def has_ending(self, start: FileStart) -> bool:
+        """Returns whether a file has one of the endings of the format."""
+        return start.ending in self.endings and (self.is_compressible or not start.is_compressed)
+
+    def detects_corpus(self, start: FileStart) -> bool:
+        """Returns whether a file with any name is a corpus of this format."""
+        return self.has_ending(start)
+
+    def detects_queries(self, start: FileStart) -> bool:
+        """Returns whether a file with any name has queries of this format."""
+        return self.has_ending(start)
+
+    def accepts(self, start: FileStart) -> bool:
+        """Returns whether a file with one of the names of `corpus_files` is a corpus of this format."""
+        return True
+
+    def find_corpus(self, names: Sequence[str]) -> list[str]:
+        """Returns the names of a folder's files that are its corpus in this format."""
+        return self.match(names, self.corpus_files)
+
+    def find_queries(self, names: Sequence[str]) -> list[str]:
+        """Returns the names of a folder's files that have its queries in this format."""
+        return self.match(names, self.query_files)
+
+    def match(self, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+        """Returns the names that match a pattern, also with .gz if the files may be compressed."""
+        endings = ("", ".gz") if self.is_compressible else ("",)
+        full = [f"{pattern}{ending}" for pattern in patterns for ending in endings]
+        return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in full)]
+
+    def describe_files(self, patterns: Sequence[str]) -> str:
+        """Returns patterns for a message: "queries.jsonl[.gz] or queries.SPLIT.jsonl[.gz]"."""
+        gz = "[.gz]" if self.is_compressible else ""
+        return " or ".join(f"{pattern.replace('.*.', '.SPLIT.')}{gz}" for pattern in patterns)
+
+    def choose_columns(self, file: str, names: PassageNames) -> PassageColumns | None:
+        """Returns the columns of a corpus; None: the fixed columns of the format."""
+        return None
+
+    def choose_query_columns(self, file: str, names: QueryNames) -> QueryColumns | None:
+        """Returns the columns of a file of queries; None: the fixed columns of the format."""
+        return None
+
+    def shown_columns(self, file: str, columns: PassageColumns | None) -> PassageColumns | None:
+        """Returns the columns of a corpus that an import prints; None: nothing."""
+        return columns
+
+    def shown_query_columns(self, file: str, columns: QueryColumns | None) -> tuple[Table, QueryColumns] | None:
+        """Returns the table and the columns of a file of queries that an import prints; None: nothing."""
+        return None
+
+    def open_rows(self, file: str, table: Table | None = None) -> RowReader:
+        """Returns a reader of the rows of a file that starts after its header.
+
+        Args:
+            file: The file.
+            table: Its columns; None: the fixed columns of the format.
+        """
+        return Lines(file)
+
+    def blocks(self, piece: Piece, columns: PassageColumns | None = None) -> Iterator[Piece]:
+        """Yields the rows of a piece in blocks that are small enough for Python objects, each a piece of its own."""
+        return line_blocks(piece)
+
+    @abstractmethod
+    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+        """Yields the passages of a block. Raises InputError with the file and line of a bad row."""
+
+    def read_queries(self, block: Piece) -> Iterator[Row]:
+        """Yields the queries of a block of lines. Raises InputError with the file and line of a bad row."""
+        raise NotImplementedError(f"{self.name} has no queries")
+
+    def read_query_files(
+        self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str]
+    ) -> tuple[pa.Table, dict[str, pa.Table]]:
+        """Reads files of queries.
+
+        In files with fixed columns, as those of MS MARCO, dev.small is part of dev: a query that an earlier file has
+        with the same text is left out.
+
+        Args:
+            files: The files, in their order.
+            columns: Their columns; None: the fixed columns of the format.
+            qrels: Split -> file of judgements, which may be one of `files`.
+
+        Returns:
+            The queries (QUERIES_SCHEMA), in the order of the files; and the judgements in these files by split
+            (QRELS_SCHEMA, `line` the 1-based line or row of each).
+
+        Raises:
+            InputError: With file and line, for a bad row.
+        """
+        return pa.concat_tables(self._query_tables(files)), {}
+
+    def _query_tables(self, files: Sequence[str]) -> Iterator[pa.Table]:
+        earlier: dict[str, str] = {}
+        for number, file in enumerate(files):
+            lines = Lines(file)
+            seen: dict[str, str] = {}
+            while piece := lines.take(QUERIES_AT_ONCE):
+                for block in line_blocks(piece):
+                    ids, texts, metadata = [], [], []
+                    for line, id, _, text, fields in self.read_queries(block):
+                        if id in earlier:
+                            if earlier[id] != text:
+                                problem = f"query {clip(id)} with another text"
+                                raise bad(block, line, problem, "an earlier file's", "rename it")
+                            continue
+                        ids.append(id)
+                        texts.append(text)
+                        metadata.append(dump_metadata(block, line, fields) if fields else "")
+                    if number + 1 < len(files):
+                        seen.update(zip(ids, texts, strict=True))
+                    yield pa.table([ids, texts, metadata], schema=QUERIES_SCHEMA)
+            if lines.line == 1:
+                raise no_rows(file)
+            earlier.update(seen)

@@ -1,0 +1,91 @@
+"""KILT: kilt_knowledgesource.json, a page per line, and files of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from indexing.files import limits
+from indexing.files.columns import PassageColumns
+from indexing.files.raw import Piece, clip
+from indexing.files.rows import Row, bad, integer_id, objects, wrong_text
+from indexing.files.start import FileStart
+from indexing.formats.format import CorpusFormat
+from indexing.formats.jsonl import ENDINGS
+
+
+class Kilt(CorpusFormat):
+    """KILT. Files of tasks name no split and repeat ids, so each is imported by its path."""
+
+    name = "kilt"
+    title = "KILT"
+    endings = ENDINGS
+    corpus_files = ("kilt_knowledgesource.json",)
+    has_one_passage_per_row = False
+    section = r"""SECTION"""
+
+    def detects_corpus(self, start: FileStart) -> bool:
+        return self.has_ending(start) and "wikipedia_title" in start.document
+
+    def detects_queries(self, start: FileStart) -> bool:
+        return self.has_ending(start) and "input" in start.document
+
+    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+        """Yields one passage per paragraph with text, with the id PAGE-PARAGRAPH as in KILT's provenance.
+
+        As in KILT's own passages, paragraph 0 (the title) and the "Section::::" headings are not passages; a heading
+        becomes metadata of its paragraphs. Anchors, categories and history of the page are left out.
+        """
+        for line, page in objects(block):
+            page_id = page.get("wikipedia_id", page.get("_id"))
+            if type(page_id) is not str or not page_id:
+                page_id = integer_id(block, line, page_id, "wikipedia_id")
+            title, paragraphs = page.get("wikipedia_title"), page.get("text")
+            if type(title) is not str:
+                raise wrong_text(block, line, "wikipedia_title", title)
+            if type(paragraphs) is not list or not all(type(paragraph) is str for paragraph in paragraphs):
+                raise bad(block, line, f"text {clip(paragraphs)}", "a list of strings", "use KILT's knowledge source")
+            headings = [len(paragraph) for paragraph in paragraphs if paragraph.startswith("Section::::")]
+            repeated = (len(title) + len(page_id) + max(headings, default=0)) * len(paragraphs)
+            if repeated > limits.MAX_ROW_BYTES:
+                actual = f"a title, id and heading that take {repeated:,} characters in {len(paragraphs):,} paragraphs"
+                raise bad(block, line, actual, f"at most {limits.MAX_ROW_BYTES:,}", "shorten them")
+            section = ""
+            for index, paragraph in enumerate(paragraphs[1:], 1):
+                if paragraph.startswith("Section::::"):
+                    section = paragraph.removeprefix("Section::::").strip()
+                elif paragraph.strip():
+                    text = paragraph.rstrip("\n")  # offsets into the paragraph, as in KILT's anchors, stay valid
+                    fields = {"wikipedia_id": page_id, "paragraph": index}
+                    yield (
+                        line,
+                        f"{page_id}-{index}",
+                        title,
+                        text,
+                        fields | {"section": section} if section else fields,
+                    )
+
+    def read_queries(self, block: Piece) -> Iterator[Row]:
+        """Yields the queries of a task.
+
+        Their metadata are the answers, the page ids of each output with provenance, and the other fields of the task.
+        """
+        for line, doc in objects(block):
+            id, text, outputs = doc.pop("id", None), doc.pop("input", None), doc.pop("output", None) or []
+            if type(id) is not str or not id:
+                id = integer_id(block, line, id, "id")
+            if type(text) is not str:
+                raise wrong_text(block, line, "input", text)
+            try:
+                answers = list(dict.fromkeys(entry["answer"] for entry in outputs if entry.get("answer") is not None))
+                pages = [[str(page["wikipedia_id"]) for page in entry.get("provenance") or []] for entry in outputs]
+                known = type(outputs) is list and all(type(answer) is str for answer in answers)
+            except (TypeError, AttributeError, KeyError):
+                known = False
+            if not known:
+                expected = "a list of {answer, provenance: [{wikipedia_id}]}"
+                raise bad(block, line, f"output {clip(outputs)}", expected, "fix the line")
+            outcome = {"answers": answers, "provenance": [list(dict.fromkeys(page)) for page in pages if page]}
+            yield (line, id, "", text, {name: value for name, value in outcome.items() if value} | doc)
+
+
+KILT = Kilt()

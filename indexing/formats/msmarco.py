@@ -1,0 +1,49 @@
+"""MS MARCO: a folder with collection.tsv, queries.SPLIT.tsv and qrels.SPLIT.tsv."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from indexing.files.columns import PassageColumns, is_passage_header, is_query_header
+from indexing.files.raw import Piece
+from indexing.files.rows import Row, integer_id, text_lines, wrong_columns
+from indexing.files.start import FileStart
+from indexing.formats.format import CorpusFormat
+
+
+class MsMarco(CorpusFormat):
+    """MS MARCO: lines of an id and a text, without a header and without quoting."""
+
+    name = "msmarco"
+    title = "MS MARCO"
+    endings = ("tsv",)
+    corpus_files = ("collection.tsv",)
+    query_files = ("queries.*.tsv", "queries.tsv")
+    judgement_files = "qrels.*.tsv"
+    title_files = ("para.title.txt", "para.title.txt.gz")
+    section = r"""SECTION"""
+
+    def detects_corpus(self, start: FileStart) -> bool:
+        return self.has_ending(start) and not is_passage_header(start.fields)
+
+    def detects_queries(self, start: FileStart) -> bool:
+        """Returns whether lines have tab-separated columns and no header, also in a file that ends with .csv."""
+        is_tsv = self.has_ending(start)
+        return (
+            (is_tsv or start.ending == "csv")
+            and not is_query_header(start.fields)
+            and (is_tsv or len(start.fields) > 1)
+        )
+
+    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+        for line, row in text_lines(block):
+            id, _, text = row.partition("\t")
+            if row.count("\t") != 1:
+                raise wrong_columns(block, line, row, row.count("\t") + 1, "2: id<TAB>text")
+            yield (line, id or integer_id(block, line, "", "id"), "", text, {})
+
+    def read_queries(self, block: Piece) -> Iterator[Row]:
+        return self.read_passages(block, None)
+
+
+MSMARCO = MsMarco()

@@ -1,0 +1,55 @@
+"""The registry of corpus formats. To add a format, write its module and add its object to FORMATS."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from indexing.formats.beir import BEIR
+from indexing.formats.csv_tsv import CSV, TSV
+from indexing.formats.dpr import DPR
+from indexing.formats.format import CorpusFormat
+from indexing.formats.jsonl import JSONL
+from indexing.formats.kilt import KILT
+from indexing.formats.msmarco import MSMARCO
+from indexing.formats.parquet import PARQUET
+from retriever.errors import InputError
+
+# In the order of docs/data.md. The format of a file with any name is the last one that detects it, so a format stands
+# after those whose files it could be mistaken for.
+FORMATS: list[CorpusFormat] = [CSV, TSV, JSONL, PARQUET, BEIR, MSMARCO, DPR, KILT]
+
+
+def format_names() -> list[str]:
+    """Returns the values of the parameter format."""
+    return ["auto", *(format.name for format in FORMATS)]
+
+
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[tuple(format_names())]
+
+
+def find_format(name: str) -> CorpusFormat | None:
+    """Returns the format of a name; None for "auto".
+
+    Raises:
+        InputError: If there is no such format.
+    """
+    if name not in format_names():
+        raise InputError(f"found format {name!r}, expected {', '.join(format_names())}; choose one of these")
+    return next((format for format in FORMATS if format.name == name), None)
+
+
+def table_names() -> str:
+    """Returns the names of the formats whose columns can be named, for a message."""
+    return ", ".join(format.name for format in FORMATS if format.has_columns)
+
+
+def known_endings() -> str:
+    """Returns the endings of all formats, for a message."""
+    endings: dict[str, None] = {}
+    for format in FORMATS:
+        gz = "[.gz]" if format.is_compressible else ""
+        endings.update(dict.fromkeys(f".{ending}{gz}" for ending in format.endings))
+    return ", ".join(endings)

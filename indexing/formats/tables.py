@@ -1,0 +1,249 @@
+"""Tables, formats whose columns are chosen: passages, or queries with their judgements."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from indexing.files.columns import (
+    ID_NAMES,
+    PassageColumns,
+    PassageNames,
+    QueryColumns,
+    QueryNames,
+    Table,
+    choose_passage_columns,
+    choose_query_columns,
+    named_columns,
+)
+from indexing.files.qrels import QRELS_SCHEMA
+from indexing.files.raw import Piece, clip, no_rows
+from indexing.files.rows import Row, bad, dump_metadata, flatten, integer_id, line_blocks, place, wrong_text
+from indexing.formats.format import QUERIES_AT_ONCE, QUERIES_SCHEMA, CorpusFormat
+from retriever.errors import InputError
+
+HASH_DIGITS = 32  # hexadecimal, of SHA-256
+QueryRow = tuple[int, dict[str, Any]]  # the line of a row in a table of queries, and its values by column
+
+
+class TableFormat(CorpusFormat):
+    """A format whose columns the caller names, or which are recognised.
+
+    A table of queries has a row per query with its relevant passages, or a row per judgement.
+    """
+
+    judgement_files = "qrels/*.tsv"
+    has_columns = True
+
+    @abstractmethod
+    def read_table(self, file: str) -> Table:
+        """Returns the columns of a file. Raises InputError if it has none."""
+
+    @abstractmethod
+    def query_rows(self, block: Piece, table: Table, columns: QueryColumns) -> Iterator[QueryRow]:
+        """Yields the rows of a block of a table of queries, without empty values and nulls."""
+
+    def query_blocks(self, piece: Piece, table: Table) -> Iterator[Piece]:
+        """Yields the rows of a piece of a table of queries in blocks, as `blocks` does."""
+        return line_blocks(piece)
+
+    def choose_columns(self, file: str, names: PassageNames) -> PassageColumns | None:
+        return choose_passage_columns(file, self.read_table(file), names)
+
+    def choose_query_columns(self, file: str, names: QueryNames) -> QueryColumns | None:
+        return choose_query_columns(file, self.read_table(file), names)
+
+    def shown_query_columns(self, file: str, columns: QueryColumns | None) -> tuple[Table, QueryColumns] | None:
+        return None if columns is None else (self.read_table(file), columns)
+
+    def read_query_files(
+        self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str]
+    ) -> tuple[pa.Table, dict[str, pa.Table]]:
+        """Reads tables of queries.
+
+        Rows of the same query are judgements of it; one that is repeated counts once. Without a column of relevant
+        passages, a query may occur only once.
+
+        Args:
+            files: The tables.
+            columns: Their columns.
+            qrels: Split -> file of judgements, which may be one of `files`.
+
+        Returns:
+            The queries in the order of their first rows, and the judgements in these files by split.
+
+        Raises:
+            InputError: With file and line, for a bad row, or for two rows that contradict each other.
+        """
+        assert columns is not None
+        split_of = {file: split for split, file in qrels.items()}
+        known: dict[str, tuple[str, str, str]] = {}  # id -> place, text, metadata
+        judgements: dict[str, pa.Table] = {}
+        for file in files:
+            judged: dict[tuple[str, str], tuple[int, int]] = {}  # query and passage -> score, line
+            is_empty = True
+            for piece, line, row in self._rows(file, columns, files[0]):
+                is_empty = False
+                id, text, metadata = _query(piece, line, row, columns)
+                here = place(piece, line)
+                first_place, known_text, known_metadata = known.setdefault(id, (here, text, metadata))
+                if first_place != here:
+                    _check_repeated(
+                        piece, line, id, first_place, (text, metadata), (known_text, known_metadata), columns
+                    )
+                score = _score(piece, line, row, columns)
+                passages = _passages(piece, line, row, columns)
+                if score is not None and not passages:
+                    raise bad(piece, line, f"{columns.score} {score} without a passage", "a passage id", "add it")
+                for passage in passages:
+                    pair, grade = (id, passage), 1 if score is None else score
+                    if columns.score and score is None:
+                        raise bad(piece, line, f"no {columns.score}", "an integer", "add it to the row")
+                    earlier, first = judged.setdefault(pair, (grade, line))
+                    if earlier != grade:
+                        problem = f"the score {grade} of passage {clip(passage)} for query {clip(id)}"
+                        raise bad(
+                            piece, line, problem, f"{earlier}, its score in line {first}", "remove one of the lines"
+                        )
+            if is_empty:
+                raise no_rows(file)
+            if columns.relevant:
+                pairs, grades = list(judged), list(judged.values())
+                judgements[split_of[file]] = pa.table(
+                    [
+                        [query for query, _ in pairs],
+                        [passage for _, passage in pairs],
+                        [score for score, _ in grades],
+                        [line for _, line in grades],
+                    ],
+                    schema=QRELS_SCHEMA,
+                )
+        values = [list(known), [text for _, text, _ in known.values()], [metadata for _, _, metadata in known.values()]]
+        return pa.table(values, schema=QUERIES_SCHEMA), judgements
+
+    def _rows(self, file: str, columns: QueryColumns, first: str) -> Iterator[tuple[Piece, int, dict[str, Any]]]:
+        """Yields the rows of a file, each with its block and line. first: the file that the columns are chosen from."""
+        table = self.read_table(file)
+        if missing := [name for name in columns.used if name not in table.names]:
+            raise InputError(f"{file}: found {named_columns(table.names)}, expected {missing[0]} as in {first}")
+        rows = self.open_rows(file, table)
+        while piece := rows.take(QUERIES_AT_ONCE):
+            for block in self.query_blocks(piece, table):
+                for line, row in self.query_rows(block, table, columns):
+                    yield block, line, row
+
+
+def named_passages(
+    block: Piece, documents: Iterable[tuple[int, dict[str, Any]]], columns: PassageColumns
+) -> Iterator[Row]:
+    """Yields the passages of objects whose fields are the columns.
+
+    Args:
+        block: The block that holds the rows.
+        documents: Its rows as objects, each with its line or row number.
+        columns: The columns.
+
+    Raises:
+        InputError: With the file and line of a bad row.
+    """
+    used, metadata = columns.used, columns.metadata
+    expects_no_id = columns.id is None
+    for line, document in documents:
+        if expects_no_id and any(name.lower() in ID_NAMES for name in document):
+            name = next(name for name in document if name.lower() in ID_NAMES)
+            raise bad(block, line, f"a field {name!r}", "none, as in the first lines", "name the id by parameter id")
+        text = document.get(columns.text)
+        if type(text) is not str:
+            raise wrong_text(block, line, columns.text, text)
+        title = document.get(columns.title, "") if columns.title else ""
+        if type(title) is not str:
+            if title is not None:
+                raise wrong_text(block, line, columns.title or "title", title)
+            title = ""
+        if columns.id:
+            id = document.get(columns.id)
+            if type(id) is not str or not id:
+                id = integer_id(block, line, id, columns.id)
+        else:
+            id = hash_id(text, title)
+        if metadata is None:
+            for name in used:
+                document.pop(name, None)
+            fields = flatten(block, line, document) if document else document
+        else:
+            nested = document.get("metadata")
+            named = {**nested, **document} if type(nested) is dict else document
+            fields = flatten(block, line, {name: named[name] for name in metadata if name in named})
+        yield line, id, title, text, {name: value for name, value in fields.items() if value is not None}
+
+
+def hash_id(text: str, title: str = "") -> str:
+    """Returns the id of a passage without an id: 32 hexadecimal digits of SHA-256 over its UTF-8 text.
+
+    A title, if there is one, comes first, with a NUL between the two.
+    """
+    content = f"{title}\0{text}" if title else text
+    return hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]
+
+
+def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> tuple[str, str, str]:
+    """A row's query id, text and metadata (JSON text)."""
+    text = row.get(columns.text)
+    if type(text) is not str:
+        raise wrong_text(piece, line, columns.text, text)
+    if columns.id:
+        id = row.get(columns.id)
+        if type(id) is not str:
+            id = integer_id(piece, line, id, columns.id)
+    else:
+        id = hash_id(text)
+    used = columns.used
+    rest = {name: value for name, value in row.items() if name not in used}
+    fields = flatten(piece, line, rest)
+    if columns.metadata is not None:
+        fields = {name: fields[name] for name in columns.metadata if name in fields}
+    return id, text, dump_metadata(piece, line, fields) if fields else ""
+
+
+def _check_repeated(
+    piece: Piece,
+    line: int,
+    id: str,
+    first: str,
+    actual: tuple[str, str],
+    expected: tuple[str, str],
+    columns: QueryColumns,
+) -> None:
+    if not columns.relevant:
+        what = f"query id {clip(id)}" if columns.id else f"the query {clip(actual[0])}"
+        raise bad(piece, line, f"{what} a second time", f"it once (first in {first})", "remove or rename one")
+    if actual[0] != expected[0]:
+        problem = f"query {clip(id)} with the text {clip(actual[0])}"
+        raise bad(piece, line, problem, f"the text of {first}", "rename one of the queries")
+    if actual[1] != expected[1]:
+        problem = f"query {clip(id)} with the metadata {clip(actual[1])}"
+        remedy = "name the columns that belong to the query by parameter metadata"
+        raise bad(piece, line, problem, f"{clip(expected[1])} as in {first}", remedy)
+
+
+def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
+    """The ids of the relevant passages of a row."""
+    value = row.get(columns.relevant) if columns.relevant else None
+    if value is None:
+        return []
+    ids = value if type(value) is list else [value]
+    return [id if type(id) is str and id else integer_id(piece, line, id, columns.relevant or "relevant") for id in ids]
+
+
+def _score(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
+    score = row.get(columns.score) if columns.score else None
+    if type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score):
+        score = int(score)
+    if score is not None and (type(score) is not int or abs(score) >= 10**9):
+        raise bad(piece, line, f"{columns.score} {clip(score)}", "an integer", "fix the row")
+    return score
