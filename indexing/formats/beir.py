@@ -23,7 +23,63 @@ class Beir(CorpusFormat):
     corpus_files = ("corpus.jsonl",)
     query_files = ("queries.jsonl",)
     judgement_files = "qrels/*.tsv"
-    section = r"""SECTION"""
+    section = r"""
+A folder. In `corpus.jsonl`: `_id` (string or integer), `text` (string), `title` (string; may be missing or null); all
+other fields are metadata, and so are the fields of an object `metadata`. In `queries.jsonl`: `_id`, `text`; all other
+fields are metadata. In `qrels/SPLIT.tsv`: a header, then query id, passage id and an integer score, separated by
+tabs; or TREC's four columns, without a header.
+
+`scifact/corpus.jsonl`
+
+```json
+{"_id": "4983", "title": "Cortex", "text": "Water diffusion in white matter.", "metadata": {"year": 2001}}
+{"_id": "5836", "title": "", "text": "Myelodysplasia in mice.", "lang": "en"}
+{"_id": 7912, "text": "Stable gene expression."}
+```
+
+`scifact/queries.jsonl`
+
+```json
+{"_id": "0", "text": "Where does water diffuse?", "metadata": {"kind": "claim"}}
+{"_id": "2", "text": "What is stable?"}
+{"_id": "4", "text": "Which animals?"}
+```
+
+`scifact/qrels/test.tsv`
+
+```tsv
+query-id	corpus-id	score
+0	4983	1
+2	7912	2
+```
+
+```bash
+python jobs/import_corpus.py --store data/scifact --source scifact
+```
+
+Passages:
+
+```json
+{"id": "4983", "title": "Cortex", "text": "Water diffusion in white matter.", "metadata": {"year": 2001}}
+{"id": "5836", "title": "", "text": "Myelodysplasia in mice.", "metadata": {"lang": "en"}}
+{"id": "7912", "title": "", "text": "Stable gene expression.", "metadata": {}}
+```
+
+Queries:
+
+```json
+{"id": "0", "text": "Where does water diffuse?", "metadata": {"kind": "claim"}}
+{"id": "2", "text": "What is stable?", "metadata": {}}
+{"id": "4", "text": "Which animals?", "metadata": {}}
+```
+
+Judgements of `test`:
+
+```json
+{"query": "0", "passage": "4983", "score": 1}
+{"query": "2", "passage": "7912", "score": 2}
+```
+"""
 
     def detects_corpus(self, start: FileStart) -> bool:
         return self.has_ending(start) and self.accepts(start)

@@ -90,7 +90,128 @@ class Csv(DelimitedText):
     endings = ("csv",)
     corpus_files = ("corpus.csv", "passages.csv", "documents.csv")
     query_files = ("queries.csv", "queries.*.csv")
-    section = r"""SECTION"""
+    section = r"""
+The first line names the columns. Here all options are given:
+
+`faq.csv`
+
+```csv
+number,heading,answer,topic,author
+1,Returns,"Send it back
+within 30 days, ""as new"".",orders,Ann
+2,,We answer within a day.,support,
+```
+
+```bash
+python jobs/import_corpus.py --store data/faq --source faq.csv \
+    --id number --title heading --text answer --metadata topic
+```
+
+The import prints which column is taken as what, and which are left out:
+
+```text
+columns of …/faq.csv: id = number, title = heading, text = answer, metadata = topic, left out = author
+```
+
+Passages:
+
+```json
+{"id": "1", "title": "Returns", "text": "Send it back\nwithin 30 days, \"as new\".", "metadata": {"topic": "orders"}}
+{"id": "2", "title": "", "text": "We answer within a day.", "metadata": {"topic": "support"}}
+```
+
+- Fields are quoted as in RFC 4180: a field with the delimiter, a quote or a newline stands in quotes, and its own
+  quotes are doubled. A stray quote, an unclosed quote, a wrong number of fields, an empty line within the file, a
+  column without a name and two columns of the same name are refused with the line.
+- The delimiter is `,` `;` `|` or a tab: the one that the header has most often.
+- Every value is text. An empty field is an empty title or text, and no metadata. A column `metadata` holds a JSON
+  object.
+
+Queries with their judgements, a row per query:
+
+`asked.csv`
+
+```csv
+query,relevant
+how long can I return it,1
+how fast do you answer,2
+when will it be dealt with,1 2
+```
+
+```bash
+python jobs/import_queries.py --store data/faq --source asked.csv --split dev
+```
+
+```text
+columns of …/asked.csv: id = a hash of the text, text = query, relevant = relevant, score = 1, metadata = none
+```
+
+Queries:
+
+```json
+{"id": "956495afa6599dde5112027cecd28a36", "text": "how long can I return it", "metadata": {}}
+{"id": "e0c6d4d970d01a04e0bb19468e80131b", "text": "how fast do you answer", "metadata": {}}
+{"id": "09caa4bee444e2a2309a86d796e183c0", "text": "when will it be dealt with", "metadata": {}}
+```
+
+Judgements of `dev`:
+
+```json
+{"query": "956495afa6599dde5112027cecd28a36", "passage": "1", "score": 1}
+{"query": "e0c6d4d970d01a04e0bb19468e80131b", "passage": "2", "score": 1}
+{"query": "09caa4bee444e2a2309a86d796e183c0", "passage": "1", "score": 1}
+{"query": "09caa4bee444e2a2309a86d796e183c0", "passage": "2", "score": 1}
+```
+
+A folder of both:
+
+`shop/corpus.csv`
+
+```csv
+id,text
+p1,Blue paint
+p2,Red paint
+```
+
+`shop/queries.dev.csv`
+
+```csv
+qid,query,relevant
+q1,something blue,p1
+q2,any paint,"[""p1"", ""p2""]"
+```
+
+```bash
+python jobs/import_corpus.py --store data/shop --source shop
+```
+
+```text
+columns of …/shop/corpus.csv: id = id, title = none, text = text, metadata = none
+columns of …/shop/queries.dev.csv: id = qid, text = query, relevant = relevant, score = 1, metadata = none
+```
+
+Passages:
+
+```json
+{"id": "p1", "title": "", "text": "Blue paint", "metadata": {}}
+{"id": "p2", "title": "", "text": "Red paint", "metadata": {}}
+```
+
+Queries:
+
+```json
+{"id": "q1", "text": "something blue", "metadata": {}}
+{"id": "q2", "text": "any paint", "metadata": {}}
+```
+
+Judgements of `dev`:
+
+```json
+{"query": "q1", "passage": "p1", "score": 1}
+{"query": "q2", "passage": "p1", "score": 1}
+{"query": "q2", "passage": "p2", "score": 1}
+```
+"""
 
 
 class Tsv(DelimitedText):
@@ -102,7 +223,66 @@ class Tsv(DelimitedText):
     endings = ("tsv",)
     corpus_files = ("corpus.tsv", "passages.tsv", "documents.tsv")
     query_files = ("queries.tsv", "queries.*.tsv")
-    section = r"""SECTION"""
+    section = r"""
+As CSV, with tabs, quotes included. Without options, the columns are recognised by [well-known
+names](#which-column-is-what):
+
+`passages.tsv`
+
+```tsv
+docid	title	contents	lang
+a1	Tides	The moon pulls the sea.	en
+a2	Ebbe	Das Wasser geht zurück.	de
+```
+
+```bash
+python jobs/import_corpus.py --store data/tides --source passages.tsv --filters lang string
+```
+
+```text
+columns of …/passages.tsv: id = docid, title = title, text = contents, metadata = lang
+```
+
+Passages:
+
+```json
+{"id": "a1", "title": "Tides", "text": "The moon pulls the sea.", "metadata": {"lang": "en"}}
+{"id": "a2", "title": "Ebbe", "text": "Das Wasser geht zurück.", "metadata": {"lang": "de"}}
+```
+
+A `.tsv` without a header is MS MARCO's: two columns, id and text, without quoting. One with other columns needs a
+header line.
+
+Queries with their judgements, a row per judgement:
+
+`judged.tsv`
+
+```tsv
+query_id	query	passage_id	score
+q1	why is there a tide	a1	2
+q1	why is there a tide	a2	0
+q2	wann ist Ebbe	a2	1
+```
+
+```bash
+python jobs/import_queries.py --store data/tides --source judged.tsv
+```
+
+Queries:
+
+```json
+{"id": "q1", "text": "why is there a tide", "metadata": {}}
+{"id": "q2", "text": "wann ist Ebbe", "metadata": {}}
+```
+
+Judgements of `test`:
+
+```json
+{"query": "q1", "passage": "a1", "score": 2}
+{"query": "q1", "passage": "a2", "score": 0}
+{"query": "q2", "passage": "a2", "score": 1}
+```
+"""
 
 
 CSV, TSV = Csv(), Tsv()

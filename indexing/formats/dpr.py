@@ -23,7 +23,50 @@ class Dpr(CorpusFormat):
     title = "DPR"
     endings = ("tsv", "csv")
     corpus_files = ("psgs_w100.tsv",)
-    section = r"""SECTION"""
+    section = r"""
+Passages: the header `id text title`, then these three columns, separated by tabs, quoted as by Python's csv module,
+one row per line. Queries: the query, a tab, and a Python list of answers; they have the ids q0, q1, … and the
+metadata `answers`, which `evaluate` uses for `Answer@K`.
+
+`psgs_w100.tsv`
+
+```tsv
+id	text	title
+1	"Aaron is a ""prophet""."	Aaron
+2	He was the brother of Moses.	Aaron
+```
+
+```bash
+python jobs/import_corpus.py --store data/wiki --source psgs_w100.tsv
+```
+
+Passages:
+
+```json
+{"id": "1", "title": "Aaron", "text": "Aaron is a \"prophet\".", "metadata": {}}
+{"id": "2", "title": "Aaron", "text": "He was the brother of Moses.", "metadata": {}}
+```
+
+`nq-dev.qa.csv`
+
+```tsv
+who was aaron	['a prophet', "Moses' brother"]
+whose brother was he	['Moses']
+where did he live	['Egypt']
+```
+
+```bash
+python jobs/import_queries.py --store data/wiki --source nq-dev.qa.csv --queries nq-dev
+```
+
+Queries:
+
+```json
+{"id": "q0", "text": "who was aaron", "metadata": {"answers": ["a prophet", "Moses' brother"]}}
+{"id": "q1", "text": "whose brother was he", "metadata": {"answers": ["Moses"]}}
+{"id": "q2", "text": "where did he live", "metadata": {"answers": ["Egypt"]}}
+```
+"""
 
     def detects_corpus(self, start: FileStart) -> bool:
         return start.ending == "tsv" and start.fields == HEADER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
@@ -91,7 +92,7 @@ class CorpusFormat(ABC):
     def describe_files(self, patterns: Sequence[str]) -> str:
         """Returns patterns for a message: "queries.jsonl[.gz] or queries.SPLIT.jsonl[.gz]"."""
         gz = "[.gz]" if self.is_compressible else ""
-        return " or ".join(f"{pattern.replace('.*.', '.SPLIT.')}{gz}" for pattern in patterns)
+        return " or ".join(re.sub(r"(?<=.)\*", "SPLIT", pattern) + gz for pattern in patterns)
 
     def choose_columns(self, file: str, names: PassageNames) -> PassageColumns | None:
         """Returns the columns of a corpus; None: the fixed columns of the format."""

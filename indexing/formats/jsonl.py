@@ -27,7 +27,69 @@ class JsonLines(TableFormat):
     corpus_files = ("corpus.jsonl", "passages.jsonl", "documents.jsonl")
     query_files = ("queries.jsonl", "queries.*.jsonl")
     is_generic = True
-    section = r"""SECTION"""
+    section = r"""
+One JSON object per line (`.jsonl`, `.ndjson` or `.json`). The columns are the fields of the first 1,000 lines. This
+file has no ids:
+
+`notes.jsonl`
+
+```json
+{"body": "Ebb tide.", "year": 2020, "tags": ["x"]}
+{"body": "Flood tide.", "year": 2021, "tags": []}
+{"body": "Riptide.", "year": null, "metadata": {"coast": "east"}}
+```
+
+```bash
+python jobs/import_corpus.py --store data/notes --source notes.jsonl
+```
+
+```text
+columns of …/notes.jsonl: id = a hash of title and text, title = none, text = body, metadata = year, tags, coast
+```
+
+Passages:
+
+```json
+{"id": "a0a3dfb87aa05fe848afd2b9d76b217a", "title": "", "text": "Ebb tide.", "metadata": {"year": 2020, "tags": ["x"]}}
+{"id": "7c590cae8fe26139d1ae8544fb652c4e", "title": "", "text": "Flood tide.", "metadata": {"year": 2021, "tags": []}}
+{"id": "2647cc99fadd2de2941b0223ddeed900", "title": "", "text": "Riptide.", "metadata": {"coast": "east"}}
+```
+
+A title that is missing or null is empty; a text must be a string. Null fields are no metadata. The fields of an
+object `metadata` count as fields of the line. A file whose first line has `_id` and `text` is [BEIR](#beir)'s.
+
+Queries with their judgements, a row per query with a list, and other names:
+
+`asked.jsonl`
+
+```json
+{"number": 1, "asked": "how long can I return it", "answered_by": ["1"], "topic": "orders"}
+{"number": 2, "asked": "how fast do you answer", "answered_by": 2, "topic": "support"}
+{"number": 3, "asked": "when will it be dealt with", "answered_by": ["1", "2"], "topic": null}
+```
+
+```bash
+python jobs/import_queries.py --store data/faq --source asked.jsonl --queries numbered \
+    --id number --text asked --relevant answered_by
+```
+
+Queries:
+
+```json
+{"id": "1", "text": "how long can I return it", "metadata": {"topic": "orders"}}
+{"id": "2", "text": "how fast do you answer", "metadata": {"topic": "support"}}
+{"id": "3", "text": "when will it be dealt with", "metadata": {}}
+```
+
+Judgements of `test`:
+
+```json
+{"query": "1", "passage": "1", "score": 1}
+{"query": "2", "passage": "2", "score": 1}
+{"query": "3", "passage": "1", "score": 1}
+{"query": "3", "passage": "2", "score": 1}
+```
+"""
 
     def read_table(self, file: str) -> Table:
         return read_json_table(file)

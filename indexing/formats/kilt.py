@@ -21,7 +21,59 @@ class Kilt(CorpusFormat):
     endings = ENDINGS
     corpus_files = ("kilt_knowledgesource.json",)
     has_one_passage_per_row = False
-    section = r"""SECTION"""
+    section = r"""
+The knowledge source: a JSON object per page with `wikipedia_id`, `wikipedia_title` and `text`, a list of paragraphs.
+Every paragraph with text is a passage with the id PAGE-PARAGRAPH; paragraph 0 (the title) and headings are not.
+Metadata: `wikipedia_id`, `paragraph`, `section`. Task files: a JSON object per line with `id`, `input` (the query)
+and `output` (a list of answers with provenance); metadata: `answers`, `provenance` (the page ids of each output that
+has some), and all other fields.
+
+`evaluate --split all --metrics PageRprec` measures KILT's page-level R-precision from `provenance` and the
+`wikipedia_id` of the passages. A page ranks by its first passage in the run. For a provenance set of R pages, the
+value is the fraction of them among the first R distinct pages; for a query, it is the largest value of its sets, and
+0 without provenance. `Rprec`, as in ir-measures, is the R-precision of judged passages. Other corpora and query sets
+can be measured too if their metadata have these two fields.
+
+`kilt_knowledgesource.json`
+
+```json
+{"wikipedia_id": "1", "wikipedia_title": "Moon", "text": ["Moon\n", "It pulls the sea.\n"]}
+{"wikipedia_id": "2", "wikipedia_title": "Tide", "text": ["Tide\n", "Section::::Ebb\n", "It falls.\n"]}
+{"wikipedia_id": "3", "wikipedia_title": "Wave", "text": ["Wave\n", "Wind makes it.\n"]}
+```
+
+```bash
+python jobs/import_corpus.py --store data/kilt --source kilt_knowledgesource.json
+```
+
+Passages:
+
+```json
+{"id": "1-1", "title": "Moon", "text": "It pulls the sea.", "metadata": {"wikipedia_id": "1", "paragraph": 1}}
+{"id": "2-2", "title": "Tide", "text": "It falls.", "metadata": {"wikipedia_id": "2", "paragraph": 2, "section": "Ebb"}}
+{"id": "3-1", "title": "Wave", "text": "Wind makes it.", "metadata": {"wikipedia_id": "3", "paragraph": 1}}
+```
+
+`fever-dev.jsonl`
+
+```json
+{"id": "75397", "input": "Wind makes waves.", "output": [{"answer": "SUPPORTS", "provenance": [{"wikipedia_id": "3"}]}]}
+{"id": "75398", "input": "Water rises.", "output": [{"answer": "REFUTES", "provenance": [{"wikipedia_id": "2"}]}]}
+{"id": "75399", "input": "The moon is a fruit.", "output": [{"answer": "REFUTES"}]}
+```
+
+```bash
+python jobs/import_queries.py --store data/kilt --source fever-dev.jsonl
+```
+
+Queries:
+
+```json
+{"id": "75397", "text": "Wind makes waves.", "metadata": {"answers": ["SUPPORTS"], "provenance": [["3"]]}}
+{"id": "75398", "text": "Water rises.", "metadata": {"answers": ["REFUTES"], "provenance": [["2"]]}}
+{"id": "75399", "text": "The moon is a fruit.", "metadata": {"answers": ["REFUTES"]}}
+```
+"""
 
     def detects_corpus(self, start: FileStart) -> bool:
         return self.has_ending(start) and "wikipedia_title" in start.document

@@ -21,7 +21,64 @@ class MsMarco(CorpusFormat):
     query_files = ("queries.*.tsv", "queries.tsv")
     judgement_files = "qrels.*.tsv"
     title_files = ("para.title.txt", "para.title.txt.gz")
-    section = r"""SECTION"""
+    section = r"""
+A folder. `collection.tsv`: id and text. `queries.SPLIT.tsv`: id and query. `qrels.SPLIT.tsv`: query id, a column that
+is ignored, passage id and score. All are separated by tabs, without header and without quoting. If `para.title.txt`
+(RocketQA's file: id, title; also `.gz`) is in the folder, its titles are joined. Its lines are in the order of
+`collection.tsv`; a passage without a line has no title.
+
+`marco/collection.tsv`
+
+```tsv
+0	The presence of communication.
+1	The Manhattan Project was "secret".
+2	Essay on the project.
+```
+
+`marco/queries.dev.tsv`
+
+```tsv
+1048585	what is paula deen's brother
+2	what was the manhattan project
+3	who wrote the essay
+```
+
+`marco/qrels.dev.tsv`
+
+```tsv
+2	0	1	1
+2	0	2	1
+3	0	2	1
+```
+
+```bash
+python jobs/import_corpus.py --store data/marco --source marco
+```
+
+Passages:
+
+```json
+{"id": "0", "title": "", "text": "The presence of communication.", "metadata": {}}
+{"id": "1", "title": "", "text": "The Manhattan Project was \"secret\".", "metadata": {}}
+{"id": "2", "title": "", "text": "Essay on the project.", "metadata": {}}
+```
+
+Queries:
+
+```json
+{"id": "1048585", "text": "what is paula deen's brother", "metadata": {}}
+{"id": "2", "text": "what was the manhattan project", "metadata": {}}
+{"id": "3", "text": "who wrote the essay", "metadata": {}}
+```
+
+Judgements of `dev`:
+
+```json
+{"query": "2", "passage": "1", "score": 1}
+{"query": "2", "passage": "2", "score": 1}
+{"query": "3", "passage": "2", "score": 1}
+```
+"""
 
     def detects_corpus(self, start: FileStart) -> bool:
         return self.has_ending(start) and not is_passage_header(start.fields)

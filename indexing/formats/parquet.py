@@ -22,7 +22,85 @@ class Parquet(TableFormat):
     corpus_files = ("*.parquet",)
     query_files = ("queries.parquet", "queries.*.parquet")
     has_many_files = True
-    section = r"""SECTION"""
+    section = r"""
+One file, or a folder of `*.parquet` files with the same columns (if some are called `corpus*`, only these). This
+Python writes the example:
+
+`manual.parquet`
+
+```python
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+table = pa.table(
+    {
+        "page": [7, 8, 9],
+        "caption": ["Sails", None, "Ropes"],
+        "passage": ["Hoist.", "Reef.", "Coil."],
+        "part": [1, 1, 2],
+    }
+)
+pq.write_table(table, "manual.parquet")
+```
+
+```bash
+python jobs/import_corpus.py --store data/manual --source manual.parquet --id page --title caption --filters part int64
+```
+
+```text
+columns of …/manual.parquet: id = page, title = caption, text = passage, metadata = part
+```
+
+Passages:
+
+```json
+{"id": "7", "title": "Sails", "text": "Hoist.", "metadata": {"part": 1}}
+{"id": "8", "title": "", "text": "Reef.", "metadata": {"part": 1}}
+{"id": "9", "title": "Ropes", "text": "Coil.", "metadata": {"part": 2}}
+```
+
+Titles and texts are string columns; nulls are treated as in JSON lines. A string column `metadata` holds a JSON
+object per row. If the columns are called as in BEIR (`_id` or `id`, and `text`), no other column is recognised as the
+title than `title`.
+
+Queries with their judgements; ids may be integers:
+
+`judged.parquet`
+
+```python
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+table = pa.table(
+    {
+        "query_id": [1, 1, 2],
+        "query": ["how to hoist", "how to hoist", "how to coil"],
+        "passage_id": [7, 8, 9],
+        "score": [2, 1, 1],
+    }
+)
+pq.write_table(table, "judged.parquet")
+```
+
+```bash
+python jobs/import_queries.py --store data/manual --source judged.parquet
+```
+
+Queries:
+
+```json
+{"id": "1", "text": "how to hoist", "metadata": {}}
+{"id": "2", "text": "how to coil", "metadata": {}}
+```
+
+Judgements of `test`:
+
+```json
+{"query": "1", "passage": "7", "score": 2}
+{"query": "1", "passage": "8", "score": 1}
+{"query": "2", "passage": "9", "score": 1}
+```
+"""
 
     def find_corpus(self, names: Sequence[str]) -> list[str]:
         """Returns the files that are called corpus*; without any, all that are not queries."""

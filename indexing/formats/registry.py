@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from indexing.formats.beir import BEIR
@@ -46,10 +47,10 @@ def table_names() -> str:
     return ", ".join(format.name for format in FORMATS if format.has_columns)
 
 
-def known_endings() -> str:
-    """Returns the endings of all formats, for a message."""
+def known_endings(formats: Sequence[CorpusFormat]) -> str:
+    """Returns the endings of the files of some formats, for a message."""
     endings: dict[str, None] = {}
-    for format in FORMATS:
+    for format in formats:
         gz = "[.gz]" if format.is_compressible else ""
         endings.update(dict.fromkeys(f".{ending}{gz}" for ending in format.endings))
     return ", ".join(endings)

@@ -156,25 +156,30 @@ def _requested(format: str, names: PassageNames | QueryNames) -> CorpusFormat | 
 
 def _detect_corpus(path: str, has_columns: bool) -> CorpusFormat:
     """Returns the format of a corpus file. has_columns: Whether only formats with columns count."""
-    start = FileStart(path)
-    for format in reversed(FORMATS):
-        if (format.has_columns or not has_columns) and format.detects_corpus(start):
+    start, candidates = FileStart(path), _candidates(has_columns)
+    for format in reversed(candidates):
+        if format.detects_corpus(start):
             return format
-    raise _unknown_ending(start)
+    raise _unknown_ending(start, candidates)
 
 
 def _detect_queries(path: str, has_columns: bool) -> CorpusFormat:
     """Returns the format of a query file. has_columns: Whether only formats with columns count."""
-    start = FileStart(path)
-    for format in reversed(FORMATS):
-        if (format.has_columns or not has_columns) and format.detects_queries(start):
+    start, candidates = FileStart(path), _candidates(has_columns)
+    for format in reversed(candidates):
+        if format.detects_queries(start):
             return format
-    raise _unknown_ending(start)
+    raise _unknown_ending(start, candidates)
 
 
-def _unknown_ending(start: FileStart) -> InputError:
-    refuse_unreadable(start.path, known_endings())
-    return InputError(f"{start.path}: found the ending .{start.ending}, expected {known_endings()}; name the format")
+def _candidates(has_columns: bool) -> list[CorpusFormat]:
+    return [format for format in FORMATS if format.has_columns or not has_columns]
+
+
+def _unknown_ending(start: FileStart, candidates: Sequence[CorpusFormat]) -> InputError:
+    expected = known_endings(candidates)
+    refuse_unreadable(start.path, expected)
+    return InputError(f"{start.path}: found the ending .{start.ending}, expected {expected}; name the format")
 
 
 def _corpus_files(path: str, listing: list[str], requested: CorpusFormat | None) -> tuple[CorpusFormat, list[str]]:
