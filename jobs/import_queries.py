@@ -13,7 +13,8 @@ from jobs.common.cli import Common, run, say, say_complete
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.corpus.queries import HoldOut, complete_queries, import_queries
+from indexing.corpus.hold_out import HoldOut
+from indexing.corpus.queries import complete_queries, import_queries
 from indexing.files.columns import QueryNames
 from indexing.formats.registry import FormatName
 from indexing.formats.sources import describe_columns, detect_queries

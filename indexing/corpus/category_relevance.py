@@ -98,13 +98,13 @@ class CategoryRelevance:
         """Returns the categories of the judged passages of queries, for those with a judgement above 0."""
         chosen = pa.array(ids, qrels["query_id"].type)
         qrels = qrels.filter(pc.and_(pc.greater(qrels["score"], 0), pc.is_in(qrels["query_id"], chosen)))
-        found: dict[str, set[str]] = {}
+        by_query: dict[str, set[str]] = {}
         rows = self.corpus.rows_of(qrels["corpus_id"].to_pylist())
         for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
-            names = found.setdefault(query, set())
+            names = by_query.setdefault(query, set())
             if row >= 0:
                 names.update(self.table.names[number] for number in self.table.of(row))
-        return {query: frozenset(names) for query, names in found.items()}
+        return {query: frozenset(names) for query, names in by_query.items()}
 
 
 def _has_field(metadata: str, field: str) -> bool:

@@ -20,11 +20,11 @@ from indexing.store.chain import RowPart, row_parts, split_rows
 from indexing.store.store import Store
 from retriever.errors import InputError
 
-BATCH_ROWS = 1024  # rows a record batch: what one look-up touches
+BATCH_ROWS = 1024  # rows of a record batch: a look-up reads one
 
 
 class Passage(NamedTuple):
-    """A passage as its owner knows it. `metadata` is JSON text, "" where there is none."""
+    """A passage with its row. metadata: JSON text; "" if it has none."""
 
     row: int
     id: str
@@ -43,7 +43,7 @@ class Corpus:
 
     @classmethod
     def open(cls, store: Store) -> Corpus:
-        """Raises InputError where the store has no complete corpus."""
+        """Opens the corpus of a store. Raises InputError if the store has no complete one."""
         generations = store.generations("corpus")
         if not generations:
             store.open("corpus", "g0000")  # says why it is missing
@@ -51,29 +51,29 @@ class Corpus:
 
     @functools.cached_property
     def deleted(self) -> np.ndarray:
-        """Rows that are deleted: int64, ascending."""
+        """The deleted rows: int64, ascending."""
         files = [artifact.local("deleted") for artifact in self.generations if _has(artifact, "deleted")]
         return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
 
     def table(self, part: RowPart) -> pa.Table:
-        """A part's passages, memory-mapped: columns id, title, text, metadata and the typed filters."""
+        """Returns the passages of a part, memory-mapped: columns id, title, text, metadata and the typed filters."""
         return open_table(part)
 
     def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
-        """The passages of some rows, in their order. Raises IndexError outside of the corpus."""
-        asked = np.asarray(rows, np.int64)
-        if len(asked) and (asked.min() < 0 or asked.max() >= self.num_rows):
-            raise IndexError(f"rows {asked.min()} to {asked.max()} of a corpus of {self.num_rows}")
-        found: list[Passage | None] = [None] * len(asked)
-        for part, positions, local in split_rows(self.parts, asked):
+        """Returns the passages of rows, in their order. Raises IndexError for a row outside of the corpus."""
+        numbers = np.asarray(rows, np.int64)
+        if len(numbers) and (numbers.min() < 0 or numbers.max() >= self.num_rows):
+            raise IndexError(f"rows {numbers.min()} to {numbers.max()} of a corpus of {self.num_rows}")
+        passages: list[Passage | None] = [None] * len(numbers)
+        for part, positions, local in split_rows(self.parts, numbers):
             columns = open_table(part).select(["id", "title", "text", "metadata"]).take(pa.array(local)).to_pydict()
             values = zip(*columns.values(), strict=True)
-            for position, row, fields in zip(positions, asked[positions], values, strict=True):
-                found[position] = Passage(int(row), *fields)
-        return [passage for passage in found if passage is not None]
+            for position, row, fields in zip(positions, numbers[positions], values, strict=True):
+                passages[position] = Passage(int(row), *fields)
+        return [passage for passage in passages if passage is not None]
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
-        """The ids of some rows: object array of str, any shape of int64; "" for a row of -1."""
+        """Returns the ids of rows (int64, any shape) as an object array of str; "" for a row of -1."""
         flat = rows.ravel()
         wanted, inverse = np.unique(flat, return_inverse=True)
         names = np.empty(len(wanted), object)
@@ -86,8 +86,8 @@ class Corpus:
         return names[inverse].reshape(rows.shape)
 
     def rows_of(self, ids: Sequence[str]) -> np.ndarray:
-        """The row of each id, -1 where there is none (or it is deleted): int64 [n]."""
-        found = np.full(len(ids), -1, np.int64)
+        """Returns the row of each id, int64 [n]; -1 for an id that is unknown or deleted."""
+        result = np.full(len(ids), -1, np.int64)
         hashes = hash_ids(ids)
         for artifact in self.generations:
             files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
@@ -96,8 +96,8 @@ class Corpus:
             positions, rows = positions[alive], rows[alive]
             names = self.ids(rows)
             same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
-            found[positions[same]] = rows[same]
-        return found
+            result[positions[same]] = rows[same]
+        return result
 
 
 def save_array(array: np.ndarray, path: Path) -> None:
@@ -114,7 +114,7 @@ def save_array(array: np.ndarray, path: Path) -> None:
 
 
 def write_table(table: pa.Table, path: object) -> None:
-    """An Arrow IPC file of uncompressed record batches, as `open_table` maps it."""
+    """Writes an Arrow IPC file of uncompressed record batches, which `open_table` maps."""
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table.combine_chunks(), max_chunksize=BATCH_ROWS)
 
@@ -125,7 +125,10 @@ def _mapped(path: str) -> pa.Table:
 
 
 def open_table(part: RowPart) -> pa.Table:
-    """An Arrow part as a memory-mapped table. Raises CorruptError, or InputError where rows disagree."""
+    """Returns a part as a memory-mapped table.
+
+    Raises CorruptError for a damaged file, and InputError if its number of rows is not that of its record.
+    """
     table = _mapped(str(part.artifact.local(part.part)))
     if len(table) != part.part.rows:
         raise InputError(f"{part.artifact.url}/{part.part.file}: {len(table)} rows, its record says {part.part.rows}")

@@ -1,11 +1,11 @@
-"""Filters on passages' metadata, by the typed columns that `import_corpus --filters` made.
+"""Filters on the metadata of passages, by the typed columns that an import made.
 
-A filter is a JSON object; a passage matches where every one of its conditions holds:
+A filter is a JSON object. A passage matches if all of its conditions hold:
 
     {"year": 2004}                        equal
     {"lang": ["en", "de"]}                one of these
     {"year": {"gte": 2000, "lt": 2010}}   between: gt, gte, lt, lte
-    {"editor": null}                      no value at all, which no other condition takes
+    {"editor": null}                      no value; other conditions never match a missing value
 """
 
 from __future__ import annotations
@@ -25,21 +25,26 @@ from indexing.store.artifact import canonical
 from retriever.errors import InputError
 
 _ORDER = {"gt": pc.greater, "gte": pc.greater_equal, "lt": pc.less, "lte": pc.less_equal}
-_LARGEST = 1_000  # values of one condition, and conditions
+_LARGEST = 1_000  # conditions of a filter, and values of a condition
 _MOST_CHARACTERS = 1 << 20  # of all names and texts of a filter together
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Conditions, checked against a corpus' columns; equal filters compare and hash equal. text: its canonical JSON."""
+    """Conditions whose fields and types are checked. text: the canonical JSON, so equal filters are equal."""
 
     text: str
 
     @classmethod
     def parse(cls, document: Mapping[str, Any], columns: Mapping[str, pa.DataType]) -> Filter:
-        """Of the JSON object in the module's docstring, for filters of these types (`filter_columns`).
+        """Returns the filter of a JSON object.
 
-        Raises InputError for a field that is no filter, and for a value that is not of its type.
+        Args:
+            document: The object, as in the docstring of the module.
+            columns: The types of the filters that the corpus has (`filter_columns`).
+
+        Raises:
+            InputError: For an unknown field, and for a value of another type.
         """
         if len(document) > _LARGEST:
             raise InputError(f"filter: expected up to {_LARGEST} fields, found {len(document)}")
@@ -53,10 +58,10 @@ class Filter:
         return cls(canonical(document).decode())
 
     def rows(self, corpus: Corpus, first_row: int = 0, end: int | None = None) -> np.ndarray:
-        """The matching rows among [first_row, end), less the deleted ones: int64, ascending."""
+        """Returns the matching rows in [first_row, end), int64 ascending; deleted rows are excluded."""
         end = corpus.num_rows if end is None else end
         document = json.loads(self.text)
-        found = [np.empty(0, np.int64)]
+        matching = [np.empty(0, np.int64)]
         for part in corpus.parts:
             low, high = max(first_row, part.first_row), min(end, part.end)
             if low >= high:
@@ -67,13 +72,13 @@ class Filter:
                 column = table.column(f"filter.{name}")
                 for operator, value in _conditions(name, condition, column.type):
                     inside &= _holds(column, operator, value)
-            found.append(low + np.flatnonzero(inside))
-        rows = np.concatenate(found)
+            matching.append(low + np.flatnonzero(inside))
+        rows = np.concatenate(matching)
         return rows[~np.isin(rows, corpus.deleted)] if len(corpus.deleted) else rows
 
 
 def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:
-    """The filters that a corpus has: name -> type."""
+    """Returns the filters that a corpus has: name -> type."""
     if not corpus.parts:
         return {}
     schema = open_table(corpus.parts[0]).schema
@@ -90,7 +95,7 @@ def _characters(value: Any) -> int:
 
 
 def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str, Any]]:
-    """(operator, value as Arrow has it) of one field. Raises InputError."""
+    """Returns the conditions on a field: (operator, Arrow value). Raises InputError for a bad condition."""
     if condition is None:
         return [("null", None)]
     if isinstance(condition, list):
@@ -108,7 +113,7 @@ def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str,
 
 
 def _value(name: str, value: Any, kind: pa.DataType) -> Any:
-    """A JSON value as a column's. Raises InputError where it is not of its type."""
+    """Returns a JSON value in the type of a column. Raises InputError if it is of another type."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = (
         (pa.types.is_boolean(kind) and isinstance(value, bool))
@@ -128,11 +133,11 @@ def _value(name: str, value: Any, kind: pa.DataType) -> Any:
 
 
 def _holds(column: pa.ChunkedArray, operator: str, value: Any) -> np.ndarray:
-    """bool [rows]; a missing value holds for "null" alone."""
+    """Returns which rows satisfy a condition: bool [rows]. A missing value satisfies only "null"."""
     if operator == "null":
-        found = pc.is_null(column)
+        mask = pc.is_null(column)
     elif operator == "in":
-        found = pc.and_(pc.is_in(column, value_set=value), pc.is_valid(column))
+        mask = pc.and_(pc.is_in(column, value_set=value), pc.is_valid(column))
     else:
-        found = pc.fill_null(_ORDER[operator](column, value), False)
-    return np.asarray(found.to_numpy(), bool)
+        mask = pc.fill_null(_ORDER[operator](column, value), False)
+    return np.asarray(mask.to_numpy(), bool)

@@ -1,6 +1,7 @@
-"""Passage id -> row: sorted 64-bit hashes, in buckets by the hash's upper bits; collisions are checked by the reader.
+"""Finds the row of a passage id by sorted 64-bit hashes; the reader compares the ids of equal hashes.
 
-An ids file is an .npy of uint64 [2, n]: the hashes, ascending, and the row of each (equal hashes: by row).
+Hashes are in buckets by their upper bits, a file for each bucket: an .npy of uint64 [2, n] with the hashes in ascending
+order and the row of each one. Equal hashes are in the order of their rows.
 """
 
 from __future__ import annotations
@@ -11,31 +12,36 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-BUCKET_ROWS = 1 << 24  # 256 MB of hashes and rows are sorted at once
+BUCKET_ROWS = 1 << 24  # rows of a bucket: 256 MB, which are sorted in memory
 
 
 def hash_ids(ids: Sequence[str]) -> np.ndarray:
-    """XXH3 of each id's UTF-8 bytes: uint64 [n]."""
+    """Returns XXH3 of the UTF-8 bytes of each id: uint64 [n]."""
     digest = xxhash.xxh3_64_intdigest
     return np.fromiter((digest(id.encode()) for id in ids), np.uint64, len(ids))
 
 
 def sorted_hashes(ids: Sequence[str]) -> np.ndarray:
-    """One part's ids file, its rows local to the part: uint64 [2, n]."""
+    """Returns the sorted hashes of the ids of a part, with their rows in the part: uint64 [2, n]."""
     hashes = hash_ids(ids)
     order = np.argsort(hashes, kind="stable")
     return np.stack([hashes[order], order.astype(np.uint64)])
 
 
 def num_buckets(num_rows: int) -> int:
-    """Into how many files so many rows' ids go: a power of two."""
+    """Returns the number of buckets for the ids of N rows: a power of two."""
     return 1 << max(0, (num_rows - 1) // BUCKET_ROWS).bit_length()
 
 
 def merge_bucket(files: Sequence[tuple[Path, int]], bucket: int, buckets: int) -> np.ndarray:
-    """One bucket's ids, of all parts: `files` are the parts' ids files, each with its first global row. uint64 [2, n].
+    """Returns the hashes of a bucket with their rows in the corpus: uint64 [2, n].
 
-    Holds only the bucket: the files are memory-mapped and sorted, so a bucket is a slice of each.
+    Only the bucket is in memory: the files are memory-mapped and sorted, so a bucket is a slice of each.
+
+    Args:
+        files: The files of `sorted_hashes` of all parts, each with the first row of its part in the corpus.
+        bucket: Number of the bucket.
+        buckets: Number of buckets.
     """
     span = (1 << 64) // buckets
     low, high = np.uint64(bucket * span), np.uint64(bucket * span + (span - 1))
@@ -51,13 +57,21 @@ def merge_bucket(files: Sequence[tuple[Path, int]], bucket: int, buckets: int) -
 
 
 def repeated(ids: np.ndarray) -> np.ndarray:
-    """Rows int64 [n, 2] of neighbours with the same hash: doubles, or (rarely) collisions."""
+    """Returns the rows of neighbours with the same hash, int64 [n, 2]: the same id, or (rarely) a collision."""
     same = np.flatnonzero(ids[0][1:] == ids[0][:-1])
     return np.stack([ids[1][same], ids[1][same + 1]], axis=1).astype(np.int64)
 
 
 def candidates(files: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All (position in `hashes`, row) whose hashes agree, by position: two int64 [m]. `files`: buckets, in order."""
+    """Returns the rows that have one of some hashes.
+
+    Args:
+        files: The buckets, in order.
+        hashes: The hashes, uint64 [n].
+
+    Returns:
+        Positions in `hashes`, ascending, and the row of each: two int64 [m].
+    """
     positions, rows = [], []
     owner = (hashes >> np.uint64(65 - len(files).bit_length())).astype(np.int64) if len(files) > 1 else None
     for bucket, ids in enumerate(files):

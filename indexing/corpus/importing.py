@@ -19,8 +19,8 @@ import pyarrow as pa
 import xxhash
 
 from indexing.corpus.corpus import Corpus, save_array, write_table
-from indexing.corpus.ids import candidates, merge_bucket, num_buckets, repeated, sorted_hashes
-from indexing.files.delimited import line_of_row
+from indexing.corpus.duplicates import merge_ids
+from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.raw import Lines, Piece, clip, no_rows, open_input
 from indexing.files.rows import text_lines
 from indexing.files.titles import title_facts
@@ -33,10 +33,10 @@ from indexing.store.conflicts import describe_changes
 from indexing.store.store import Store, generation
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
 from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
-from retriever.errors import InputError
+from retriever.errors import InputError, listed
 
-FIRST_ROWS = 100  # are parsed before a generation is begun
-MAX_FIELDS = 20  # metadata fields that an error names
+FIRST_ROWS = 100  # parsed before a generation begins
+MAX_FIELDS = 20  # metadata fields that an error shows
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,12 @@ class ImportCorpus(WorkDefaults):
     @property
     def stages(self) -> list[DeleteStage | ParseStage | MergeIdsStage]:
         """Returns the stages: recording deletions, parsing, and merging ids, which finds those that occur twice."""
-        found: list[DeleteStage | ParseStage | MergeIdsStage] = []
+        stages: list[DeleteStage | ParseStage | MergeIdsStage] = []
         if self.deleted is not None:
-            found.append(DeleteStage(self.deleted))
+            stages.append(DeleteStage(self.deleted))
         if self.source:
-            found += [ParseStage(self.source, self.options), MergeIdsStage(self.before, self.options.filters)]
-        return found
+            stages += [ParseStage(self.source, self.options), MergeIdsStage(self.before, self.options.filters)]
+        return stages
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mappi
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
-        facts["delimiter"] = chunk.columns.table.delimiter  # its rows may span lines: see _place
+        facts["delimiter"] = chunk.columns.table.delimiter  # a row may span several lines: see duplicates.py
     name = f"{chunk.index:05d}"
     draft.commit(f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
     hashes = sorted_hashes(table.column("id").to_pylist())
@@ -267,12 +267,12 @@ def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mappi
 
 
 def _parse_first_rows(source: Source, options: ImportOptions) -> None:
-    """Raises InputError where the source has no row, or one of the first FIRST_ROWS is bad."""
+    """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad."""
     parse_corpus(source.format, next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS))), options.filters)
 
 
 def _filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
-    """A part's filters of which no passage has a value, and the metadata fields that its passages do have; or {}."""
+    """Returns the filters without a value in a part and its metadata fields, as facts; {} if all have a value."""
     empty = sorted(name for name in filters if table[f"filter.{name}"].null_count == len(table))
     if not empty:
         return {}
@@ -284,21 +284,21 @@ def _filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]
 def _refuse_filters_without_values(committed: Mapping[str, Part], filters: Mapping[str, str]) -> None:
     """Raises InputError for a filter without a value in any passage.
 
-    This holds for a corpus' first generation. Passages that are appended may all lack a field: their column is null.
+    Only the first generation of a corpus is checked. Appended passages may all lack a field: their column is null.
     """
     facts = [part.facts for name, part in committed.items() if name.startswith("part-")]
     for name in filters:
         if facts and all(name in fact.get("filters_without_values", ()) for fact in facts):
             fields = sorted({each for fact in facts for each in fact["fields"]})
-            shown = ", ".join(fields[:MAX_FIELDS]) + (", ..." if len(fields) > MAX_FIELDS else "")
+            shown = listed(fields, MAX_FIELDS) or "(no passage has metadata)"
             raise InputError(
                 f"filter {name}: found no passage with a value in the metadata field {name!r}, expected one of the "
-                f"fields {shown or '(no passage has metadata)'}; correct the name or leave the filter out"
+                f"fields {shown}; correct the name or leave the filter out"
             )
 
 
 def _same_filters(first: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
-    """The filters of a corpus' first generation, which all later ones have too."""
+    """Returns the filters of the first generation, which all later ones have. Refuses other filters."""
     existing = first.config["filters"]
     if filters and dict(filters) != existing:
         raise InputError(f"filters {dict(filters)}: {first.url} was imported with {existing}; leave them out")
@@ -306,86 +306,8 @@ def _same_filters(first: Artifact, filters: Mapping[str, str]) -> Mapping[str, s
 
 
 def digest(piece: Piece) -> str:
-    """A hash of a piece's raw lines; "" for Parquet, whose rows only the worker reads."""
+    """Returns a hash of the raw lines of a piece; "" for Parquet, whose rows only the worker reads."""
     return xxhash.xxh3_128_hexdigest(piece.data) if piece.data is not None else ""
-
-
-def merge_ids(
-    bucket: int, draft: Draft, committed: Mapping[str, Part], previous: Sequence[Artifact], buckets: int
-) -> None:
-    """Commits one bucket of the generation's id file, from its parts' hashes, all of them `committed`.
-
-    Raises InputError for a duplicate id.
-    """
-    before = Corpus(previous)
-    parts = [part for name, part in committed.items() if name.startswith("part-")]
-    starts = before.num_rows + np.cumsum([0, *(part.rows for part in parts)])
-    files = [
-        (draft.local(committed[part.name.replace("part", "hashes")]), int(start))
-        for part, start in zip(parts, starts, strict=False)
-    ]
-    ids = merge_bucket(files, bucket, buckets)
-    for one, other in repeated(ids):
-        if _id_at(draft, parts, starts, one) == _id_at(draft, parts, starts, other):
-            raise _duplicate(draft, parts, starts, one, other)
-    _refuse_known(draft, parts, starts, ids, before, committed)
-    draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
-
-
-def _refuse_known(
-    draft: Draft, parts: list[Part], starts: np.ndarray, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
-) -> None:
-    deleted = before.deleted if before.generations else np.empty(0, np.int64)
-    if "deleted" in committed:
-        deleted = np.union1d(deleted, np.load(draft.local(committed["deleted"])))
-    for artifact in before.generations:
-        files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
-        positions, rows = candidates(files, ids[0])
-        alive = ~np.isin(rows, deleted)
-        for position, row in zip(positions[alive], rows[alive], strict=True):
-            new = int(ids[1][position])
-            name = _id_at(draft, parts, starts, new)
-            if before.passages([row])[0].id == name:
-                raise InputError(
-                    f"{_place(parts, starts, new)}: id {clip(name)} is in the corpus already, as row {row}; "
-                    "delete it in the same command to replace it, or leave the line out"
-                )
-
-
-def _id_at(draft: Draft, parts: list[Part], starts: np.ndarray, row: int) -> str:
-    index = int(np.searchsorted(starts, row, side="right")) - 1
-    table = pa.ipc.open_file(pa.memory_map(str(draft.local(parts[index])))).read_all()
-    return table.column("id")[int(row - starts[index])].as_py()
-
-
-def _duplicate(draft: Draft, parts: list[Part], starts: np.ndarray, one: int, other: int) -> InputError:
-    first, second = sorted((int(one), int(other)))
-    if (columns := draft.config.get("columns")) and columns["id"] is None:
-        return InputError(
-            f"{_place(parts, starts, second)}: found the title and text of {_place(parts, starts, first)}, expected "
-            "distinct passages, since their ids are hashes of title and text; remove one, or give every passage an id"
-        )
-    id = clip(_id_at(draft, parts, starts, second))
-    return InputError(
-        f"{_place(parts, starts, second)}: id {id} comes a second time, first in "
-        f"{_place(parts, starts, first)}; rename or remove one and import again"
-    )
-
-
-def _place(parts: list[Part], starts: np.ndarray, row: int) -> str:
-    """Returns `file:line` of a row; of the first row of its part if a line holds several passages (KILT)."""
-    index = int(np.searchsorted(starts, row, side="right")) - 1
-    part, offset = parts[index], int(row - starts[index])
-    pieces = part.facts["source"]
-    if sum(rows for _, _, rows, _ in pieces) != part.rows:
-        return f"{pieces[0][0]}:{pieces[0][1]} or after"
-    for file, first_line, rows, _ in pieces:
-        if offset < rows:
-            if delimiter := part.facts.get("delimiter"):
-                return f"{file}:{line_of_row(file, delimiter, first_line, offset)}"
-            return f"{file}:{first_line + offset}"
-        offset -= rows
-    raise AssertionError("a row beyond its part")
 
 
 def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
@@ -394,7 +316,7 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     Raises InputError that names the line of an unknown id.
     """
     lines = Lines(delete)
-    found: list[np.ndarray] = []
+    deleted: list[np.ndarray] = []
     first, num_unknown = "", 0
     while piece := lines.take(1 << 20):
         ids = [id for _, id in text_lines(piece)]
@@ -404,13 +326,13 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
             line = int(unknown[0])
             first = f"{delete}:{piece.first_line + line}: id {clip(ids[line])}"
         num_unknown += len(unknown)
-        found.append(rows)
-    if not found:
+        deleted.append(rows)
+    if not deleted:
         raise no_rows(delete)
     if num_unknown:
         more = f", nor are {num_unknown - 1} more" if num_unknown > 1 else ""
         raise InputError(f"{first} is not in the corpus (or deleted already){more}; remove the line")
-    return np.unique(np.concatenate(found))
+    return np.unique(np.concatenate(deleted))
 
 
 def file_identity(file: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from indexing.corpus.corpus import Corpus, write_table
+from indexing.corpus.hold_out import HoldOut
 from indexing.corpus.importing import file_identity
 from indexing.files.qrels import read_qrels
 from indexing.files.raw import clip
@@ -35,60 +36,6 @@ class Split(NamedTuple):
 
     ids: list[str]
     texts: list[str]
-
-
-@dataclass(frozen=True)
-class HoldOut:
-    """Queries that an import moves from one split to a new one, which chooses among models and is not reported.
-
-    Attributes:
-        queries: Number of queries. Only queries with a relevant passage are taken.
-        split: The split that they are taken from.
-        seed: The seed of the draw.
-        name: The new split.
-    """
-
-    queries: int
-    split: str = "train"
-    seed: int = 0
-    name: str = "held-out"
-
-    def __post_init__(self) -> None:
-        """Raises InputError for numbers that are too small."""
-        if self.queries < 1:
-            raise InputError(f"parameter hold_out {self.queries}: expected at least 1")
-        if self.seed < 0:
-            raise InputError(f"parameter hold_out_seed {self.seed}: expected 0 or more")
-
-    def apply(self, qrels: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Returns the judgements by split, with those of the drawn queries in the new split.
-
-        The draw is a function of the seed and of the ids of the queries, regardless of the order of the file.
-
-        Raises:
-            InputError: If the split is missing or has too few queries, or if the new split exists already.
-        """
-        if self.split not in qrels:
-            have = ", ".join(qrels) or "no split"
-            raise InputError(
-                f"parameter hold_out_split {self.split!r}: found no such split, expected one of {have}; name one of "
-                "them or leave parameter hold_out out"
-            )
-        if self.name in qrels:
-            raise InputError(
-                f"parameter hold_out {self.queries}: found a split {self.name!r} in the source, which the held-out "
-                "queries would get; rename its file or leave the parameter out"
-            )
-        table = qrels[self.split]
-        ids = sorted(set(table.filter(pc.field("score") > 0)["query_id"].to_pylist()))
-        if len(ids) <= self.queries:
-            raise InputError(
-                f"parameter hold_out {self.queries}: the split {self.split!r} has {len(ids):,} queries with a relevant "
-                "passage, expected more than are held out; lower it"
-            )
-        chosen = np.random.default_rng(self.seed).choice(len(ids), self.queries, replace=False)
-        is_chosen = pc.is_in(table["query_id"], pa.array([ids[number] for number in chosen], table["query_id"].type))
-        return {**qrels, self.split: table.filter(pc.invert(is_chosen)), self.name: table.filter(is_chosen)}
 
 
 class Queries:
@@ -173,7 +120,7 @@ def read_judged_queries(source: Source, *, limit: int | None = None, partial: bo
     queries, tables = read_queries(source)
     queries = queries.slice(0, limit)
     ids = queries["id"].to_pylist()
-    _refuse_doubles(source, ids)
+    _refuse_repeated_ids(source, ids)
     qrels = {}
     for split, file in sorted(source.qrels.items()):
         table = _without_repetitions(file, tables[split] if split in tables else read_qrels(file))
@@ -198,7 +145,7 @@ def import_queries(
     Every judged query and passage must be known. With `limit`, or over a corpus that was imported with one, judgements
     of excluded queries and passages are excluded too. A judgement that is repeated with the same score counts once.
 
-    Everything is read and checked before the artifact is begun: bad input leaves nothing that blocks the next import.
+    Everything is read and checked before the artifact begins: bad input leaves nothing that blocks the next import.
 
     Args:
         store: The store, with its corpus.
@@ -251,7 +198,7 @@ def complete_queries(
 
 
 def _config(source: Source, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
-    """Returns the settings of a query set."""
+    """Returns the configuration of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
     identities = [file_identity(file) for file in files]
     config: dict[str, Any] = {"format": source.format.name, "limit": limit, "source": identities}
@@ -383,7 +330,7 @@ def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:
     return qrels.filter(pa.array(~repeated)) if repeated.any() else qrels
 
 
-def _refuse_doubles(source: Source, ids: Sequence[str]) -> None:
+def _refuse_repeated_ids(source: Source, ids: Sequence[str]) -> None:
     """Raises InputError if a query id occurs twice."""
     seen: dict[str, int] = {}
     for number, id in enumerate(ids, 1):

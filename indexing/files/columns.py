@@ -1,4 +1,4 @@
-"""The columns of a table: which one holds the id, the title, the text, the metadata or a judgement.
+"""Chooses the columns of a table: which one holds the id, the title, the text, the metadata or a judgement.
 
 A column is named by the caller or recognised by a well-known name, in any case. Messages name a parameter as
 `parameter NAME`, so that a job can put its option in that place.
@@ -22,7 +22,7 @@ QUERY_NAMES = ("query", "question", "text")
 RELEVANT_NAMES = ("relevant", "passage_id", "corpus_id", "corpus-id", "docid", "doc_id", "pid", "document_id")
 SCORE_NAMES = ("score", "relevance", "label", "grade")
 SHOWN_COLUMNS = 20
-SHOWN_CHARACTERS = 30  # of a column's name: without a header, a row of data stands in its place
+SHOWN_CHARACTERS = 30  # of a column name: in a file without a header, a row of data is taken for the names
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _describe_rest(table: Table, used: Sequence[str], metadata: tuple[str, ...] 
 
 
 def _choose(file: str, table: Table, role: str, name: str | None, known: Sequence[str]) -> str | None:
-    """The column of a role: the caller's, or the only one with a well-known name."""
+    """Returns the column of a role: the named one, or the only one with a well-known name."""
     if name == "":
         return ""
     if name is not None:

@@ -1,7 +1,8 @@
-"""CSV and TSV by RFC 4180: cut at row ends, also where quoted fields hold newlines, and read into columns.
+"""Reads CSV and TSV by RFC 4180: cuts files at the ends of rows, and rows into columns.
 
-The reader of the file checks every quote as it cuts, so a stray quote is refused in its line, and a field that is never
-closed is refused after MAX_ROW_BYTES, not at the end of the file. The fields of a row are counted before it is split.
+Quoted fields may hold newlines. Every quote is checked while a file is cut, so a stray quote is refused with its line,
+and a field that is never closed is refused after MAX_ROW_BYTES, not at the end of the file. The fields of a row are
+counted before it is split.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NEWLINE, RETURN, QUOTE = 10, 13, 34
 
 
 class DelimitedRows(Lines):
-    """A file's rows, given out as `Lines` gives lines. A piece starts in the line where its first row starts."""
+    """Reads the rows of a file in pieces, as `Lines` reads lines; a piece starts in the line of its first row."""
 
     def __init__(self, file: str, delimiter: str):
         super().__init__(file)
@@ -137,7 +138,7 @@ def read_header(file: str, delimiter: str = "") -> Table:
 def delimited_blocks(piece: Piece, table: Table) -> Iterator[Piece]:
     """Yields the rows of a piece in blocks of about BLOCK_BYTES.
 
-    The names of the columns count for each row, as its metadata repeats them.
+    The bytes of the column names count for each row, because its metadata repeats them.
     """
     data = piece.data or b""
     names_bytes = sum(len(name) for name in table.names)
@@ -239,7 +240,7 @@ def line_of_row(file: str, delimiter: str, first_line: int, offset: int) -> str:
 
 
 def _python_rows(piece: Piece, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows by Python's csv module, each with its line. Raises InputError for one that it cannot read."""
+    """Yields the rows by Python's csv module, each with its line. Raises InputError for a row that it cannot read."""
     allow_long_fields()
     data = piece.data or b""
     if piece.rows == 1:

@@ -31,7 +31,7 @@ class ParquetRows:
 
     def __init__(self, file: str):
         self.file, self.row = file, 0
-        self.groups: deque[tuple[int, int]] = deque()  # of each remaining row group: the row after it, bytes per row
+        self.groups: deque[tuple[int, int]] = deque()  # remaining row groups: the row after the group, bytes per row
         footer = read_footer(file)
         end = 0
         for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -91,7 +91,7 @@ def stored_bytes(piece: Piece, columns: Sequence[str] | None = None) -> int:
 
 
 def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterator[Piece]:
-    """Yields the rows of a piece in blocks whose `batch` is at most about BATCH_BYTES.
+    """Yields the rows of a piece in blocks, whose `batch` has about BLOCK_BYTES at most.
 
     Args:
         piece: A range of rows.
@@ -148,7 +148,7 @@ def _python_rows(block: Piece) -> list[dict[str, Any]]:
     try:
         return block.batch.to_pylist()
     except UnicodeDecodeError as error:
-        raise InputError(f"{block.file}: found invalid UTF-8 ({error}), expected UTF-8; write the file anew") from None
+        raise InputError(f"{block.file}: found invalid UTF-8 ({error}), expected UTF-8; write the file again") from None
     except (OverflowError, ValueError):
         for name, column in zip(block.batch.schema.names, block.batch.columns, strict=True):
             for line, value in enumerate(column, block.first_line):
@@ -161,7 +161,7 @@ def _python_rows(block: Piece) -> list[dict[str, Any]]:
 
 
 def _row_groups(footer: Any, piece: Piece) -> Iterator[tuple[int, int]]:
-    """Yields the number of each row group that a piece touches, and how many of its rows the piece has."""
+    """Yields the number of each row group with rows of a piece, and the number of these rows."""
     first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
     row = 0
     for group in range(footer.num_row_groups):
@@ -222,7 +222,7 @@ def _values_of(array: Any) -> np.ndarray:
 
 
 def _sums_of(array: Any, measure: Callable[[Any], np.ndarray], simple: int) -> np.ndarray:
-    """Returns the sum of the measures of what each value of an array contains; `simple` for values without parts."""
+    """Returns, for each value of an array, the sum of a measure over its parts; `simple` for values without parts."""
     kind = array.type
     if pa.types.is_struct(kind):
         return sum((measure(field) for field in array.flatten()), np.zeros(len(array), np.int64))

@@ -24,7 +24,7 @@ LEVELS_STEP = 1 << 18  # bytes of repetition levels that are unpacked at once
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3  # kinds of pages
 SMALL_VALUE = 2048  # bytes: a whole batch of such values is small
 DICTIONARY_ENCODINGS = (2, 8)
-PREFIX_ENCODING = 7  # DELTA_BYTE_ARRAY: a value repeats the beginning of the one before
+PREFIX_ENCODING = 7  # DELTA_BYTE_ARRAY: a value repeats the beginning of the previous one
 CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4_RAW": "lz4_raw"}
 
 
@@ -110,11 +110,11 @@ def _check_schema(file: str, thrift: Thrift) -> int:
 
 
 class GroupSizes(NamedTuple):
-    """What the pages of a row group say about the columns that are read.
+    """The sizes of the columns that are read, by the pages of a row group.
 
     Attributes:
         row: A bound of the bytes of a row, as Arrow decodes it; where texts are stored one by one, an average.
-        coded_row: The same if Arrow keeps the values of dictionaries apart (read_dictionary), as indices of 4 bytes.
+        coded_row: The same if Arrow keeps dictionaries (read_dictionary) and rows have indices of 4 bytes.
         pages: Bytes of all pages, decompressed.
     """
 
@@ -139,7 +139,7 @@ def group_sizes(file: str, footer: Any, group: int, names: Sequence[str] | None)
 
 
 def has_dictionary(column: Any) -> bool:
-    """Whether Arrow can keep the values of a column's dictionary apart: texts that are not in lists."""
+    """Returns whether Arrow can keep the dictionary of a column: its values are texts that are not in lists."""
     return column.physical_type == "BYTE_ARRAY" and not column.max_repetition_level
 
 
@@ -209,7 +209,7 @@ class _ColumnPages:
         return longest
 
     def _value_bytes(self, pages: Sequence[Page]) -> tuple[int, int]:
-        """Returns bounds of the bytes of a value: decoded, and with the values of dictionaries kept apart.
+        """Returns bounds of the bytes of a value: decoded, and without values that are in dictionaries.
 
         Raises InputError for a page or a value that is too large.
         """

@@ -1,4 +1,4 @@
-"""Raw text files, local or on S3, plain or .gz: read in blocks and given out as whole lines, any number at a time."""
+"""Reads text files, local or on S3, plain or .gz, as pieces of whole lines."""
 
 import csv
 import gzip
@@ -21,12 +21,12 @@ BOM = b"\xef\xbb\xbf"
 
 
 class _GapError(Exception):
-    """More than MAX_GAP_BYTES of line ends lie between two rows."""
+    """There are more than MAX_GAP_BYTES of line ends between two rows."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows of one file: raw lines, or for Parquet (`data` None) a range of rows to read.
+    """Consecutive rows of one file: raw lines, or a range of rows of Parquet (`data` is None).
 
     A row is a line, except in CSV and TSV, where a quoted field may hold newlines.
     """
@@ -40,19 +40,23 @@ class Piece:
 
 
 class Lines:
-    """A text file's lines, given out in pieces of any number of lines."""
+    """Reads the lines of a text file in pieces."""
 
     def __init__(self, file: str):
-        self.file, self.line = file, 1  # the next line to give
+        self.file, self.line = file, 1  # the number of the next line
         self.blocks = read_blocks(file)
-        self.block, self.start = b"", 0  # the part of the block before start is given
-        self.ends: np.ndarray = np.empty(0, np.int64)  # the block's newlines, of which `used` are given
+        self.block, self.start = b"", 0  # the next line begins at start
+        self.ends: np.ndarray = np.empty(
+            0, np.int64
+        )  # the newlines of the block; the first `used` belong to earlier pieces
         self.used = 0
 
     def take(self, num_lines: int, max_bytes: int = limits.PIECE_BYTES) -> Piece | None:
-        """The next `num_lines` lines, fewer at the end of the file, then None.
+        """Returns the next lines; None at the end of the file.
 
-        Fewer too where a line brings them to `max_bytes`: it is the last, so that every piece has one.
+        Args:
+            num_lines: Number of lines; at the end of the file there may be fewer.
+            max_bytes: The line that reaches this number of bytes is the last one, so every piece has a line.
 
         Raises:
             InputError: If a line is longer than MAX_ROW_BYTES.
@@ -76,7 +80,7 @@ class Lines:
         return self._give(b"".join(parts), rows)
 
     def _next_block(self, line: int) -> bytes:
-        """The next block, empty at the end of the file. line: the line that the previous block broke off in."""
+        """Returns the next block, empty at the end of the file. line: The line in which the previous block ends."""
         try:
             return next(self.blocks, b"")
         except _GapError:
@@ -86,14 +90,14 @@ class Lines:
             ) from None
 
     def _last(self, num_lines: int, max_bytes: int) -> int:
-        """Index of the newline that ends the lines to give; the number of newlines if the block does not hold it."""
+        """Returns the index of the newline that ends the lines to return; the number of newlines if it comes later."""
         full = len(self.ends)
         if max_bytes < len(self.block):
             full = max(self.used, int(np.searchsorted(self.ends, self.start + max_bytes)))
         return min(self.used + num_lines - 1, full)
 
     def _row_ends(self, block: bytes) -> np.ndarray:
-        """The positions of the newlines that end a row; of b"" at the end of the file."""
+        """Returns the positions of the newlines that end a row. The block is empty at the end of the file."""
         return np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
 
     def _give(self, data: bytes, rows: int) -> Piece:
@@ -119,7 +123,7 @@ def open_input(file: str) -> Any:
 
 
 def refuse_irregular(path: str) -> None:
-    """Raises InputError for a local path that is neither a regular file nor a folder; OSError where nothing is."""
+    """Raises InputError for a local path that is neither a regular file nor a folder, and OSError for a missing one."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         return
@@ -141,16 +145,16 @@ def check_path(path: str) -> None:
 
 
 def read_blocks(file: str) -> Iterator[bytes]:
-    """The file's bytes in blocks, unzipped where its name ends with .gz.
+    """Yields the bytes of a file in blocks, decompressed if its name ends with .gz.
 
-    A byte-order mark is left out, and so are the ends of line, thus any empty lines, at the end of the file: in
-    memory that does not grow with their number. Raises InputError for a file that is missing, unreadable, truncated
+    A byte-order mark is left out, and so are line ends (and thus empty lines) at the end of the file, in memory that
+    does not grow with their number. Raises InputError for a file that is missing, unreadable, truncated
     or damaged, and _GapError for more than MAX_GAP_BYTES of empty lines before its last line.
     """
     with open_input(file) as raw:
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
         start = True
-        held: list[bytes] = []  # ends of line that a later block may show to lie within the file
+        held: list[bytes] = []  # line ends that belong to the text if a later block has text
         held_bytes = 0
         while block := _read(stream, file):
             if start:
@@ -200,7 +204,7 @@ def tsv_fields(place: str, line: str) -> list[str]:
 
 
 def allow_long_fields() -> None:
-    """Raises csv's limit of 128 KiB per field, since passages may be longer."""
+    """Sets the limit of the csv module on a field to 2 GiB: passages may be longer than its 128 KiB."""
     csv.field_size_limit(2**31 - 1)
 
 
@@ -212,14 +216,17 @@ def clip(value: object) -> str:
 
 
 def one_line(error: Exception) -> str:
+    """Returns the message of an exception in one line."""
     return " ".join(str(error).split())
 
 
 def unreadable(path: str, error: OSError) -> InputError:
+    """Returns the error for a file that cannot be read."""
     return StorageError(
         f"{path}: found nothing readable ({one_line(error)}), expected a file; check the path and its permissions"
     )
 
 
 def no_rows(*files: str) -> InputError:
+    """Returns the error for files without rows."""
     return InputError(f"{' and '.join(files)}: found no rows, expected at least one; check that the file is complete")

@@ -10,8 +10,8 @@ from indexing.files import limits
 from indexing.files.raw import Piece, allow_long_fields, clip
 from retriever.errors import InputError
 
-# One passage or query: its line, id, title ("" for a query), text and metadata fields. A plain tuple is created twice
-# as fast as a named tuple.
+# A passage or a query: its line, id, title ("" for a query), text and metadata fields. A named tuple would take twice
+# as long to create.
 Row = tuple[int, str, str, str, dict[str, Any]]
 
 
@@ -88,7 +88,7 @@ def metadata_text(piece: Piece, line: int, text: str) -> Any:
 
 
 def objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the lines of a piece as JSON objects, each with its line number."""
+    """Yields the lines of a piece as JSON objects, each with its line number. Raises InputError for other lines."""
     most = limits.MAX_COLUMNS
     for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
         try:
@@ -101,7 +101,7 @@ def objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _long_object(piece: Piece, line: int, data: bytes) -> Any:
-    """Returns a JSON value. Raises InputError if it has too many values or keys; a shorter text cannot have so many."""
+    """Returns the JSON value of a long line. Raises InputError if it has too many values or keys."""
     limits.check_values(place(piece, line), data)
     doc = orjson.loads(data)
     if type(doc) is dict and len(doc) > limits.MAX_COLUMNS:
@@ -141,7 +141,7 @@ def text_lines(piece: Piece) -> Iterable[tuple[int, str]]:
 
 
 def quoted_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple[int, list[str]]]:
-    """Yields lines as tab-separated fields; quoting follows Python's csv module, as in DPR's reader."""
+    """Yields the tab-separated fields of each line, quoted as by Python's csv module; DPR's own reader uses it."""
     allow_long_fields()
     lines = [line for _, line in text_lines(piece)]
     rows = csv.reader([*lines, ""], delimiter="\t")  # the empty line reveals an unclosed quote in the last line
@@ -174,7 +174,7 @@ def bad(piece: Piece, line: int, actual: str, expected: str, remedy: str) -> Inp
 
 
 def place(piece: Piece, line: int) -> str:
-    """Returns a row's file and line; of Parquet, its file and row."""
+    """Returns the file and line of a row; for Parquet, the file and row."""
     return f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"
 
 
@@ -208,7 +208,7 @@ def dump_metadata(piece: Piece, line: int, fields: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Decimals, durations and timestamps in nanoseconds as Python prints them; bytes are refused."""
+    """Returns decimals, durations and timestamps in nanoseconds as Python prints them. Refuses bytes."""
     if isinstance(value, bytes):
         raise TypeError("bytes")
     return str(value)

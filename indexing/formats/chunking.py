@@ -29,8 +29,8 @@ CHUNK_BYTES = 256 << 20  # raw text: a chunk ends with the row that reaches it; 
 class Chunk:
     """Rows [first_row, first_row + rows) of the files in order: a function of source, rows_per_chunk and limit.
 
-    Only in KILT does a line (a page) become several passages or none: then `rows` counts lines, `first_row` is None,
-    and the number of passages is known after parsing.
+    If a row can become several passages or none, as a page of KILT, `first_row` is None, and the number of passages is
+    known only after parsing.
     """
 
     index: int
@@ -46,9 +46,9 @@ def chunks(source: Source, rows_per_chunk: int, *, limit: int | None = None) -> 
 
     Args:
         source: A corpus.
-        rows_per_chunk: Rows per chunk at most (KILT: lines). The first chunks have fewer, see `chunk_rows`, and so has
-            a chunk that reaches CHUNK_BYTES of raw text.
-        limit: Number of rows (KILT: lines) to take from the start; None: all.
+        rows_per_chunk: Rows per chunk at most (KILT: pages). The first chunks have fewer (`chunk_rows`), and so has a
+            chunk that reaches CHUNK_BYTES of raw text.
+        limit: Number of rows (KILT: pages) to take from the start; None: all.
 
     Raises:
         InputError: If a file is unreadable or the corpus has no rows.
@@ -94,6 +94,6 @@ def chunks(source: Source, rows_per_chunk: int, *, limit: int | None = None) -> 
 def chunk_rows(index: int, most: int) -> int:
     """Returns the rows of a chunk: 512 in each of the first 16, twice as many in each of the next 16, up to `most`.
 
-    So a small corpus has several parts, of which an interrupted job keeps those that are done, and a large one few.
+    So a small corpus has several parts, and an interrupted job keeps those that are complete; a large one has few.
     """
     return min(most, FIRST_CHUNK_ROWS << min(index // CHUNKS_PER_SIZE, 30))

@@ -289,7 +289,7 @@ CSV, TSV = Csv(), Tsv()
 
 
 def _split_ids(piece: Piece, line: int, text: str, name: str) -> list[Any]:
-    """The ids in a field of CSV or TSV: separated by spaces, or a JSON list, which allows spaces in them."""
+    """Returns the ids in a field: separated by spaces, or a JSON list, in which ids may have spaces."""
     if not text.startswith("["):
         ids = text.split(maxsplit=limits.MAX_VALUES)
         if len(ids) > limits.MAX_VALUES:

@@ -1,6 +1,6 @@
-"""Bytes to Arrow: a chunk of a raw corpus, or a file of queries or judgements, checked row by row.
+"""Parses chunks of a corpus, and files of queries, to Arrow tables, and checks every row.
 
-An unfit row is refused with file and line. Text is kept as it is: an empty text is accepted (BEIR's TREC-COVID has
+A bad row is refused with file and line. Text is kept as it is: an empty text is accepted (BEIR's TREC-COVID has
 some), and so is every character of UTF-8. An id is a string that is not empty; an integer becomes its decimal string.
 Integers beyond 64 bits in metadata become floats. Repeated ids are refused later, when the ids of all parts are merged.
 
@@ -52,7 +52,7 @@ def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] 
         CORPUS_SCHEMA, then a typed column "filter.NAME" per filter; null where the field is missing or null.
 
     Raises:
-        InputError: With file and line, if a row is unfit.
+        InputError: With file and line, for a bad row.
     """
     filters = filters or {}
     check_filter_types(filters)
@@ -130,7 +130,7 @@ def read_queries(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
 
 
 def _typed_field(value: Any, kind: str | None) -> Any:
-    """A field of CSV or TSV in the type of its filter; the unchanged text if it does not fit."""
+    """Returns a field of CSV or TSV in the type of its filter; the unchanged text if it has another form."""
     if type(value) is not str:
         return value
     if kind == "int64" and re.fullmatch(r"[+-]?[0-9]{1,19}", value):
@@ -143,6 +143,7 @@ def _typed_field(value: Any, kind: str | None) -> Any:
 
 
 def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> Any:
+    """Returns the value of a filter for Arrow. Raises InputError if it is of another type."""
     if value is None:
         return None
     if kind == "timestamp":
@@ -160,5 +161,5 @@ def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> 
     elif type(value) is {"string": str, "bool": bool}[kind]:
         return value
     wanted = "an ISO 8601 timestamp" if kind == "timestamp" else kind
-    found = f"{name} {clip(value)} ({type(value).__name__})"
-    raise bad(piece, line, found, f"{wanted}, as its filter says", "fix the value or give the filter another type")
+    actual = f"{name} {clip(value)} ({type(value).__name__})"
+    raise bad(piece, line, actual, f"{wanted}, as its filter says", "fix the value or give the filter another type")

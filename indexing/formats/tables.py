@@ -192,7 +192,7 @@ def hash_id(text: str, title: str = "") -> str:
 
 
 def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> tuple[str, str, str]:
-    """A row's query id, text and metadata (JSON text)."""
+    """Returns the id, the text and the metadata (JSON text) of the query of a row."""
     text = row.get(columns.text)
     if type(text) is not str:
         raise wrong_text(piece, line, columns.text, text)
@@ -219,6 +219,17 @@ def _check_repeated(
     expected: tuple[str, str],
     columns: QueryColumns,
 ) -> None:
+    """Raises InputError if a row of a known query has another text or metadata, or no judgement.
+
+    Args:
+        piece: The piece that holds the row.
+        line: The line of the row.
+        id: Id of the query.
+        first: The file and line of its first row.
+        actual: Text and metadata of this row.
+        expected: Text and metadata of the first row.
+        columns: The columns of the table.
+    """
     if not columns.relevant:
         what = f"query id {clip(id)}" if columns.id else f"the query {clip(actual[0])}"
         raise bad(piece, line, f"{what} a second time", f"it once (first in {first})", "remove or rename one")
@@ -232,7 +243,7 @@ def _check_repeated(
 
 
 def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
-    """The ids of the relevant passages of a row."""
+    """Returns the ids of the relevant passages of a row."""
     value = row.get(columns.relevant) if columns.relevant else None
     if value is None:
         return []
@@ -241,6 +252,7 @@ def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumn
 
 
 def _score(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
+    """Returns the score of a row; None if it has none. Raises InputError if it is not an integer."""
     score = row.get(columns.score) if columns.score else None
     if type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score):
         score = int(score)

@@ -1,0 +1,66 @@
+"""Moves queries of a split to a new split, which chooses among models and is not reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from retriever.errors import InputError
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Queries that an import moves from one split to a new one.
+
+    Attributes:
+        queries: Number of queries. Only queries with a relevant passage are taken.
+        split: The split that they are taken from.
+        seed: The seed of the draw.
+        name: The new split.
+    """
+
+    queries: int
+    split: str = "train"
+    seed: int = 0
+    name: str = "held-out"
+
+    def __post_init__(self) -> None:
+        """Raises InputError for numbers that are too small."""
+        if self.queries < 1:
+            raise InputError(f"parameter hold_out {self.queries}: expected at least 1")
+        if self.seed < 0:
+            raise InputError(f"parameter hold_out_seed {self.seed}: expected 0 or more")
+
+    def apply(self, qrels: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Returns the judgements by split, with those of the drawn queries in the new split.
+
+        The draw is a function of the seed and of the ids of the queries, regardless of the order of the file.
+
+        Raises:
+            InputError: If the split is missing or has too few queries, or if the new split exists already.
+        """
+        if self.split not in qrels:
+            have = ", ".join(qrels) or "no split"
+            raise InputError(
+                f"parameter hold_out_split {self.split!r}: found no such split, expected one of {have}; name one of "
+                "them or leave parameter hold_out out"
+            )
+        if self.name in qrels:
+            raise InputError(
+                f"parameter hold_out {self.queries}: found a split {self.name!r} in the source, which the held-out "
+                "queries would get; rename its file or leave the parameter out"
+            )
+        table = qrels[self.split]
+        ids = sorted(set(table.filter(pc.field("score") > 0)["query_id"].to_pylist()))
+        if len(ids) <= self.queries:
+            raise InputError(
+                f"parameter hold_out {self.queries}: the split {self.split!r} has {len(ids):,} queries with a relevant "
+                "passage, expected more than are held out; lower it"
+            )
+        chosen = np.random.default_rng(self.seed).choice(len(ids), self.queries, replace=False)
+        is_chosen = pc.is_in(table["query_id"], pa.array([ids[number] for number in chosen], table["query_id"].type))
+        return {**qrels, self.split: table.filter(pc.invert(is_chosen)), self.name: table.filter(is_chosen)}
