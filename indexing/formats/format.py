@@ -14,6 +14,7 @@ from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, Q
 from indexing.files.raw import Lines, Piece, clip, no_rows
 from indexing.files.rows import Row, RowReader, bad, dump_metadata, line_blocks
 from indexing.files.start import FileStart
+from retriever.errors import InputError
 
 QUERIES_SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("metadata", pa.large_string())])
 QUERIES_AT_ONCE = 65_536
@@ -34,7 +35,7 @@ class CorpusFormat(ABC):
         query_files: Names of the queries in a folder, with the split as "*". Empty: a folder has none that can be
             told apart, so they are imported by the path of the file.
         judgement_files: Names of the judgements in a folder, with the split as "*"; "": a folder has none.
-        title_files: Names of a file beside the corpus with the titles of its passages, with .gz where it has one.
+        title_files: Names of a file in the folder of the corpus with the titles of its passages (`files/titles.py`).
         is_generic: Whether its files in a folder count only if no other format has a corpus there.
         has_many_files: Whether a corpus may consist of several files of a folder.
         has_columns: Whether the caller can name the columns; otherwise they are fixed.
@@ -120,7 +121,7 @@ class CorpusFormat(ABC):
         return Lines(file)
 
     def blocks(self, piece: Piece, columns: PassageColumns | None = None) -> Iterator[Piece]:
-        """Yields the rows of a piece in blocks that are small enough for Python objects, each a piece of its own."""
+        """Yields the rows of a piece in blocks that are small enough for Python objects, each a separate piece."""
         return line_blocks(piece)
 
     @abstractmethod
@@ -129,7 +130,7 @@ class CorpusFormat(ABC):
 
     def read_queries(self, block: Piece) -> Iterator[Row]:
         """Yields the queries of a block of lines. Raises InputError with the file and line of a bad row."""
-        raise NotImplementedError(f"{self.name} has no queries")
+        raise InputError(f"{block.file}: found the format {self.name}, which has no queries; name another format")
 
     def read_query_files(
         self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str]
@@ -154,6 +155,7 @@ class CorpusFormat(ABC):
         return pa.concat_tables(self._query_tables(files)), {}
 
     def _query_tables(self, files: Sequence[str]) -> Iterator[pa.Table]:
+        """Yields the queries of files of lines in tables."""
         earlier: dict[str, str] = {}
         for number, file in enumerate(files):
             lines = Lines(file)

@@ -25,6 +25,7 @@ def format_names() -> list[str]:
     return ["auto", *(format.name for format in FORMATS)]
 
 
+# The type of the option of a job, so that --help shows the values.
 if TYPE_CHECKING:
     FormatName = str
 else:

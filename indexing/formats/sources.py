@@ -173,10 +173,12 @@ def _detect_queries(path: str, has_columns: bool) -> CorpusFormat:
 
 
 def _candidates(has_columns: bool) -> list[CorpusFormat]:
+    """Returns all formats, or only those with columns."""
     return [format for format in FORMATS if format.has_columns or not has_columns]
 
 
 def _unknown_ending(start: FileStart, candidates: Sequence[CorpusFormat]) -> InputError:
+    """Returns the error for a file that no format detects."""
     expected = known_endings(candidates)
     refuse_unreadable(start.path, expected)
     return InputError(f"{start.path}: found the ending .{start.ending}, expected {expected}; name the format")
@@ -254,7 +256,7 @@ def _files_beside(format: CorpusFormat, path: str) -> list[str]:
 
 
 def _title_file(format: CorpusFormat, files: Sequence[str]) -> str | None:
-    """Returns the file of titles among the files of a folder; None if there is none."""
+    """Returns the file of titles among the files of a folder; None if it has none."""
     title_files = [file for file in files if _name(file) in format.title_files]
     if len(title_files) > 1:
         raise InputError(
@@ -300,4 +302,5 @@ def _stem(path: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
+    """Returns the first names of files for a message."""
     return listed(names, 5) or "no files"

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from toy_format import toy_format
+from toy_format import Toy, toy_format
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
+from indexing.formats.format import CorpusFormat
 from indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -76,7 +77,10 @@ def test_files_of_any_name_are_detected_by_their_ending(folder: Path, done: Done
     assert Queries.open(Store(str(store)), "asked").table["id"].to_pylist() == ["q1", "q2"]
 
 
-def test_bad_input_is_refused_with_its_line_and_the_known_formats(folder: Path, refused: Done, tmp_path: Path) -> None:
+def test_bad_input_is_refused_with_its_line_and_the_known_formats(
+    folder: Path, done: Done, refused: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "corpus.toy").rename(folder / "other.toy")
     (folder / "corpus.toy").write_text("p1: Blue paint\nRed paint\n")
     command = ("import_corpus", "--store", tmp_path / "store", "--source")
     assert "corpus.toy:2: found the line 'Red paint', expected ID: TEXT; fix the line" in refused(*command, folder)
@@ -88,6 +92,10 @@ def test_bad_input_is_refused_with_its_line_and_the_known_formats(folder: Path, 
     assert "corpus.toy[.gz] (toy)" in refused(*command, tmp_path / "none")
     (tmp_path / "a.txt").write_text("x")
     assert ".toy[.gz]" in refused(*command, tmp_path / "a.txt")
+    monkeypatch.setattr(Toy, "read_queries", CorpusFormat.read_queries)
+    done(*command, folder / "other.toy")
+    line = refused("import_queries", "--store", tmp_path / "store", "--source", folder / "queries.toy")
+    assert "found the format toy, which has no queries; name another format" in line
 
 
 @pytest.mark.parametrize("name", ["import_corpus", "import_queries"])
