@@ -33,7 +33,7 @@ from indexing.store.conflicts import describe_changes
 from indexing.store.store import Store, generation
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
 from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
-from retriever.errors import InputError, listed
+from retriever.errors import InputError
 
 FIRST_ROWS = 100  # parsed before a generation begins
 MAX_FIELDS = 20  # metadata fields that an error shows
@@ -290,7 +290,8 @@ def _refuse_filters_without_values(committed: Mapping[str, Part], filters: Mappi
     for name in filters:
         if facts and all(name in fact.get("filters_without_values", ()) for fact in facts):
             fields = sorted({each for fact in facts for each in fact["fields"]})
-            shown = listed(fields, MAX_FIELDS) or "(no passage has metadata)"
+            more = ", ..." if len(fields) > MAX_FIELDS else ""  # parts do not count the fields that they leave out
+            shown = ", ".join(fields[:MAX_FIELDS]) + more or "(no passage has metadata)"
             raise InputError(
                 f"filter {name}: found no passage with a value in the metadata field {name!r}, expected one of the "
                 f"fields {shown}; correct the name or leave the filter out"
